@@ -27,10 +27,15 @@ from typing import Any
 import torch
 from common import RESULTS, kept, pyplot, save
 
-from paceline.bench.diffusion import Bench, Options
-from paceline.bench.diffusion_lines import Line, parse
-from paceline.bench.diffusion_summary import Sample, summary
-from paceline.bench.parallel_tasks import TASKS
+from paceline.bench.diffusion import (
+    TASKS,
+    DiffusionBench,
+    DiffusionLine,
+    DiffusionOptions,
+    Sample,
+    parse_lines,
+    summarize_samples,
+)
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer
@@ -51,29 +56,36 @@ def defaults() -> list[Config | str]:
     return [*curves, *leaps, "ete", {"method": "ete", "confidence_threshold": 0.7}, "factor", "ccd_ds", "prophet"]
 
 
-def lines_of(given: argparse.Namespace) -> list[Line]:
+def lines_of(given: argparse.Namespace) -> list[DiffusionLine]:
     """What is asked for, or the static baseline and all others."""
     if given.method:
-        found = parse(given.method, given.block_length)
+        found = parse_lines(given.method, given.block_length)
         return found if "static" in given.method else found[1:]
-    return [Line.of(config, given.block_length) for config in ("static", *defaults())]
+    return [DiffusionLine.of(config, given.block_length) for config in ("static", *defaults())]
 
 
-def bench_of(folder: Path, given: argparse.Namespace, tasks: Sequence[str], count: int) -> Bench:
+def bench_of(folder: Path, given: argparse.Namespace, tasks: Sequence[str], count: int) -> DiffusionBench:
     denoiser, tokenizer = load_denoiser(folder, dtype="float32", device="cpu"), Tokenizer.load(folder)
     size = given.block_length
-    options = Options(tasks=tuple(tasks), count=count, timed=0, length=given.length, block_length=size, seed=given.seed)
-    return Bench(denoiser, tokenizer, options, dtype="float32")
+    options = DiffusionOptions(
+        tasks=tuple(tasks), count=count, timed=0, length=given.length, block_length=size, seed=given.seed
+    )
+    return DiffusionBench(denoiser, tokenizer, options, dtype="float32")
 
 
-def decoded(bench: Bench, line: Line, name: str) -> list[Sample]:
+def decoded(bench: DiffusionBench, line: DiffusionLine, name: str) -> list[Sample]:
     print(f"  {name}: {line.name}", file=sys.stderr, flush=True)
     return [bench.sample(line.recipe, item) for item in bench.asked]
 
 
-def measured(bench: Bench, lines: Sequence[Line], name: str, baseline: Sequence[Sample]) -> dict[str, Any]:
+def measured(
+    bench: DiffusionBench, lines: Sequence[DiffusionLine], name: str, baseline: Sequence[Sample]
+) -> dict[str, Any]:
     """Figures of each line; differences and ratios are to `baseline`."""
-    made = {line.name: {"config": dict(line.config), **summary(decoded(bench, line, name), baseline)} for line in lines}
+    made = {
+        line.name: {"config": dict(line.config), **summarize_samples(decoded(bench, line, name), baseline)}
+        for line in lines
+    }
     return {line: one if (name, line) == (ORIGINAL, "static") else brief(one) for line, one in made.items()}
 
 
@@ -136,7 +148,7 @@ def baseline_of(given: argparse.Namespace, models: Mapping[str, Any], tasks: Seq
     line = models.get(ORIGINAL, {"lines": {}})["lines"].get("static")
     if line is None:
         bench = bench_of(BUNDLED / "diffusion", given, tasks, count)
-        return decoded(bench, Line.of("static", given.block_length), f"{ORIGINAL}, baseline")
+        return decoded(bench, DiffusionLine.of("static", given.block_length), f"{ORIGINAL}, baseline")
     return [sample for task, raw in line["tasks"].items() for sample in restored(task, raw)]
 
 
@@ -150,7 +162,9 @@ def restored(task: str, raw: Mapping[str, str]) -> list[Sample]:
     ]
 
 
-def scores(given: argparse.Namespace, part: str, tasks: Sequence[str], count: int, lines: Sequence[Line]) -> None:
+def scores(
+    given: argparse.Namespace, part: str, tasks: Sequence[str], count: int, lines: Sequence[DiffusionLine]
+) -> None:
     run = run_of(given, count, tasks)
     baseline = baseline_of(given, known(given, part, run), tasks, count)
     for name, folder in given.model:
@@ -243,7 +257,7 @@ def main() -> None:
     if given.part in ("scores", "all"):
         scores(given, "scores", MAIN, given.count, lines)
     if given.part in ("others", "all"):
-        few = parse(["threshold", '{"method": "threshold", "confidence_threshold": 0.5}'], given.block_length)
+        few = parse_lines(["threshold", '{"method": "threshold", "confidence_threshold": 0.5}'], given.block_length)
         scores(given, "others", [task for task in TASKS if task not in MAIN], given.other_count, few)
     document = kept(RESULT, given.results).get("scores", {})
     if ORIGINAL in document.get("models", {}):

@@ -29,9 +29,8 @@ from decoding import Model, add_model, asked, model_of, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import workloads
-from paceline.bench.acceptance_checks import REJECTION_WITH, REJECTION_WITHOUT, violations
-from paceline.bench.acceptance_rules import RULES, WITH, WITHOUT, failures, rows_of
+from paceline.bench.judge import REJECTION_WITH, REJECTION_WITHOUT, RULES, WITH, WITHOUT, failures, rows_of, violations
+from paceline.bench.run import bundled_workload
 
 WRITTEN, SHOWN, ALL = 32, 4, "all"
 GREEDY = "greedy_draft_sampling"
@@ -51,7 +50,7 @@ def prompts_by_task(llm: LLM, given: argparse.Namespace) -> dict[str, list[list[
     if given.data is not None:
         return {task: published(llm, given.data, task, given.prompts) for task in FILES}
     found: dict[str, list[list[int]]] = {}
-    for one in workloads.bundled().conversations:
+    for one in bundled_workload().conversations:
         found.setdefault(one.task, []).append(asked(llm, one.turns[0]))
     return {task: prompts[: given.prompts] for task, prompts in found.items()}
 

@@ -136,7 +136,7 @@ def measure(case: Case, forms: list[str], rows: list[int], repeats: int) -> dict
             f"outputs differ by {apart:.3f} standard deviations of the logits, {TOLERANCE} are allowed; nothing was "
             f"timed"
         )
-    seconds = alternate(runs, repeats, progress=False)
+    seconds = alternate(runs, repeats)
     against = {
         f"dense_over_{form}": {name: ratio(seconds[f"dense {name}"], seconds[f"{form} {name}"]) for name in trees}
         for form in forms

@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from common import RESULTS, ratio, save
 from decoding import Ids, add_model, decode, model_of, must_agree, prompts_of
 
 from paceline import LLM, SamplingParams
+from paceline.bench import time_in_turn
 
 WARM_UP = 3
 
@@ -35,16 +35,8 @@ def measure(llms: dict[str, LLM], batch: int, requests: int, tokens: int, repeat
     agreement = must_agree(plain, prompts, outputs(plain), outputs(auto))
     for _ in range(WARM_UP):
         decode(auto, groups[0], params)
-    seconds: dict[str, list[float]] = {name: [] for name in llms}
-    for turn in range(repeats):
-        took = dict.fromkeys(llms, 0.0)
-        for group in groups:
-            for name in list(llms)[:: -1 if turn % 2 else 1]:
-                start = perf_counter()
-                decode(llms[name], group, params)
-                took[name] += perf_counter() - start
-        for name, one in took.items():
-            seconds[name].append(one)
+    calls = {name: lambda group, llm=llm: decode(llm, group, params) for name, llm in llms.items()}
+    seconds = {name: one.sum(axis=0).tolist() for name, one in time_in_turn(calls, groups, repeats).items()}
     made = requests * tokens
     rates = {name: made / median(times) for name, times in seconds.items()}
     found = {"batch": batch, "tokens": made, "agreement": agreement, "tokens_per_second": rates, "seconds": seconds}

@@ -1,23 +1,20 @@
-"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model.
-
-In: callables to time. Out: medians, ratios with 95 % intervals, JSON under `benchmarks/results/`.
-"""
+"""What the benchmark scripts share: provenance, paired alternation with bootstrap intervals, a random-weights model."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.bench import machine
-from paceline.bench.random_model import open_folder
+from paceline import bench
+from paceline.bench import model_folder
+from paceline.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results"
 DIGITS = 8
@@ -31,18 +28,14 @@ def pyplot() -> Any:
         SystemExit: matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl
-    except ImportError:
-        sys.exit("this script draws with matplotlib, which is not installed; pip install 'paceline[bench]'")
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
+        return bench.pyplot()
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 def provenance() -> dict[str, Any]:
     """Machine, versions, command, commit: what a figure must come with."""
-    made = machine.provenance(seed=0)
+    made = bench.provenance(seed=0)
     here, script = made["machine"], f"python benchmarks/{Path(sys.argv[0]).name}"
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -57,46 +50,36 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int, *, progress: bool = True) -> dict[str, list[float]]:
-    """Seconds of each callable, run in turn `repeats` times after one warm-up of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for call in runs.values():
-        call()
-    for turn in range(repeats):
-        for name, call in runs.items():
-            start = perf_counter()
-            call()
-            seconds[name].append(perf_counter() - start)
-        if progress:
-            print(
-                f"  alternation {turn + 1}/{repeats}: " + ", ".join(f"{n} {s[-1]:.3f} s" for n, s in seconds.items()),
-                file=sys.stderr,
-            )
-    return seconds
+def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each callable, in turn, after one warm-up of each."""
+    calls = {name: lambda _, call=call: call() for name, call in runs.items()}
+    return {name: one[0].tolist() for name, one in bench.time_in_turn(calls, [None], repeats).items()}
 
 
-def ratio(slow: list[float], fast: list[float], draws: int = 4000) -> dict[str, float]:
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
     """Median of the paired ratios slow / fast with its 95 % bootstrap interval."""
-    pairs = np.array(slow) / np.array(fast)
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(pairs, (draws, len(pairs))), axis=1)
-    return {
-        "median": float(np.median(pairs)),
-        "low": float(np.quantile(medians, 0.025)),
-        "high": float(np.quantile(medians, 0.975)),
-    }
+    made = estimated([(np.array(slow) / np.array(fast))[:, None]], bench.median_ratio)
+    return {"median": made["value"], "low": made["low"], "high": made["high"]}
+
+
+def estimated(columns: Sequence[Any], statistic: Callable[..., Any]) -> dict[str, float]:
+    """A statistic of columns (prompts, repeats) with its 95 % bootstrap interval."""
+    found = bench.bootstrap(columns, statistic)
+    if found is None:
+        raise SystemExit("nothing was measured")
+    return {key: getattr(found, key) for key in ("value", "low", "high")}
 
 
 def read_bandwidth(device: str = "cpu") -> float:
     """Bytes per second of summing a large float32 tensor: the measured speed of reading memory."""
-    return float(machine.read_bandwidth(torch.device(device))["bytes_per_second"])
+    return float(bench.read_bandwidth(torch.device(device))["bytes_per_second"])
 
 
 def random_llama(folder: Path) -> Path:
     """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in
     bfloat16.
     """
-    return open_folder("291m", folder)
+    return model_folder("291m", folder)
 
 
 def kept(name: str, folder: Path = RESULTS) -> dict[str, Any]:

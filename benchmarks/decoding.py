@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,9 +21,9 @@ from methods import FILES
 from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, SamplingParams
-from paceline.bench import readers
-from paceline.bench.compare import UNITS, first_difference
-from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
+from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
+from paceline.bench.judge import TIE_UNITS, first_difference
+from paceline.utils import read_prompts
 
 Ids = list[int]
 RUNS = count()
@@ -101,7 +102,7 @@ def published(llm: LLM, data: Path, name: str, requests: int, longest: int = 512
     """
     if not (files := sorted(data.glob(FILES[name]))):
         raise SystemExit(f"{data} holds no {FILES[name]}; give --data a folder that does")
-    found = [asked(llm, one.turns[0]) for one in readers.read(files[0]).conversations]
+    found = [asked(llm, one.turns[0]) for one in read_prompts(files[0]).conversations]
     found = [ids for ids in found if len(ids) <= longest]
     return found[:: max(1, len(found) // requests)][:requests]
 
@@ -144,13 +145,23 @@ def counted(found: list[Any]) -> dict[str, float]:
     }
 
 
+def differs(plain: LLM, units: float = TIE_UNITS) -> Callable[[Ids, Ids, Ids], str | None]:
+    """For `time_in_turn`: outputs of one prompt may differ first at a near tie only."""
+
+    def found(prompt: Ids, base: Ids, other: Ids) -> str | None:
+        where = first_difference(plain.runner, prompt, base, other, units)
+        return None if where is None or where.near_tie else str(where)
+
+    return found
+
+
 def must_agree(
-    plain: LLM, prompts: list[Ids], a: list[Ids], b: list[Ids], *, units: float = UNITS, what: str = ""
+    plain: LLM, prompts: list[Ids], a: list[Ids], b: list[Ids], *, units: float = TIE_UNITS, what: str = ""
 ) -> dict[str, int]:
     """Equal, or first different at a near tie; anything else ends the benchmark.
 
     Args:
-        units: of tolerance (`paceline.bench.compare`). what: is compared, for the message.
+        units: of tolerance (`paceline.bench.judge.tokens`). what: is compared, for the message.
     """
     differences = [first_difference(plain.runner, p, x, y, units) for p, x, y in zip(prompts, a, b, strict=True)]
     wrong = [d for d in differences if d is not None and not d.near_tie]

@@ -29,12 +29,12 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 from common import RESULTS, kept, pyplot, ratio, save
 from decoding import Ids, Model, add_model, counted, decode, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench.settings import dial_registered
+from paceline.bench import turns
+from paceline.bench.run import dial_registered
 
 REQUESTS = 4
 """Requests of a cell whose batch is smaller, one after the other."""
@@ -111,11 +111,9 @@ class Dial:
         machine's speed may change within a second, and in an order drawn anew, for what ran just before leaves its
         traces.
         """
-        seconds: dict[str, list[float]] = {name: [0.0] * repeats for name in settings}
-        rng, names = np.random.default_rng(0), list(settings)
-        for turn in range(repeats * len(groups)):
-            repeat, group = divmod(turn, len(groups))
-            for name in rng.permutation(names).tolist():
+        names, seconds = list(settings), {name: [0.0] * repeats for name in settings}
+        for repeat, group, order in turns(len(names), len(groups), repeats):
+            for name in (names[index] for index in order):
                 seconds[name][repeat] += self._run(settings[name], [groups[group]])
         return seconds
 

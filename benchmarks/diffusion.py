@@ -27,10 +27,22 @@ from typing import Any
 import torch
 from common import RESULTS, kept, save
 
-from paceline.bench import diffusion, diffusion_constrained
-from paceline.bench.diffusion_caches import caches, with_times
-from paceline.bench.diffusion_lines import Line, defaults
-from paceline.bench.diffusion_plot import draw, pyplot
+from paceline.bench import pyplot
+from paceline.bench.diffusion import (
+    DiffusionBench,
+    DiffusionLine,
+    DiffusionOptions,
+    broken_constrained,
+    broken_methods,
+    default_lines,
+    draw_methods,
+    measure_caches,
+    measure_constrained,
+    score_methods,
+    time_methods,
+    with_cache_times,
+    with_method_times,
+)
 from paceline.diffusion import TokenTexts
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser
@@ -44,16 +56,16 @@ def progress(stage: str, done: int, total: int) -> None:
         print(f"  {stage}: {total}", file=sys.stderr)
 
 
-def bench_of(folder: Path, given: argparse.Namespace, count: int) -> diffusion.Bench:
+def bench_of(folder: Path, given: argparse.Namespace, count: int) -> DiffusionBench:
     denoiser, tokenizer = load_denoiser(folder, dtype="float32", device="cpu"), Tokenizer.load(folder)
     size = given.block_length if denoiser.attention == "full" else None
     sizes = {"count": count, "timed": given.timed, "repeats": given.repeats, "length": given.length}
-    options = diffusion.Options(**sizes, block_length=size)
-    return diffusion.Bench(denoiser, tokenizer, options, dtype="float32", token_text=TokenTexts(tokenizer))
+    options = DiffusionOptions(**sizes, block_length=size)
+    return DiffusionBench(denoiser, tokenizer, options, dtype="float32", token_text=TokenTexts(tokenizer))
 
 
-def lines_of(bench: diffusion.Bench) -> tuple[list[Line], list[dict[str, str]]]:
-    return defaults(bench.denoiser, bench.canvas(bench.asked[0].prompt), bench.options.block_length)
+def lines_of(bench: DiffusionBench) -> tuple[list[DiffusionLine], list[dict[str, str]]]:
+    return default_lines(bench.denoiser, bench.canvas(bench.asked[0].prompt), bench.options.block_length)
 
 
 def refuse(wrong: list[str]) -> None:
@@ -64,8 +76,8 @@ def refuse(wrong: list[str]) -> None:
 def scores(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
     bench = bench_of(folder, given, given.count)
     lines, skipped = lines_of(bench)
-    document = diffusion.scores(bench, asked(lines, given), progress) | {"skipped": skipped}
-    refuse(diffusion.broken(document))
+    document = score_methods(bench, asked(lines, given), progress) | {"skipped": skipped}
+    refuse(broken_methods(document))
     document["lines"] = {name: brief(line) for name, line in document["lines"].items()}
     return found | {
         "methods": merged(found["methods"], document, [line.name for line in lines]) if given.only else document
@@ -77,7 +89,7 @@ def brief(line: dict[str, Any]) -> dict[str, Any]:
     return line | {"tasks": {task: {"score": one["score"]} for task, one in line["tasks"].items()}}
 
 
-def asked(lines: list[Line], given: argparse.Namespace) -> list[Line]:
+def asked(lines: list[DiffusionLine], given: argparse.Namespace) -> list[DiffusionLine]:
     """All lines, or the baseline and those of `--only`."""
     return [line for line in lines if not given.only or line is lines[0] or line.name in given.only.split(",")]
 
@@ -95,30 +107,30 @@ def times(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dic
     bench = bench_of(folder, given, given.count)
     known = found["methods"]["lines"]
     lines = [line for line in asked(lines_of(bench)[0], given) if line.name in known]
-    measured = diffusion.times(bench, lines, progress)
+    measured, _ = time_methods(bench, lines, progress)
     measured = {
         name: one and {key: value for key, value in one.items() if key != "raw"} for name, one in measured.items()
     }
     if given.only:
         before = {name: line.get("times") for name, line in known.items()}
         measured = before | {name: one for name, one in measured.items() if name != lines[0].name}
-    made = {"methods": diffusion.with_times(found["methods"], measured)}
+    made = {"methods": with_method_times(found["methods"], measured)}
     return (
-        found | made if given.only else found | made | {"caches": with_times(bench, found.get("caches", {}), progress)}
+        found | made
+        if given.only
+        else found | made | {"caches": with_cache_times(bench, found.get("caches", {}), progress)}
     )
 
 
 def cached(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = caches(bench_of(folder, given, given.cache_count), progress)
+    made = dict(measure_caches(bench_of(folder, given, given.cache_count), progress))
     refuse([name for name, one in made.items() if one["kept"] is False])
     return found | {"caches": made}
 
 
 def constrained(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> dict[str, Any]:
-    made = diffusion_constrained.constrained(
-        bench_of(folder, given, given.count), progress, prompts=given.constrained_count
-    )
-    refuse(diffusion_constrained.broken(made))
+    made = dict(measure_constrained(bench_of(folder, given, given.count), progress, prompts=given.constrained_count))
+    refuse(broken_constrained(made))
     return found | {"constrained": made}
 
 
@@ -154,7 +166,7 @@ def main() -> None:
                 which = f" of {given.only}" if part in ("scores", "times") and given.only else ""
                 save("diffusion", known, given.results, parts=[f"{folder.name}, {part}{which}"])
         if "methods" in mine:
-            draw(mine["methods"], given.results / f"{folder.name}.png", folder.name, plt)
+            draw_methods(mine["methods"], given.results / f"{folder.name}.png", folder.name, plt)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from common import save
 from lark import Lark
 
 import paceline
-from paceline.diffusion import Canvas, GrammarCheck, Recipe, TokenTexts, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, GrammarCheck, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
 from paceline.models.denoiser import Call
 from paceline.models.loading import Tokenizer
@@ -108,7 +108,7 @@ class Bench:
     def parts(self, length: int, config: dict[str, Any], seed: int = 0) -> tuple[Rough, Canvas, Any]:
         toy = Rough(self.size, self.end, seed)
         canvas = Canvas.of([], length, mask_token_id=toy.mask_token_id, eos_token_ids=toy.eos_token_ids)
-        return toy, canvas, Recipe({"method": "static", **config}).parts(toy, canvas, token_text=self.texts)
+        return toy, canvas, ConfiguredMethod({"method": "static", **config}).parts(toy, canvas, token_text=self.texts)
 
     def tables(self, config: dict[str, Any]) -> dict[str, Any]:
         """Made anew: another `TokenTexts` is another vocabulary."""

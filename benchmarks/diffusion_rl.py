@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, kept, save
+from common import RESULTS, estimated, kept, save
 
-from paceline.bench.parallel_tasks import Item, items
-from paceline.diffusion import Canvas, Recipe, decode
+from paceline.bench.diffusion import Item, items
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer
@@ -56,7 +56,7 @@ class Model:
         self.length = length
         self.asked = {task: items(task, split="test", count=count, seed=seed) for task in (*ONE_ANSWER, *SEVERAL)}
 
-    def answered(self, recipe: Recipe, item: Item) -> tuple[bool, int]:
+    def answered(self, recipe: ConfiguredMethod, item: Item) -> tuple[bool, int]:
         """Whether an item is answered rightly, and the calls that it took."""
         ends, mask = self.denoiser.eos_token_ids, self.denoiser.mask_token_id
         canvas = Canvas.of(self.tokenizer.encode(item.prompt), self.length, mask_token_id=mask, eos_token_ids=ends)
@@ -69,7 +69,7 @@ class Model:
 
     def line(self, config: dict[str, Any]) -> dict[str, Any]:
         """Right answers (a digit for each item) and calls of each task."""
-        recipe = Recipe(config)
+        recipe = ConfiguredMethod(config)
         found = {task: [self.answered(recipe, item) for item in asked] for task, asked in self.asked.items()}
         right = {task: "".join(str(int(one)) for one, _ in rows) for task, rows in found.items()}
         calls = {task: round(float(np.mean([calls for _, calls in rows])), 3) for task, rows in found.items()}
@@ -94,12 +94,8 @@ def difference(after: Mapping[str, str], before: Mapping[str, str]) -> dict[str,
     """Mean gain over all prompts, in shares of right answers, with its 95 % bootstrap interval over prompts."""
     tasks = (*ONE_ANSWER, *SEVERAL)
     gain = bits(after, tasks) - bits(before, tasks)
-    means = np.random.default_rng(0).choice(gain, (4000, gain.size)).mean(1)
-    return {
-        "gain": round(float(gain.mean()), 4),
-        "low": round(float(np.quantile(means, 0.025)), 4),
-        "high": round(float(np.quantile(means, 0.975)), 4),
-    }
+    found = estimated([gain[:, None].astype(float)], lambda values: values.mean((-2, -1)))
+    return {key: round(found[name], 4) for key, name in (("gain", "value"), ("low", "low"), ("high", "high"))}
 
 
 def measured(

@@ -1,8 +1,4 @@
-"""Random weights made on the device, and both engines around them without a second copy of most.
-
-In: a shape. Out: canonical weights, an LLM around them, transformers' Llama around the same memory. Not here: what is
-measured with them (gpu_shapes.py), checkpoints on disk (`paceline.bench.random_model`).
-"""
+"""Random weights made on the device, and both engines around them without a second copy of most."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ from typing import Any, cast
 import torch
 
 from paceline import LLM
-from paceline.bench.demo import BUNDLED_TARGET
-from paceline.bench.random_model import DEVIATION
+from paceline.bench import BUNDLED_TARGET, DEVIATION
 from paceline.engine import DraftModels
 from paceline.models import ModelSpec, Runner
 from paceline.models.decoder import NativeRunner

@@ -40,10 +40,9 @@ from dial import REQUESTS, Dial, words
 from given_weights import GivenLLM, open_transformers, random_weights, transformers_names
 
 from paceline import SamplingParams
-from paceline.bench import random_model
-from paceline.bench.compare import UNITS, first_difference
-from paceline.bench.random_model import RandomShape
-from paceline.bench.settings import dial_registered
+from paceline.bench import RandomShape, parse_shape, shape_config
+from paceline.bench.judge import TIE_UNITS, first_difference
+from paceline.bench.run import dial_registered
 from paceline.models.loading import spec_from_config
 from paceline.tree import EMPTY_TREE
 
@@ -82,7 +81,7 @@ class Shape(Dial):
     """
 
     def __init__(self, name: str, shape: RandomShape, device: str, most: int, tokens: int) -> None:
-        config, place = random_model.config_of(shape), torch.device(device)
+        config, place = shape_config(shape), torch.device(device)
         spec = spec_from_config(config.to_dict())
         weights = random_weights(spec, place)
         self.device, self._peer = device, partial(open_transformers, config, transformers_names(spec, weights), place)
@@ -149,7 +148,7 @@ class Shape(Dial):
                 "plain": lambda: decode(self.plain, prompts, self.params),
                 "transformers": lambda: self.theirs(prompts, FORMS[form]),
             }
-            seconds = alternate(runs, repeats, progress=False)
+            seconds = alternate(runs, repeats)
         except Exception as error:  # whatever transformers or the compiler may raise is the result of this cell
             return {"reason": f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}"}
         tokens = batch * self.tokens
@@ -176,7 +175,7 @@ class Shape(Dial):
             SystemExit: they differ first where nothing is nearly tied.
         """
         pairs = list(zip(prompts, self.reference, made, strict=False))
-        found = [first_difference(self.plain.runner, prompt, ours, own, 2 * UNITS) for prompt, ours, own in pairs]
+        found = [first_difference(self.plain.runner, prompt, ours, own, 2 * TIE_UNITS) for prompt, ours, own in pairs]
         if wrong := [one for one in found if one is not None and not one.near_tie]:
             raise SystemExit(f"transformers differs outside near ties, nothing is timed: {wrong[:2]}")
         equal = sum(a == b for _, ours, own in pairs for a, b in zip(ours, own, strict=True))
@@ -250,7 +249,7 @@ class Run:
             if perf_counter() + slow > self.end:
                 self.left += 1
                 continue
-            sizes = TINY if name == "tiny" else random_model.parse(name)
+            sizes = TINY if name == "tiny" else parse_shape(name)
             shape = shape or Shape(name, sizes, given.device, max(batches), given.tokens)
             self.keep(
                 {**shape.measure(batch, part, [int(one) for one in given.fixed.split(",")], given.repeats), **key}

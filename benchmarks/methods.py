@@ -30,12 +30,13 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from common import save
+from common import estimated, save
 from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, SamplingParams
-from paceline.bench import readers
-from paceline.bench.compare import first_difference
+from paceline.bench import turns
+from paceline.bench.judge import first_difference
+from paceline.utils import read_prompts
 
 FILES = {
     "spec-bench": "spec-bench/question*.jsonl",
@@ -109,7 +110,7 @@ class Bench:
         if not found:
             sys.exit(f"{data} holds no {FILES[name]}; give --data a folder that does, or other --sets")
         made = []
-        for one in readers.read(found[0]).limited(conversations).conversations:
+        for one in read_prompts(found[0]).limited(conversations).conversations:
             messages = list(one.history)
             for turn in one.turns:
                 messages.append({"role": "user", "content": turn})
@@ -123,15 +124,16 @@ class Bench:
         self, names: Sequence[str], pieces: Sequence[Piece], tokens: int, repeats: int
     ) -> dict[str, list[list[Timing]]]:
         """Setting -> piece -> repeat."""
-        rng = np.random.default_rng(0)
         found: dict[str, list[list[Timing]]] = {name: [[] for _ in pieces] for name in names}
         for name in names:
             self._decode(name, pieces[0], min(tokens, 32))
-        for number, piece in enumerate(pieces):
-            for _ in range(repeats):
-                for name in rng.permutation(list(names)).tolist():
-                    found[name][number].append(self._decode(name, piece, tokens))
-            print(f"  {number + 1}/{len(pieces)} {piece.set} {piece.conversation}", file=sys.stderr)
+        for repeat, number, order in turns(len(names), len(pieces), repeats):
+            piece = pieces[number]
+            for name in (names[index] for index in order):
+                found[name][number].append(self._decode(name, piece, tokens))
+            print(
+                f"  repeat {repeat + 1}, {number + 1}/{len(pieces)} {piece.set} {piece.conversation}", file=sys.stderr
+            )
         return found
 
     def _decode(self, name: str, piece: Piece, tokens: int) -> Timing:
@@ -157,8 +159,6 @@ def summary(found: Mapping[str, list[list[Timing]]], base: str = "plain") -> dic
     """Setting -> tokens/s, tokens a pass, time of `base` over its own with an interval over prompts, the share of equal
     outputs.
     """
-    rng = np.random.default_rng(0)
-    draws = rng.integers(0, len(found[base]), (2000, len(found[base])))
 
     def per_token(name: str) -> np.ndarray[Any, Any]:
         return np.array([min(t.seconds for t in timings) / timings[0].tokens for timings in found[name]])
@@ -167,14 +167,14 @@ def summary(found: Mapping[str, list[list[Timing]]], base: str = "plain") -> dic
     result = {}
     for name, rows in found.items():
         slow, fast = per_token(base) * tokens, per_token(name) * tokens
-        ratios = slow[draws].sum(1) / fast[draws].sum(1)
+        over = estimated([slow[:, None], fast[:, None]], lambda s, f: s.sum((-2, -1)) / f.sum((-2, -1)))
         every = [t for timings in rows for t in timings]
         result[name] = {
             "tokens_per_second": float(tokens.sum() / fast.sum()),
             "tokens_per_pass": sum(t.tokens for t in every) / sum(t.steps for t in every),
-            f"over {base}": float(slow.sum() / fast.sum()),
-            "low": float(np.quantile(ratios, 0.025)),
-            "high": float(np.quantile(ratios, 0.975)),
+            f"over {base}": over["value"],
+            "low": over["low"],
+            "high": over["high"],
             "identical": sum(t.same for t in every) / len(every),
         }
     return result

@@ -22,7 +22,7 @@ from common import RESULTS, alternate, ratio, save
 from decoding import Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT
+from paceline.bench import BUNDLED_DRAFT
 
 PLAIN, PROMPTS = "plain", 4
 

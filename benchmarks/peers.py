@@ -28,7 +28,8 @@ from common import RESULTS, kept, save
 from decoding import Model, add_model, model_of
 from methods import FILES
 
-from paceline.bench import document, duel
+from paceline.bench.peers import fastest_setting, peer_ratio
+from paceline.bench.run import load_document
 from paceline.cli.main import main as paceline
 
 LOOKUPS = (
@@ -88,14 +89,18 @@ def claims(made: dict[str, Any]) -> list[dict[str, Any]]:
         theirs = [peer for peer in made["peers"] if (peer["workload"], peer["batch"]) == here]
         plain = [cell for cell in ours if cell["setting"] == made["baseline"]]
         bases = [peer for peer in theirs if peer["setting"].split("(")[0].split(",")[0] == "plain"]
-        best = duel.fastest([cell for cell in ours if cell not in plain])
+        best = fastest_setting([cell for cell in ours if cell not in plain])
         made_by = {
-            name: duel.fastest([peer for peer in theirs if peer["name"] == name])
+            name: fastest_setting([peer for peer in theirs if peer["name"] == name])
             for name in dict.fromkeys(p["name"] for p in theirs)
         }
         record: dict[str, Any] = {"workload": workload, "batch": batch}
-        record["plain over the fastest plain peer"] = _duel(duel.fastest(plain), duel.fastest(bases))
+        record["plain over the fastest plain peer"] = _duel(fastest_setting(plain), fastest_setting(bases))
         record["best over the best of every peer"] = {name: _duel(best, peer) for name, peer in made_by.items()}
+        speeds = {cell["setting"]: cell["tokens_per_second"] for cell in ours} | {
+            f"{peer['name']} {peer['setting']}": peer["tokens_per_second"] for peer in theirs
+        }
+        record["tokens per second"] = {name: speed["value"] for name, speed in speeds.items() if speed is not None}
         record["withheld"] = {
             f"{peer['name']} {peer['setting']}": peer["reason"] for peer in theirs if peer["reason"] is not None
         }
@@ -110,7 +115,7 @@ def _duel(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[st
     """Both speeds and their ratio; None where one of them has no speed."""
     if ours is None or theirs is None:
         return None
-    ratio = duel.ratio(ours, theirs)
+    ratio = peer_ratio(ours, theirs)
     return {
         "ours": ours["setting"],
         "theirs": f"{theirs['name']} {theirs['setting']}",
@@ -147,7 +152,7 @@ def main() -> None:
         sys.argv = typed
         if code not in (0, 1):
             sys.exit(code)
-        result[name] = claims(document.load(path))
+        result[name] = claims(load_document(path))
         made.append(name)
         for record in result[name]:
             print(record)

@@ -7,8 +7,8 @@ usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [
 Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that
 rotates, so that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or
 differ first at a near tie (counted); otherwise nothing is timed. All policies have their published defaults; "fixed"
-has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted (`bench.oracle_length`). Results:
-`results/policies_MODEL.json`, `.png`.
+has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted (`paceline.bench.run.OracleLength`).
+Results: `results/policies_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
-from paceline.bench.oracle_length import LengthRecorder, Lengths, OracleLength
-from paceline.bench.settings import dial_registered
+from paceline.bench import Estimate, speedup, tokens_per_second, turns
+from paceline.bench.run import LengthRecorder, Lengths, OracleLength, dial_registered
 
 POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},
@@ -94,9 +93,8 @@ class Group:
     def turn(self, repeat: int) -> None:
         """Every setting on every prompt, once."""
         names = list(self.settings)
-        for number in range(len(self.prompts)):
-            first = (repeat * len(self.prompts) + number) % len(names)
-            for name in names[first:] + names[:first]:
+        for _, number, order in turns(len(names), len(self.prompts), 1, np.random.default_rng(repeat)):
+            for name in (names[index] for index in order):
                 self.seconds[name][number].append(self.run(name, number)[1])
 
     def to_dict(self, tokens: int) -> dict[str, Any]:
@@ -107,8 +105,8 @@ class Group:
         for name, seconds in self.seconds.items():
             seconds_pr = np.array(seconds)
             found[name] = {
-                "tokens_per_second": _dict(stats.tokens_per_second(tokens_pr, seconds_pr)),
-                "over_plain": _dict(stats.speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
+                "tokens_per_second": _dict(tokens_per_second(tokens_pr, seconds_pr)),
+                "over_plain": _dict(speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
                 "drafting": self.drafting[name],
                 "agreement": self.agreement[name],
             }
@@ -121,7 +119,7 @@ def _controlled(llm: LLM, controller: Any) -> LLM:
     return llm
 
 
-def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+def _dict(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         raise SystemExit("nothing was measured")
     return estimate.to_dict()

@@ -20,7 +20,7 @@ from common import RESULTS, alternate, ratio, save
 from decoding import add_model, model_of
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.models import memory_of
 
 
@@ -73,7 +73,7 @@ def measure(
     must_agree(ways)
     for way in ways.values():
         way.first.clear()
-    seconds = alternate(dict(ways), repeats, progress=False)
+    seconds = alternate(dict(ways), repeats)
     first = {name: way.first[1:] for name, way in ways.items()}  # alternate warms up with one run
     middle = {name: [median(run) for run in runs] for name, runs in first.items()}
     found = {

@@ -27,8 +27,8 @@ from common import RESULTS, ratio, read_bandwidth, save
 from decoding import add_model, model_of
 
 from paceline import LLM, SamplingParams
-from paceline.bench import peers
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
+from paceline.bench.peers import Peer, open_peer
 
 Run = Callable[[], tuple[float, list[int]]]
 
@@ -46,7 +46,7 @@ def ours(llm: LLM, prompt: list[int], tokens: int) -> Run:
     return run
 
 
-def theirs(peer: peers.Peer, prompt: list[int], tokens: int) -> Run:
+def theirs(peer: Peer, prompt: list[int], tokens: int) -> Run:
     def run() -> tuple[float, list[int]]:
         found = peer.generate(prompt, tokens)
         return found.seconds, list(found.token_ids)
@@ -64,12 +64,12 @@ def errors(llms: Mapping[str | None, LLM], ids: list[int]) -> dict[str, dict[str
         return runner.extend([runner.open()], [ids], all_logits=True).logits.float()
 
     wanted, found = logits(None), {}
-    law = wanted.log_softmax(-1)
+    distribution = wanted.log_softmax(-1)
     for form in ("int8", "int4"):
         own = logits(form)
         found[form] = {
             "logit_error": float((own - wanted).square().mean().sqrt() / wanted.std()),
-            "divergence": float((law.exp() * (law - own.log_softmax(-1))).sum(-1).mean()),
+            "divergence": float((distribution.exp() * (distribution - own.log_softmax(-1))).sum(-1).mean()),
             "same_token": float((own.argmax(-1) == wanted.argmax(-1)).float().mean()),
         }
     return found
@@ -126,7 +126,7 @@ def main() -> None:
         runs: dict[str, Run] = {}
         for name in [name for name in given.peers.split(",") if name]:
             peer = stack.enter_context(
-                peers.open(name, model.folder, dtype="int8", threads=given.threads, options={"method": "plain"})
+                open_peer(name, model.folder, dtype="int8", threads=given.threads, options={"method": "plain"})
             )
             runs[f"{name} int8"] = theirs(peer, prompt, given.tokens)
         runs |= checked(llms, prompt, given)

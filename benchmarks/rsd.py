@@ -11,10 +11,11 @@ model is its own int4 copy, which is nearly always right; look at `--model bundl
 
 "counts" decodes all prompts together and counts tokens per target pass. "times" decodes them one by one, plain decoding
 and every shape in turn, in an order that rotates, so that every ratio compares runs made next to each other; after
---seconds no further prompt is begun. All rules are exact in law, so outputs differ from run to run and are not compared
-here: the tests of the rules enumerate their laws. A run leaves what other runs put into `results/rsd_MODEL.json`:
-estimates with 95 % intervals over prompts, and the raw figures of every prompt. The plot beside it shows, for each
-method and budget, the best of its shapes.
+--seconds no further prompt is begun. All rules are exact in distribution, so outputs differ from run to run and are not
+compared
+here: the tests of the rules enumerate their distributions. A run leaves what other runs put into
+`results/rsd_MODEL.json`: estimates with 95 % intervals over prompts, and the raw figures of every prompt. The plot
+beside it shows, for each method and budget, the best of its shapes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from common import RESULTS, kept, pyplot, save
+from common import RESULTS, estimated, kept, pyplot, save
 from decoding import Model, add_model, model_of, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
+from paceline.bench import speedup, tokens_per_second, turns
 
 PLAIN = "plain"
 CHAIN, SPECTR, LONGER, RSD_C, RSD_S = "chain", "SpecTr", "SpecTr, longer", "RSD-C", "RSD-S"
@@ -119,11 +120,10 @@ def times(
     for name in names:
         decode(name, 0)
     raw: dict[str, list[list[float]]] = {name: [] for name in names}
-    for number in range(len(prompts)):
+    for _, number, order in turns(len(names), len(prompts), 1):
         if perf_counter() > deadline:
             break
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in (names[index] for index in order):
             raw[name].append([decode(name, number)])
     return {name: rates(given.tokens, raw[PLAIN], raw[name]) for name in names}
 
@@ -131,18 +131,20 @@ def times(
 def rates(tokens: int, plain: Sequence[Sequence[float]], own: Sequence[Sequence[float]]) -> dict[str, Any]:
     base_pr, own_pr = np.array(plain), np.array(own)
     count_pr = np.full_like(own_pr, tokens)
-    rate, over = stats.tokens_per_second(count_pr, own_pr), stats.speedup(count_pr, base_pr, count_pr, own_pr)
+    rate, over = tokens_per_second(count_pr, own_pr), speedup(count_pr, base_pr, count_pr, own_pr)
     if rate is None or over is None:
         raise SystemExit("too few prompts were decoded; give more --seconds")
     return {"tokens_per_second": rate.to_dict(), "over_plain": over.to_dict(), "raw": own_pr[:, 0].tolist()}
 
 
-def spread(tokens_p: Any, steps_p: Any, draws: int = 4000) -> dict[str, float]:
+def per_pass(tokens_pr: Any, steps_pr: Any) -> Any:
+    """Tokens per pass; (..., prompts, 1) -> (...)."""
+    return tokens_pr.sum((-2, -1)) / steps_pr.sum((-2, -1))
+
+
+def spread(tokens_p: Any, steps_p: Any) -> dict[str, float]:
     """Tokens per pass with its 95 % bootstrap interval over prompts."""
-    picks = np.random.default_rng(0).integers(len(steps_p), size=(draws, len(steps_p)))
-    ratios = tokens_p[picks].sum(1) / steps_p[picks].sum(1)
-    low, high = np.quantile(ratios, (0.025, 0.975))
-    return {"value": float(tokens_p.sum() / steps_p.sum()), "low": float(low), "high": float(high)}
+    return estimated([tokens_p[:, None].astype(float), steps_p[:, None].astype(float)], per_pass)
 
 
 COLOURS = {CHAIN: "#777777", SPECTR: "#3182bd", LONGER: "#9ecae1", RSD_C: "#e6a01a", RSD_S: "#d62728"}
@@ -162,16 +164,12 @@ def best(found: Mapping[str, Any], budgets: Sequence[int], part: str) -> Best:
     return chosen
 
 
-def against(found: Mapping[str, Any], one: str, other: str, draws: int = 4000) -> dict[str, float]:
+def against(found: Mapping[str, Any], one: str, other: str) -> dict[str, float]:
     """Tokens per pass of a setting over those of another, with the 95 % interval of the pairs."""
     rows = [found["counts"][name]["raw"] for name in (one, other)]
-    passes = [np.array(row["passes"], float) for row in rows]
-    tokens = [np.array(row["accepted"]) + steps for row, steps in zip(rows, passes, strict=True)]
-    picks = np.random.default_rng(0).integers(len(passes[0]), size=(draws, len(passes[0])))
-    a, b = (made[picks].sum(1) / steps[picks].sum(1) for made, steps in zip(tokens, passes, strict=True))
-    low, high = np.quantile(a / b, (0.025, 0.975))
-    value = (tokens[0].sum() / passes[0].sum()) / (tokens[1].sum() / passes[1].sum())
-    return {"value": float(value), "low": float(low), "high": float(high)}
+    passes = [np.array(row["passes"], float)[:, None] for row in rows]
+    tokens = [np.array(row["accepted"])[:, None] + steps for row, steps in zip(rows, passes, strict=True)]
+    return estimated([*tokens, *passes], lambda a, b, a_steps, b_steps: per_pass(a, a_steps) / per_pass(b, b_steps))
 
 
 def words(estimate: Mapping[str, float], digits: int = 2) -> str:

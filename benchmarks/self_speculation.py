@@ -29,7 +29,7 @@ from decoding import Ids, add_model, counted, model_of, must_agree, published, r
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
+from paceline.bench import Estimate, speedup, turns
 
 Array = npt.NDArray[np.float64]
 PLAIN, DEL = "plain", "del"
@@ -63,25 +63,22 @@ def task(plain: LLM, given: argparse.Namespace, prompts: list[Ids]) -> dict[str,
             "drafting": counted(results),
         }
     names, seconds = list(llms), {name: np.zeros((len(prompts), given.repeats)) for name in llms}
-    for repeat in range(given.repeats):
-        for number, prompt in enumerate(prompts):
-            first = (repeat * len(prompts) + number) % len(names)
-            for name in names[first:] + names[:first]:
-                start = perf_counter()
-                llms[name].generate([{"prompt_token_ids": prompt, "cache_salt": f"turn {repeat}"}], params)
-                seconds[name][number, repeat] = perf_counter() - start
+    for repeat, number, order in turns(len(names), len(prompts), given.repeats):
+        asked = {"prompt_token_ids": prompts[number], "cache_salt": f"turn {repeat}"}
+        for name in (names[index] for index in order):
+            start = perf_counter()
+            llms[name].generate([asked], params)
+            seconds[name][number, repeat] = perf_counter() - start
     return {"checked": checked, "figures": figures(seconds, given.tokens)}
 
 
 def figures(seconds: Mapping[str, Array], tokens: int) -> dict[str, Any]:
     """Ratios over plain decoding, and of DEL over the best fixed setting, with 95 % intervals."""
     count = np.full_like(seconds[PLAIN], tokens)
-    over = {
-        name: _dict(stats.speedup(count, seconds[PLAIN], count, own)) for name, own in seconds.items() if name != PLAIN
-    }
+    over = {name: _dict(speedup(count, seconds[PLAIN], count, own)) for name, own in seconds.items() if name != PLAIN}
     fixed = {name: one["value"] for name, one in over.items() if name.startswith("exit")}
     turns, best = best_of_others(seconds)
-    against = _dict(stats.speedup(count[:, turns], best, count[:, turns], seconds[DEL][:, turns]))
+    against = _dict(speedup(count[:, turns], best, count[:, turns], seconds[DEL][:, turns]))
     return {
         "over_plain": over,
         "best_fixed": max(fixed, key=lambda name: fixed[name]),
@@ -104,7 +101,7 @@ def best_of_others(seconds: Mapping[str, Array]) -> tuple[list[int], Array]:
     return halves[0] + halves[1], np.concatenate(parts, 1)
 
 
-def _dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+def _dict(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         raise SystemExit("nothing was measured")
     return estimate.to_dict()

@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
-from decoding import Ids, Model, add_model, asked, model_of, must_agree
+from decoding import Ids, Model, add_model, asked, differs, model_of, must_agree
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
+from paceline.bench import BUNDLED_DRAFT, bundled_prompts, time_in_turn
 from paceline.tree import TokenTree
 
 DEVICE = "cpu"
@@ -127,7 +127,9 @@ def demo(model: Model, repeats: int, prompts: int, tokens: int) -> dict[str, Any
     outputs = {name: [run(p) for p in ids] for name, run in runs.items()}
     base = outputs["paceline plain"]
     agreement = {name: must_agree(off, ids, base, found, units=UNITS, what=name) for name, found in outputs.items()}
-    seconds = rotated(runs, ids, repeats)
+    runs = {"paceline plain": runs.pop("paceline plain"), **runs}  # what the others are compared with
+    taken = time_in_turn(runs, ids, repeats, differs=differs(off, UNITS))
+    seconds = {name: one.T.tolist() for name, one in taken.items()}  # by repeat and prompt
     found: dict[str, Any] = {"weights": model.weights, "tokens": tokens, "agreement": agreement}
     groups = {
         "all": list(range(len(ids))),
@@ -137,19 +139,6 @@ def demo(model: Model, repeats: int, prompts: int, tokens: int) -> dict[str, Any
         if chosen:
             found[group] = figures(seconds, outputs, chosen)
     return found
-
-
-def rotated(runs: dict[str, Any], ids: list[Ids], repeats: int) -> dict[str, list[list[float]]]:
-    """Seconds by setting, repeat and prompt."""
-    names, seconds = list(runs), {name: [[0.0] * len(ids) for _ in range(repeats)] for name in runs}
-    for repeat in range(repeats):
-        for number, prompt in enumerate(ids):
-            first = (repeat * len(ids) + number) % len(names)
-            for name in names[first:] + names[:first]:
-                start = perf_counter()
-                runs[name](prompt)
-                seconds[name][repeat][number] = perf_counter() - start
-    return seconds
 
 
 def figures(seconds: dict[str, list[list[float]]], outputs: dict[str, list[Ids]], chosen: list[int]) -> dict[str, Any]:

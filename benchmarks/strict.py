@@ -30,8 +30,8 @@ from decoding import Model, add_model, model_of
 from strict_settings import NAMES, NGRAM, settings
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench.demo import bundled_prompts
-from paceline.bench.settings import dial_registered
+from paceline.bench import bundled_prompts
+from paceline.bench.run import dial_registered
 from paceline.models.decoder import native
 
 PROVEN = "strict, proven by self-test"
@@ -224,9 +224,7 @@ class Strict:
             }
             ids = requests(llms["auto"], 0, 1)[0][0]
             given = [(ids, SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True))]
-            found = alternate(
-                {name: partial(decode, llm, given) for name, llm in llms.items()}, repeats, progress=False
-            )
+            found = alternate({name: partial(decode, llm, given) for name, llm in llms.items()}, repeats)
             for name in seconds:
                 seconds[name] += found[name]
         return seconds

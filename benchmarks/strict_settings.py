@@ -1,7 +1,5 @@
 """What strict mode is checked with: every drafter of the registry, alone, together and under `auto`.
 
-In: what plain decoding said. Out: names and settings. Not here: decoding, counting (`strict`).
-
 Beside the bundled target, drafters that want a model which Paceline does not bundle are given one whose guesses mostly
 fail: an adapter of random weights, and the bundled draft under shuffled token ids. What they guess is not the point;
 that it does not show is.
@@ -9,7 +7,6 @@ that it does not show is.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,15 +16,12 @@ from typing import Any
 from decoding import Model
 
 from paceline import RequestOutput, registry
-from paceline.bench.settings import DIAL
+from paceline.bench import adapter_weights, written_adapter
+from paceline.bench import write_shuffled_draft as write_shuffled
+from paceline.bench.run import DIAL
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 from paceline.models.loading import Tokenizer
-
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the models that the contract's tests are given
-
-from adapters import adapter_weights, written_adapter
-from shuffled_draft import write as write_shuffled
 
 Config = dict[str, Any]
 

@@ -31,11 +31,11 @@ from decoding import add_model, asked, model_of, must_agree
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import readers
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.tree import EMPTY_TREE, Budget
+from paceline.utils import read_prompts
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 REQUEST = 256  # tokens of a cached text
@@ -118,7 +118,7 @@ def tasks(data: Path | None, count: int) -> list[str]:
     for name in ("humaneval", "gsm8k", "mt-redundant"):
         if not (files := sorted(data.glob(FILES[name]))):
             raise SystemExit(f"{data} holds no {FILES[name]}; give --data a folder that does")
-        found += [one.turns[0] for one in readers.read(files[0]).limited(count).conversations]
+        found += [one.turns[0] for one in read_prompts(files[0]).limited(count).conversations]
     return found
 
 

@@ -39,7 +39,7 @@ class Watched:
         self.llm = plain.with_speculative_config(
             {"method": "swift", "skip_ratio": ratio, "max_search_steps": steps, "controller": "swift"}
         )
-        (self.drafter,) = self.llm.engine.parts.crew.drafters
+        (self.drafter,) = self.llm.engine.parts.drafter_set.drafters
         self.seconds, self._tries = 0.0, self.drafter._try
         self.drafter._try = self._timed
 

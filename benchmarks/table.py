@@ -1,55 +1,99 @@
-"""Writes the table of the README from `results/speed_cpu.json`.
+"""Writes the table and the plot of the README: tokens per second of SmolLM2 in Paceline and in other engines.
 
-usage: table.py            prints nothing if the README is up to date already
+usage: table.py            changes nothing if both are up to date already
+
+The figures are those of `results/peers.json` where it holds this model, all engines in one run (`peers.py --only
+prompts`, after `paceline bench peers install all`); else those of `results/speed_cpu.json`, which knows transformers
+alone (`speed.py --only demo`).
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).parent.parent
+RESULTS, PLOT = ROOT / "benchmarks" / "results", ROOT / "docs" / "images" / "speed.svg"
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-NAMES = {"smollm2": "SmolLM2-135M", "bundled": "bundled model (6M)", "large": "291M Llama, random weights"}
+OURS, MODEL, PART = "Paceline", "SmolLM2-135M-Instruct", "prompts smollm2"
+ENGINES = {"transformers": "transformers", "llama.cpp": "llama.cpp", "openvino-genai": "OpenVINO GenAI"}
 
 
-BEST = ("transformers plain", "transformers assisted", "transformers prompt lookup")
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens per second of one engine: plain, and with its best drafts, which are named."""
+
+    engine: str
+    plain: float
+    best: float
+    drafts: str
 
 
-def table(result: dict) -> str:
-    """Markdown rows from a result of `speed.py`."""
-    rows = []
-    for name, demo in sorted(result["demo"].items(), key=lambda item: item[0] != "smollm2"):
-        for group in (one for one in ("all", "with repetition") if one in demo):
-            rates, over = demo[group]["tokens_per_second"], demo[group]["speedup of paceline auto over"]
-            best = max((one for one in BEST if one in rates), key=rates.__getitem__)
-            own = over["paceline plain"]
-            rows.append(
-                f"| {NAMES.get(name, name)}, shipped prompts, {group} | {rates['transformers plain']:.0f} "
-                f"| {rates[best]:.0f} ({best.removeprefix('transformers ')}) | {rates['paceline plain']:.0f} "
-                f"| **{rates['paceline auto']:.0f}** | {own['median']:.2f} ({own['low']:.2f} to {own['high']:.2f}) |"
-            )
-    rates = result["large"]["tokens_per_second"]
-    rows.append(f"| {NAMES['large']} | {rates['transformers']:.0f} | | {rates['paceline plain']:.0f} | | |")
-    head = (
-        "| tokens/s | transformers | transformers, best drafts | Paceline plain | Paceline | over its own plain (95 "
-        "%) |\n|---|---|---|---|---|---|"
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the README shows, the slowest engine first.
+
+    Attributes:
+        over_plain: speed-up of `auto` over plain decoding of Paceline, with its 95 % interval, where it was measured.
+    """
+
+    rows: list[Row]
+    made: dict[str, Any]
+    over_plain: dict[str, float] | None = None
+
+
+def figures(speed: dict[str, Any], peers: dict[str, Any]) -> Figures:
+    """From all engines in one run where there is one, else from `speed.py`."""
+    found = next((one for one in peers.get(PART, []) if one["batch"] == 1 and "tokens per second" in one), None)
+    if found:
+        made = peers.get("parts", {}).get(PART, peers["provenance"])
+        return Figures(_ordered(peer_rows(found["tokens per second"])), made)
+    demo = speed["demo"]["smollm2"]["all"]
+    rates, over = demo["tokens_per_second"], demo["speedup of paceline auto over"]["paceline plain"]
+    theirs = {name.removeprefix("transformers "): rate for name, rate in rates.items() if name.startswith("transf")}
+    best = max(theirs, key=theirs.__getitem__)
+    rows = [
+        Row("transformers", theirs["plain"], theirs[best], best),
+        Row(OURS, rates["paceline plain"], rates["paceline auto"], "auto"),
+    ]
+    made = speed.get("parts", {}).get("demo smollm2", speed["provenance"])
+    return Figures(_ordered(rows), made, over)
+
+
+def peer_rows(rates: dict[str, float]) -> list[Row]:
+    """Rows from the speeds of `peers.py` by setting: those of Paceline bare, those of others behind their names."""
+    rows = [Row(OURS, rates["plain"], rates["auto"], "auto")]
+    for engine, name in ENGINES.items():
+        settings = {key.removeprefix(f"{engine} "): rate for key, rate in rates.items() if key.startswith(f"{engine} ")}
+        if "plain" in settings:
+            best = max(settings, key=settings.__getitem__)
+            rows.append(Row(name, settings["plain"], settings[best], best.split("(")[0]))
+    return rows
+
+
+def _ordered(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.best)
+
+
+def table(shown: Figures) -> str:
+    """Markdown for the README."""
+    head = ["| tokens/s | plain | with drafts |", "|---|---|---|"]
+    lines = [
+        f"| {row.engine} | {row.plain:.0f} | {f'**{row.best:.0f}**' if row.engine == OURS else f'{row.best:.0f}'} "
+        f"({row.drafts}) |"
+        for row in shown.rows
+    ]
+    over = shown.over_plain
+    gain = (
+        f"`auto` is {over['median']:.2f} times plain ({over['low']:.2f} to {over['high']:.2f}, 95 %). " if over else ""
     )
-    return "\n".join([head, *rows, "", f"{note(result)} Raw results in `benchmarks/results/`."])
+    return "\n".join([*head, *lines, "", f"{gain}{MODEL}, shipped prompts; {origin(shown.made)}."])
 
 
-def note(result: dict) -> str:
-    """Which run made the rows; a sentence for each run where they come from several."""
-    parts, runs = result.get("parts", {}), dict[str, list[str]]()
-    for part, name in [*((f"demo {name}", name) for name in result.get("demo", {})), ("large", "large")]:
-        made = parts.get(part) or parts.get("earlier") or result["provenance"]
-        runs.setdefault(origin(made), []).append(NAMES.get(name, name))
-    if len(runs) == 1:
-        return f"{next(iter(runs))}."
-    return " ".join(f"{' and '.join(rows)}: {run}." for run, rows in runs.items())
-
-
-def origin(made: dict) -> str:
+def origin(made: dict[str, Any]) -> str:
     """A run in words."""
     packages = made["packages"]
     return (
@@ -58,12 +102,43 @@ def origin(made: dict) -> str:
     )
 
 
+def plot(shown: Figures) -> str:
+    """The same as bars, in SVG."""
+    most, lines, y = max(row.best for row in shown.rows), list[str](), 46
+    for row in shown.rows:
+        colour = "#1b5fc4" if row.engine == OURS else "#8a95a3"
+        lines.append(f'<text x="128" y="{y + 22}" text-anchor="end" font-weight="600">{escape(row.engine)}</text>')
+        for word, rate, tint in (("plain", row.plain, 0.45), (row.drafts, row.best, 1)):
+            width = 380 * rate / most
+            lines.append(f'<rect x="140" y="{y}" width="{width:.0f}" height="15" fill="{colour}" opacity="{tint}"/>')
+            lines.append(f'<text x="{146 + width:.0f}" y="{y + 12}">{rate:.0f} {escape(word)}</text>')
+            y += 18
+        y += 14
+    title = f"{MODEL}: tokens per second, {shown.made['threads']} CPU threads"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {y}" font-family="sans-serif" font-size="13">',
+            f'<rect width="660" height="{y}" fill="white"/>',
+            f'<text x="16" y="26" font-size="15" font-weight="600">{escape(title)}</text>',
+            *lines,
+            "</svg>\n",
+        ]
+    )
+
+
+def committed() -> Figures:
+    """Of the result files."""
+    speed, peers = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("speed_cpu", "peers"))
+    return figures(speed, peers)
+
+
 def main() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    result = json.loads((ROOT / "benchmarks" / "results" / "speed_cpu.json").read_text())
+    shown, readme = committed(), ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
+    readme.write_text(f"{before}{BEGIN}\n{table(shown)}\n{END}{after}", encoding="utf-8")
+    PLOT.write_text(plot(shown), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 usage: trees.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--nodes 4,8,16] [--plot-only]
 
 Chains and every tree policy of a draft model (on SmolLM2 its own int4 copy, which is nearly always right, so that look
-at `--model bundled` too) decode each prompt in turn with plain decoding, in an order that rotates, so that every ratio
+at `--model bundled` too) decode each prompt in turn with plain decoding, in an order drawn anew, so that every ratio
 compares runs made next to each other. Greedy outputs must equal those of plain decoding, or differ first at a near tie
 (counted); otherwise nothing is timed. "tokens per pass" is the mean acceptance length; above temperature 0 it is
 counted only. The controller "ppd" chooses its size by itself. Trees on the acceptance dial: `dial.py --extra`. Results:
@@ -16,15 +16,14 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from common import RESULTS, pyplot, save
-from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
+from decoding import Ids, Model, add_model, counted, decode, differs, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import stats
+from paceline.bench import Estimate, speedup, time_in_turn, tokens_per_second
 from paceline.tree import PRIOR, best_shapes
 
 PLAIN, CHAIN, PPD = "plain", "chain", "ppd controller"
@@ -77,33 +76,23 @@ def measure(given: argparse.Namespace, model: Model, nodes: Sequence[int]) -> di
             "greedy": drafting,
             "temperature 1": one_by_one(llm, prompts * 4, warm)[1],
         }
-    seconds = timed(llms, prompts, greedy, given.repeats)
-    base_pr = np.array(seconds[PLAIN])
+    seconds = time_in_turn(
+        {name: lambda prompt, llm=llm: decode(llm, [prompt], greedy)[0] for name, llm in llms.items()},
+        prompts,
+        given.repeats,
+        differs=differs(plain),
+    )
+    base_pr = seconds[PLAIN]
     tokens_pr = np.full_like(base_pr, given.tokens)
     for name, one in found.items():
-        mine_pr = np.array(seconds[name])
-        one["tokens_per_second"] = to_dict(stats.tokens_per_second(tokens_pr, mine_pr))
-        one["over_plain"] = to_dict(stats.speedup(tokens_pr, base_pr, tokens_pr, mine_pr))
+        mine_pr = seconds[name]
+        one["tokens_per_second"] = to_dict(tokens_per_second(tokens_pr, mine_pr))
+        one["over_plain"] = to_dict(speedup(tokens_pr, base_pr, tokens_pr, mine_pr))
     fields = {key: getattr(given, key) for key in ("prompts", "tokens", "repeats")}
     return {"model": model.weights, "draft": model.draft["method"], **fields, "nodes": list(nodes), "settings": found}
 
 
-def timed(
-    llms: Mapping[str, LLM], prompts: Sequence[Ids], params: SamplingParams, repeats: int
-) -> dict[str, list[list[float]]]:
-    """Seconds by setting, prompt and repeat."""
-    names = list(llms)
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in names}
-    for turn in range(repeats * len(prompts)):
-        number, first = turn % len(prompts), turn % len(names)
-        for name in names[first:] + names[:first]:
-            start = perf_counter()
-            run(llms[name], [prompts[number]], params)
-            seconds[name][number].append(perf_counter() - start)
-    return seconds
-
-
-def to_dict(estimate: stats.Estimate | None) -> dict[str, Any]:
+def to_dict(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         raise SystemExit("nothing was measured")
     return estimate.to_dict()

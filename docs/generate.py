@@ -1,142 +1,303 @@
-"""Writes docs/methods.md from the registries and the docstrings of what they name, docs/cli.md from the command line
-itself, and docs/exactness.md from what is claimed of every method.
+"""Makes the pages of the site that follow from the code: a hook of MkDocs, which runs it at every build.
 
-usage: python docs/generate.py
+The pages of methods and of the command line, the API's fields, the exactness table and the tables of measured speeds
+come from the registries, docstrings, signatures and `benchmarks/results`; README, CONTRIBUTING and CHANGELOG become
+pages as they are. Nothing that is made here is committed. `methods.toml` adds to a method's page when it helps and what
+it lacks.
+
+usage: mkdocs serve, mkdocs build --strict
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import typer
-
+import paceline
 from paceline import claims, registry
-from paceline.cli.app import app
-from paceline.diffusion import KINDS, METHODS, PARTS, part
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
+RESULTS = ROOT / "benchmarks" / "results"
+INTERNAL = {"self", "args", "cost_model", "drafters", "memory", "models", "setting"}
+"""Parameters of constructors that are no option of `speculative_config`."""
 
-CLI = """# The command line
-
-Written by `python docs/generate.py` from the command line itself; `paceline VERB --help` prints the same flags.
-
-    paceline generate "Once upon a time" --max-tokens 64
-    paceline generate --file prompt.txt --model org/name --json
-    echo "def add(a, b):" | paceline generate -s '{"method": "ngram", "num_speculative_tokens": 5}'
-    paceline chat --temperature 0.7
-    paceline demo
-    paceline verify --model ./checkpoint --prompts prompts.txt
-    paceline explain "def add(a, b):" --output replay.html
-    paceline analyze acceptance "def add(a, b):" --html acceptance.html
-    paceline tune --prompts prompts.txt --budget 120
-    paceline doctor --model ./checkpoint
-    paceline bench --quick --html report.html
-    paceline bench compare before.json after.json
-    paceline bench peers list
-    paceline datastore build docs/ --output team.datastore
-
-Text goes to standard output and everything else to standard error, so that pipes hold text only. On a terminal,
-accepted guesses are coloured by the drafter that made them; `NO_COLOR` turns colours off. A prompt from a file or a
-pipe is UTF-8 text; the newline that ends it is left out. What is not given on the command line comes from the
-checkpoint's `generation_config.json`; where that says nothing, `generate` and `chat` decode greedily and write at most
-256 tokens.
-
-| exit code | meaning |
-|---|---|
-| 0 | fine |
-| 1 | a check failed: texts differ (`demo`, `bench`), the claim does not hold (`verify`), a setup is wrong (`doctor`) |
-| 2 | bad input: one line on standard error says what was wrong, what was found, what to do; earlier text is kept |
-| 70 | a bug of ours, still one line; please report it |
-| 130 | interrupted with Ctrl-C; the text so far is shown (with `--json`, the object so far) |
-| 141 | the reader of a pipe went away |
-
-`paceline --version` prints the version. `--log-level debug`, `info`, `warning` (the default) or `error` may stand
-before or after the verb. `python -m paceline` is the same command.
-"""
+# Docstrings
 
 
-DIFFUSION = """Methods for diffusion language models, chosen by the key `method` of `diffusion_config`
-(`LLM(diffusion_config=...)`, `paceline generate --diffusion-config`). Each is a composition of parts; every part can be
-replaced by name, and every other key is an option of the parts chosen. What the table leaves out is as usual: schedule
-`blocks`, score `confidence`, commit `quota`, no cache, no verification. A block-causal model takes the exact block
-cache where nothing else is said. Papers mostly decode in blocks of 32 slots; under full attention the whole text is one
-block here unless `block_length` says otherwise, since a text may have any length and blocks must divide it."""
-USUAL = {"schedule": "blocks", "score": "confidence", "commit": "quota", "cache": "none", "verification": "none"}
+def sections(doc: str) -> dict[str, str]:
+    """Of a docstring: "" is what stands before the first heading (`Args:`, `Raises:`, ...)."""
+    found, heading = {"": list[str]()}, ""
+    for line in doc.splitlines():
+        match = re.match(r"(Args|Attributes|Raises|Returns|Sources?):(.*)", line)
+        heading, rest = (match[1], match[2]) if match else (heading, line)
+        found.setdefault(heading, []).append(rest.strip() if heading else rest)
+    return {name: "\n".join(lines).strip() for name, lines in found.items()}
 
 
-def methods() -> str:
-    """One section a method: what it is, options, exactness, needs, source."""
-    note = "Written by `python docs/generate.py` from the registry; `paceline methods` prints the same facts."
-    lines = ["# Methods", "", note, "", registry.STRICT_NOTE, ""]
-    for family in registry.FAMILIES:
-        lines += [f"## {family.capitalize()}", ""]
-        for name, entry in registry.FAMILIES[family].items():
-            lines += _section(family, name, entry)
-    return "\n".join([*lines, *_diffusion()])
+def paragraphs(doc: str) -> list[str]:
+    """The prose of a module's docstring, without what developers alone need and without its sources."""
+    blocks = re.split(r"\n\s*\n", doc)
+    return [" ".join(block.split()) for block in blocks if not re.match(r"(In|Sources?):", block)]
 
 
-def _diffusion() -> list[str]:
-    """The methods that decode diffusion language models, each a composition of parts."""
-    lines = ["## Diffusion", "", DIFFUSION, "", "| method | writes | needs | parts | source |", "|---|---|---|---|---|"]
-    for name, method in METHODS.items():
-        chosen = {kind: getattr(method, kind) for kind in KINDS}
-        parts = [f"{kind} `{chosen[kind]}`" for kind in KINDS if chosen[kind] not in (None, USUAL.get(kind))]
-        parts += [f"modifier `{one}`" for one in method.modifiers] + [
-            f"`{key}={value!r}`" for key, value in method.options.items()
-        ]
-        writes = "the static baseline's text" if method.lossless else "a text of its own"
+def prose(text: str) -> str:
+    """Text of a docstring as Markdown: only code, emphasis and links of papers are marked up."""
+    pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    for index in range(0, len(pieces), 2):
+        piece = re.sub(r"([\\\[\]_|])", r"\\\1", pieces[index]).replace("<", "&lt;")
+        piece = re.sub(r"\*(?![A-Za-z][\w -]*\*)(?<!\w\*)", r"\\*", piece)
+        piece = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", piece)
+        pieces[index] = re.sub(r"(https://github\.com/[\w./-]*\w)", r"<\1>", piece)
+    return "".join(pieces)
+
+
+def described(text: str, names: Iterable[str]) -> list[tuple[list[str], str]]:
+    """What a section `Args:` says of some names, those that share an entry together."""
+    known = sorted({*names, *INTERNAL}, key=len, reverse=True)
+    one = f"(?:{'|'.join(map(re.escape, known))})"
+    joined = " ".join(text.split())
+    marks = list(re.finditer(rf"(?:^|(?<=[.;] ))({one}(?:, {one})*): ", joined))
+    found = []
+    for mark, following in zip_longest(marks, marks[1:]):
+        end = following.start() if following else len(joined)
+        found.append((mark[1].split(", "), joined[mark.end() : end].strip()))
+    return found
+
+
+def entries(text: str, defaults: Mapping[str, Any], *, pointers: bool = True) -> list[str]:
+    """A definition list of names with their defaults, in the order of the text; names without a description end it.
+
+    Args:
+        pointers: keep entries that only say where else to look.
+    """
+    lines, left = list[str](), list(defaults)
+    for names, meaning in described(text, defaults):
+        left = [name for name in left if name not in names]
+        if not INTERNAL.isdisjoint(names) or (meaning.startswith("see `") and not pointers):
+            continue
+        shown = prose(re.sub(r"^[a-z]+(?=[ ,.:])", lambda word: word[0].capitalize(), meaning))
+        lines += [f"{_code(names)}{_defaults([defaults[name] for name in names])}", f":   {shown}", ""]
+    return [*lines, f"And {_code(left)}.", ""] if left else lines
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _defaults(values: Sequence[Any]) -> str:
+    """Of names that share an entry, where each of them has a default."""
+    if any(value is None or value is inspect.Parameter.empty for value in values):
+        return ""
+    shown = [repr(value) for value in values]
+    return f" (default {_code(shown if len(set(shown)) > 1 else shown[:1])})"
+
+
+def options(found: Any) -> dict[str, Any]:
+    """Options of a method's class and their defaults."""
+    parameters = inspect.signature(found).parameters.values()
+    return {one.name: one.default for one in parameters if one.name not in INTERNAL and one.kind is not one.VAR_KEYWORD}
+
+
+# Methods
+
+
+def advice() -> dict[str, Any]:
+    return tomllib.loads((HERE / "methods.toml").read_text(encoding="utf-8"))
+
+
+def methods() -> dict[str, str]:
+    """Path -> page, of every drafter, verifier, controller and group of diffusion methods."""
+    known = advice()
+    pages = {"methods/index.md": index(known)}
+    for family, entry_of in registry.FAMILIES.items():
+        for name, entry in entry_of.items():
+            pages[where(family, name)] = method(family, name, entry, known.get(family, {}).get(name, {}))
+    return pages | diffusion(known["diffusion"])
+
+
+def where(family: str, name: str) -> str:
+    """The page of a method; drafters, which most readers look for, stand at the top."""
+    return f"methods/{name}.md" if family == "drafters" else f"methods/{family}/{name}.md"
+
+
+def summary(family: str, name: str) -> str:
+    module = inspect.getmodule(registry.load(family, name))
+    return prose(paragraphs(inspect.getdoc(module) or name)[0])
+
+
+def index(known: Mapping[str, Any]) -> str:
+    """All methods in tables."""
+    lines = ["# Methods", "", (HERE / "methods_intro.md").read_text(encoding="utf-8")]
+    heads = {
+        "drafters": ("Drafters", "propose tokens. Key `method`."),
+        "verifiers": ("Verifiers", "decide which drafted tokens are accepted. Key `acceptance_method`."),
+        "controllers": ("Controllers", "decide how much is drafted. Key `controller`."),
+    }
+    for family, (title, text) in heads.items():
+        lines += [f"## {title}", "", f"{title} {text}", "", "| name | what it does |", "|---|---|"]
+        for name in registry.FAMILIES[family]:
+            page = where(family, name).removeprefix("methods/")
+            lines.append(f"| [`{name}`]({page}) | {summary(family, name)} |")
+        lines.append("")
+    lines += ["## Diffusion language models", "", "Key `method` of `diffusion_config`.", ""]
+    lines += ["| group | methods |", "|---|---|"]
+    for group in groups(known["diffusion"]):
+        names = ", ".join(f"`{name}`" for name in group["methods"])
+        lines.append(f"| [{group['title']}](diffusion/{group['page']}.md) | {names} |")
+    return "\n".join([*lines, "", "Parts and their options: [all parts](diffusion/parts.md).", ""])
+
+
+def method(family: str, name: str, entry: registry.Entry, told: Mapping[str, str]) -> str:
+    """The page of one method."""
+    found = registry.load(family, name)
+    module = paragraphs(inspect.getdoc(inspect.getmodule(found)) or name)
+    parts = sections(inspect.getdoc(found) or "")
+    lines = [f"# {name}", "", prose(module[0]), ""]
+    lines += [f"**When it helps.** {told['helps']}", ""] if "helps" in told else []
+    lines += [f"**Limits.** {told['limits']}", ""] if "limits" in told else []
+    lines += ["```bash", command(family, name, entry, told), "```", "", "## Facts", "", *facts(family, name, entry)]
+    if len(module) > 1:
+        lines += ["", "## How it works", ""] + [line for text in module[1:] for line in (prose(text), "")]
+    if choices := options(found):
+        lines += ["", "## Options", "", *entries(parts.get("Args", ""), choices)]
+    if "Raises" in parts:
+        lines += ["", f"**Errors.** {prose(parts['Raises'])}"]
+    return "\n".join([*lines, "", *measured(name if family == "drafters" else None), ""])
+
+
+def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, str]) -> str:
+    """An example that can be typed; where a method needs a checkpoint of the user's, its name is a placeholder."""
+    key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
+    config = {key: name, **(entry.published if family == "drafters" else {}), **json.loads(told.get("config", "{}"))}
+    ordered = dict(sorted(config.items(), key=lambda item: (item[0] != "method", item[0] != key)))
+    return f"paceline generate \"def fibonacci(n):\"{told.get('flags', '')} \\\n    -s '{json.dumps(ordered)}'"
+
+
+def facts(family: str, name: str, entry: registry.Entry) -> list[str]:
+    """What is declared of a method."""
+    greedy, sampled = entry.exactness
+    lines = [f"- Kind: {entry.kind}"] if family == "drafters" else []
+    if family != "controllers":
         lines.append(
-            f"| `{name}` | {writes} | {method.needs or 'nothing'} | {', '.join(parts) or 'as usual'} | {method.paper} |"
+            f"- Exactness at temperature 0: {greedy}; above it: {sampled} ([exactness]({up(family)}exactness.md))"
         )
-    lines += ["", "### Parts of diffusion methods", ""]
-    for kind, table in PARTS.items():
-        for name in table:
-            lines += [f"#### {kind} `{name}`", "", "```text", inspect.getdoc(part(kind, name)) or "", "```", ""]
+    lines += [f"- Needs: {prose(', '.join(entry.needs))}"] if entry.needs else []
+    lines += [f"- {'Paper' if 'arXiv' in entry.paper else 'Source'}: {prose(entry.paper)}"]
+    if family == "drafters":
+        config = json.dumps({"method": name, **entry.published})
+        lines += [f"- As published, which is what it does when it is named alone: `{config}`"]
     return lines
 
 
-def _section(family: str, name: str, entry: registry.Entry) -> list[str]:
-    found = registry.load(family, name)
-    module = inspect.getdoc(inspect.getmodule(found)) or ""
-    greedy, sampling = entry.exactness
-    facts = [f"- Kind: {entry.kind}", f"- At temperature 0: {greedy}; above: {sampling}"]
-    facts += [f"- Needs: {', '.join(entry.needs)}"] if entry.needs else []
-    facts += [f"- Source: {entry.paper}"]
-    if family == "drafters":
-        facts += [
-            f"- As published, and by default where it is named alone: "
-            f"`{json.dumps({'method': name, **entry.published})}`"
-        ]
-    options = inspect.getdoc(found) or ""
-    return [
-        f"### `{name}`",
-        "",
-        module.split("\n\n")[0].replace("\n", " "),
-        "",
-        *facts,
-        "",
-        "```text",
-        options,
-        "```",
-        "",
-    ]
+def up(family: str) -> str:
+    return "../" if family == "drafters" else "../../"
+
+
+def measured(name: str | None) -> list[str]:
+    """A table of what a drafter brought on SmolLM2, where it was measured."""
+    made = json.loads((RESULTS / "methods.json").read_text())
+    chosen = [key for key, config in made["settings"].items() if isinstance(config, dict) and config["method"] == name]
+    if not chosen:
+        return []
+    lines = ["## Measured", "", f"Speed over plain decoding, {made['weights']}; {machine(made)}.", ""]
+    lines += ["| prompts | drafted tokens | over plain (95 %) | tokens a pass |", "|---|---|---|---|"]
+    for prompts, by_setting in made["screening"].items():
+        for key in chosen:
+            one, number = by_setting[key], made["settings"][key].get("num_speculative_tokens", "as it pays")
+            gain = f"{one['over plain']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+            lines.append(f"| {prompts} | {number} | {gain} | {one['tokens_per_pass']:.2f} |")
+    return [*lines, "", "More in [benchmarks](../benchmarks.md)."]
+
+
+def machine(made: Mapping[str, Any]) -> str:
+    run = made["provenance"]
+    return f"{run['cpu']}, {run['threads']} threads, batch 1, temperature 0, {run['date'][:10]}"
+
+
+# Diffusion
+
+
+def groups(told: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Groups of diffusion methods as `methods.toml` has them; what it does not know is a group of its own."""
+    from paceline.diffusion import METHODS
+
+    named = {name for group in told for name in group["methods"]}
+    others = [name for name in METHODS if name not in named]
+    more = [{"page": "others", "title": "Others", "text": "", "methods": others}] if others else []
+    return [*told, *more]
+
+
+def diffusion(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Pages of the groups, and one of all parts."""
+    pages = {}
+    for group in groups(told):
+        lines = [f"# {group['title']}", "", group["text"].strip(), ""]
+        for name in group["methods"]:
+            lines += diffusion_method(name)
+        pages[f"methods/diffusion/{group['page']}.md"] = "\n".join(lines)
+    return pages | {"methods/diffusion/parts.md": parts_page()}
+
+
+def diffusion_method(name: str) -> list[str]:
+    """One method: a composition of parts."""
+    from paceline.diffusion import KINDS, METHODS, Method, part
+
+    method, usual = METHODS[name], Method("")
+    chosen = [(kind, getattr(method, kind)) for kind in KINDS if getattr(method, kind) != getattr(usual, kind)]
+    chosen += [("modifier", one) for one in method.modifiers]
+    lines = [f"## {name}", ""]
+    for kind, one in chosen:
+        lines += [f"- {kind} `{one}`: {prose(paragraphs(inspect.getdoc(part(kind, one)) or '')[0])}"]
+    lines += [] if chosen else ["- the usual parts alone"]
+    lines += [f"- with `{json.dumps(dict(method.options))}`"] if method.options else []
+    lines += [f"- Needs: {method.needs}"] if method.needs else []
+    lines += ["- Lossless: writes the text of `static`"] if method.lossless else []
+    return [*lines, f"- Paper: {prose(method.paper)}", ""]
+
+
+def parts_page() -> str:
+    """Every part with its options."""
+    from paceline.diffusion import PARTS, part
+
+    lines = ["# Parts of diffusion methods", "", "Each can be named in `diffusion_config` by the key of its kind; its"]
+    lines += ["options stand beside it.", ""]
+    for kind, table in PARTS.items():
+        lines += [f"## {kind.capitalize()}", ""]
+        for name in table:
+            found = part(kind, name)
+            told = sections(inspect.getdoc(found) or "")
+            lines += [f"### {kind} {name}", ""]
+            lines += [line for text in paragraphs(told[""]) for line in (prose(text), "")]
+            lines += entries(told.get("Args", ""), options(found)) if "Args" in told else []
+    names = {f"`{target.split(':')[1]}`": f"`{name}`" for table in PARTS.values() for name, target in table.items()}
+    return re.sub(r"`[A-Z]\w+`", lambda match: names.get(match[0], match[0]), "\n".join(lines))
+
+
+# The command line, the API
 
 
 def cli() -> str:
-    """The introduction above, and one section a verb with its flags, those of its own verbs included."""
-    lines = [CLI]
+    """The introduction, and one section a verb with its flags, those of its own verbs included."""
+    import typer
+
+    from paceline.cli.app import app
+
+    lines = [(HERE / "cli_intro.md").read_text(encoding="utf-8"), ""]
     for name, command in _commands("paceline", typer.main.get_command(app)):
-        lines += [f"## {name}", "", command.help, ""]
+        lines += [f"## {name}", "", prose(command.help), ""]
         panels: dict[str, list[str]] = {}
         for parameter in command.params:
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
-            panels.setdefault(panel, []).append(_flag(parameter))
+            panels.setdefault(panel, []).extend(_flag(parameter))
         for panel, rows in panels.items():
-            lines += [f"| {panel.lower()} | |", "|---|---|", *rows, ""]
+            lines += [f"**{panel}**", "", *rows]
     return "\n".join(lines)
 
 
@@ -148,18 +309,148 @@ def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
             yield from _commands(f"{above} {name}", command)
 
 
-def _flag(parameter: Any) -> str:
+def _flag(parameter: Any) -> list[str]:
     if parameter.param_type_name == "argument":
-        return f"| `{parameter.name.upper()}` | {parameter.help} |"
+        return [f"`{parameter.name.upper()}`", f":   {prose(parameter.help or '')}", ""]
     names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len, reverse=True))
     shown = parameter.default is not None and not isinstance(parameter.default, bool | list)
-    default = f" Default: `{parameter.default}`." if shown else ""
-    return f"| {names} | {parameter.help}{default} |"
+    default = f" (default `{parameter.default}`)" if shown else ""
+    return [f"{names}{default}", f":   {prose(parameter.help or '')}", ""]
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli, "methods.md": methods, "exactness.md": claims.page}
-"""Name of a page -> what makes it."""
+def fields(name: str) -> str:
+    """The arguments or attributes of a public class; those that are described elsewhere are left to the page."""
+    found = getattr(paceline, name)
+    told = sections(inspect.getdoc(found) or "")
+    text = told["Args" if name == "LLM" else "Attributes"]
+    given = {one.name: one.default for one in inspect.signature(found).parameters.values()}
+    plain = (int, float, str) if name in ("LLM", "SamplingParams") else ()
+    shown = {key: value if isinstance(value, plain) else None for key, value in given.items()}
+    return "\n".join(entries(text, shown, pointers=False))
 
-if __name__ == "__main__":
-    for name, make in PAGES.items():
-        (HERE / name).write_text(make(), encoding="utf-8")
+
+def exactness() -> str:
+    """The claims of every drafter under every rule of verification, rows that are alike together."""
+    rows: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for verifier in claims.verifiers():
+        for drafter in registry.DRAFTERS:
+            found = tuple(claims.claim(drafter, verifier, mode) for mode in claims.MODES)
+            rows.setdefault(found, {}).setdefault(drafter, []).append(verifier)
+    lines = [
+        "| drafters | rules above temperature 0 | temperature 0 | above it | above it, with a seed |",
+        "|---" * 5 + "|",
+    ]
+    for found, group in rows.items():
+        for rules in dict.fromkeys(map(tuple, group.values())):
+            drafters = [name for name, theirs in group.items() if tuple(theirs) == rules]
+            names = "every drafter" if len(drafters) == len(registry.DRAFTERS) else _listed(drafters)
+            lines.append(f"| {names} | {_listed(rules)} | {' | '.join(found)} |")
+    under = f"Every claim holds under each sampling parameter: {_listed(claims.PARAMETERS)}."
+    rejected = f"These parameters are rejected with an error that names them: {_listed(claims.REFUSED)}."
+    return "\n".join([*lines, "", registry.STRICT_NOTE, "", under, "", rejected])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# Benchmarks
+
+
+def speeds() -> str:
+    """What `auto` and the fastest fixed setting bring on published prompts."""
+    made = json.loads((RESULTS / "methods.json").read_text())
+    lines = ["| prompts | plain | `auto` | `auto` over plain (95 %) | fastest fixed setting |", "|---|---|---|---|---|"]
+    for prompts, found in made["final"].items():
+        auto, plain = found["auto"], found["plain"]["tokens_per_second"]
+        fixed = {key: one for key, one in found.items() if isinstance(made["settings"][key], dict) and key != "auto"}
+        best = max(fixed, key=lambda key: fixed[key]["over plain"])
+        gain = f"**{auto['over plain']:.2f}** ({auto['low']:.2f} to {auto['high']:.2f})"
+        fastest = f"{fixed[best]['over plain']:.2f} (`{best}`)"
+        lines.append(f"| {prompts} | {plain:.0f} | {auto['tokens_per_second']:.0f} | {gain} | {fastest} |")
+    return "\n".join([*lines, "", f"Tokens/s; {made['weights']}; {machine(made)}."])
+
+
+def screening() -> str:
+    """The speed-up of every setting, the best of each method's, on published prompts."""
+    made = json.loads((RESULTS / "methods.json").read_text())
+    sets = list(made["screening"])
+    lines = [f"| method | {' | '.join(sets)} |", "|---" * (1 + len(sets)) + "|"]
+    rows: dict[str, list[float]] = {}
+    for key, config in made["settings"].items():
+        if isinstance(config, dict) and isinstance(config["method"], str):
+            row = [made["screening"][one][key]["over plain"] for one in sets]
+            rows[config["method"]] = [max(pair) for pair in zip(rows.get(config["method"], row), row, strict=True)]
+    for name, row in sorted(rows.items(), key=lambda item: -sum(item[1])):
+        shown = f"`{name}`" if name == "auto" else f"[`{name}`](methods/{name}.md)"
+        lines.append(f"| {shown} | {' | '.join(f'{one:.2f}' for one in row)} |")
+    return "\n".join(lines)
+
+
+# The site
+
+
+def example() -> str:
+    """The module of `plugins.md`."""
+    return f"```python\n{(HERE / 'my_module.py').read_text(encoding='utf-8')}```"
+
+
+MADE: dict[str, Callable[..., str]] = {
+    "example": example,
+    "exactness": exactness,
+    "fields": fields,
+    "speeds": speeds,
+    "screening": screening,
+}
+"""What stands for `<!-- made: NAME ARGUMENT -->` in a page."""
+
+
+def pages() -> dict[str, str]:
+    """Path in the site -> Markdown of every page that is made."""
+    root = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+    return (
+        methods() | {"cli.md": cli()} | {page: moved((ROOT / name).read_text("utf-8")) for page, name in root.items()}
+    )
+
+
+def moved(text: str) -> str:
+    """A page of the repository's root as one of the site: links to what is not in the site become plain text."""
+    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?:src|recipes|benchmarks|tests)/[^)]*\)", r"\1", text)
+    text = re.sub(r"\]\((README|CONTRIBUTING|CHANGELOG)\.md", lambda match: f"]({match[1].lower()}.md", text)
+    text = text.replace("](readme.md", "](index.md").replace("](benchmarks/results/", "](images/results/")
+    return text.replace("](docs/", "](")
+
+
+def filled(text: str) -> str:
+    """A page with what is made in its places."""
+    return re.sub(r"<!-- made: (\w+) ?(\w*) -->", lambda m: MADE[m[1]](*filter(None, [m[2]])), text)
+
+
+def on_config(config: Any) -> Any:
+    """The methods' part of the navigation."""
+    told = groups(advice()["diffusion"])
+    families = {family: [{name: where(family, name)} for name in table] for family, table in registry.FAMILIES.items()}
+    menu: list[Any] = ["methods/index.md"]
+    menu += [{family.capitalize(): entry} for family, entry in families.items()]
+    menu += [{"Diffusion": [{one["title"]: f"methods/diffusion/{one['page']}.md"} for one in told]}]
+    menu[-1]["Diffusion"].append({"All parts": "methods/diffusion/parts.md"})
+    for item in config["nav"]:
+        if "Methods" in item:
+            item["Methods"] = menu
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages, and the plots of benchmarks/results."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    for plot in sorted(RESULTS.glob("*.png")):
+        files.append(File.generated(config, f"images/results/{plot.name}", abs_src_path=str(plot)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """What is made within a page."""
+    return filled(markdown)

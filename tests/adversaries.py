@@ -1,4 +1,4 @@
-"""Drafters that try to harm a decoder: none of them may change a token, the output law, or another request.
+"""Drafters that try to harm a decoder: none of them may change a token, the output distribution, or another request.
 
 In: a vocabulary, for some a toy target. Out: trees that are wrong, broken or too large, and exceptions. All are made as
 an engine makes drafters, from `DrafterArgs`, so that `"adversaries:Liar"` works as a method.
@@ -91,7 +91,7 @@ class Garbage(Adversary):
 
 
 class Gambler(Adversary):
-    """Drawn chains from random rows that have nothing to do with the target; exact in law all the same."""
+    """Drawn chains from random rows that have nothing to do with the target; exact in distribution all the same."""
 
     def tree(self, context: Context, budget: Budget) -> TokenTree:
         rng = self.rng(context)
@@ -134,7 +134,6 @@ def broken(tokens: Sequence[int], parents: Sequence[int], confidence: Sequence[f
         "parents": parents,
         "depths": depths,
         "sources": [0] * n,
-        "slots": [-1] * n,
         "kinds": [0] * n,
     }
     ints = {name: np.asarray(values, np.int32) for name, values in columns.items()}

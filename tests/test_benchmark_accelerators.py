@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.diffusion_summary import Sample, summary
+from paceline.bench.diffusion import Sample, summarize_samples
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -64,9 +64,15 @@ def sample(task: str, right: bool, calls: int) -> Sample:
 def test_a_stored_baseline_compares_as_the_one_that_was_stored(script: ModuleType) -> None:
     baseline = [sample(task, right, 32) for task in ("copy", "sort") for right in (True, False, True, True)]
     ours = [sample(one.task, number != 5, 4) for number, one in enumerate(baseline)]
-    stored = [one for task, raw in summary(baseline, baseline)["tasks"].items() for one in script.restored(task, raw)]
-    assert summary(ours, stored) == summary(ours, baseline)
-    assert summary(ours, stored[::-1]) != summary(ours, baseline)  # negative control: prompts in another order
+    stored = [
+        one
+        for task, raw in summarize_samples(baseline, baseline)["tasks"].items()
+        for one in script.restored(task, raw)
+    ]
+    assert summarize_samples(ours, stored) == summarize_samples(ours, baseline)
+    assert summarize_samples(ours, stored[::-1]) != summarize_samples(
+        ours, baseline
+    )  # negative control: prompts in another order
 
 
 def test_a_model_needs_a_name(script: ModuleType) -> None:

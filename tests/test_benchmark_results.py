@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -71,41 +72,39 @@ def made_by(command: str, threads: int = 2) -> dict[str, Any]:
     return {"cpu": "chip", "threads": threads, "date": "2026-01-02T03:04", "packages": packages, "command": command}
 
 
-def test_the_table_names_the_runs_of_its_rows() -> None:
-    table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
-    parts = [*(f"demo {name}" for name in result["demo"]), "large"]
-    one = table.table(result | {"parts": {part: made_by("all") for part in parts}, "provenance": made_by("plain")})
-    assert one.endswith("transformers 5; made by `all`. Raw results in `benchmarks/results/`.")
-    assert "chip, 2 threads, bfloat16" in one
-    parts = {"earlier": made_by("older"), "demo smollm2": made_by("new", 8)}
-    two = table.note({"provenance": made_by("last"), "parts": parts, "demo": {"smollm2": {}}})
-    assert two.startswith("SmolLM2-135M: chip, 8 threads")
-    assert two.endswith("made by `older`.")
-    assert "made by `new`. 291M Llama, random weights: chip, 2 threads" in two
+def results() -> tuple[dict[str, Any], dict[str, Any]]:
+    speed, peers = (json.loads((FOLDER / "results" / f"{name}.json").read_text()) for name in ("speed_cpu", "peers"))
+    return speed, peers
 
 
-def test_the_table_of_a_committed_result_can_be_made() -> None:
-    table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
-    older = {name: value for name, value in result.items() if name != "parts"}
-    assert table.note(older) == f"{table.origin(older['provenance'])}."
+def test_the_table_of_the_readme_names_the_run_that_made_it() -> None:
+    table, (speed, _) = script("table"), results()
+    shown = table.figures(speed | {"parts": {"demo smollm2": made_by("new", 8)}}, {})
+    assert table.table(shown).endswith("transformers 5; made by `new`.")
+    assert "chip, 8 threads, bfloat16" in table.table(shown)
+    assert table.figures({name: value for name, value in speed.items() if name != "parts"}, {}).made["cpu"]
 
 
-def test_every_model_of_a_result_has_its_rows_and_the_real_one_comes_first() -> None:
-    table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
-    one = result["demo"]["bundled"]
-    without_repetition = {key: value for key, value in one.items() if key != "with repetition"}
-    rows = table.table(result | {"demo": {"bundled": one, "smollm2": without_repetition}}).splitlines()[2:]
-    assert [row.split(",")[0] for row in rows[:4]] == [
-        "| SmolLM2-135M",
-        "| bundled model (6M)",
-        "| bundled model (6M)",
-        "| 291M Llama",
+def test_all_engines_of_one_run_take_the_place_of_transformers_alone() -> None:
+    table, (speed, _) = script("table"), results()
+    rates = {"plain": 100.0, "auto": 150.0, "ngram": 160.0, "transformers plain": 20.0, "transformers ngram": 25.0}
+    rates |= {"llama.cpp plain": 90.0, "llama.cpp ngram(num_speculative_tokens=16)": 80.0}
+    run = [{"batch": 8}, {"batch": 1, "tokens per second": rates}]
+    shown = table.figures(speed, {"prompts smollm2": run, "provenance": made_by("peers")})
+    assert [(row.engine, row.plain, row.best, row.drafts) for row in shown.rows] == [
+        ("transformers", 20.0, 25.0, "ngram"),
+        ("llama.cpp", 90.0, 90.0, "plain"),
+        ("Paceline", 100.0, 150.0, "auto"),
     ]
+    assert "| Paceline | 100 | **150** (auto) |" in table.table(shown)
+    assert all(f">{name}<" in table.plot(shown) for name in ("transformers", "llama.cpp", "Paceline"))
 
 
-def test_the_readme_shows_the_committed_table() -> None:
-    table, result = script("table"), json.loads((FOLDER / "results" / "speed_cpu.json").read_text())
-    assert table.table(result) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+def test_the_readme_shows_the_committed_figures() -> None:
+    table = script("table")
+    shown = table.figures(*results())
+    assert table.table(shown) in (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert table.plot(shown) == table.PLOT.read_text(encoding="utf-8"), "run: python benchmarks/table.py"
 
 
 def test_results_are_summaries() -> None:

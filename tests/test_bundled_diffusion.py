@@ -5,9 +5,9 @@ import re
 import pytest
 
 from paceline import LLM
-from paceline.bench.parallel_tasks import items
+from paceline.bench.diffusion import items
 from paceline.cli.options import sampling_params
-from paceline.diffusion import Canvas, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import NativeDenoiser, load_denoiser
 from paceline.models.loading import GenerationDefaults, Tokenizer, same_tokenizer
@@ -60,7 +60,7 @@ def texts(denoiser: NativeDenoiser, tokenizer: Tokenizer, prompts: list[str]) ->
     canvases = [
         Canvas.of(ids, n, mask_token_id=mask, eos_token_ids=ends) for ids, n in zip(encoded, whole, strict=True)
     ]
-    outcomes = decode(canvases, denoiser, [Recipe("static").parts(denoiser, canvas) for canvas in canvases])
+    outcomes = decode(canvases, denoiser, [ConfiguredMethod("static").parts(denoiser, canvas) for canvas in canvases])
     outputs = [outcome.canvas.output for outcome in outcomes]
     return [tokenizer.decode(output[: output.index(3)] if 3 in output else output) for output in outputs]
 

@@ -1,17 +1,31 @@
-"""Documents that are made from the code are up to date, and the README's commands are what CI runs."""
+"""The site builds without warnings and fetches nothing; its pages follow the code; links and examples work."""
+
+from __future__ import annotations
 
 import importlib.util
+import inspect
+import json
+import logging
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import typer
 
-from paceline import registry
+from paceline import LLM, SamplingParams, registry
 from paceline.cli.app import app
+from paceline.diffusion import METHODS
 
 ROOT = Path(__file__).parent.parent
+WITHOUT_SITE = "the site is not built: mkdocs-material is not installed; pip install '.[test]'"
+FETCHED = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//", re.IGNORECASE)
+needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("material") is None, reason=WITHOUT_SITE)
 
 
 def load(path: Path) -> ModuleType:
@@ -26,19 +40,98 @@ def load(path: Path) -> ModuleType:
 MADE = load(ROOT / "docs" / "generate.py")
 
 
-@pytest.mark.parametrize("name", ["cli.md", "exactness.md", "methods.md"])
-def test_a_page_is_current(name: str) -> None:
-    assert sorted(MADE.PAGES) == ["cli.md", "exactness.md", "methods.md"]
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == MADE.PAGES[name](), "run: python docs/generate.py"
+def build(docs: Path, site: Path) -> list[str]:
+    """Build the pages of a folder; the warnings."""
+    from mkdocs.commands.build import build as mkdocs_build
+    from mkdocs.config import load_config
+
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mkdocs")
+    logger.addHandler(handler)
+    try:
+        mkdocs_build(load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(docs), site_dir=str(site)))
+    finally:
+        logger.removeHandler(handler)
+    return found
 
 
-def test_a_page_changes_with_what_it_is_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {name: make() for name, make in MADE.PAGES.items()}
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("site")
+    assert build(ROOT / "docs", folder) == []
+    yield folder
+    shutil.rmtree(folder)
+
+
+@needs_mkdocs
+def test_every_method_has_a_page_and_its_options(site: Path) -> None:
+    for family, table in registry.FAMILIES.items():
+        for name in table:
+            page = (site / MADE.where(family, name)).with_suffix(".html").read_text(encoding="utf-8")
+            assert all(f"<code>{option}</code>" in page for option in MADE.options(registry.load(family, name)))
+    groups = "".join(path.read_text(encoding="utf-8") for path in (site / "methods" / "diffusion").glob("*.html"))
+    assert not [name for name in METHODS if f">{name}<" not in groups]
+
+
+@needs_mkdocs
+def test_the_site_fetches_nothing(site: Path) -> None:
+    pages = {path.name: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert len(pages) > len(registry.DRAFTERS)
+    assert not [name for name, text in pages.items() if FETCHED.search(text)]
+    assert FETCHED.search('<script src="https://example.org/x.js">')
+
+
+@needs_mkdocs
+def test_a_broken_link_is_a_warning(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    shutil.copytree(ROOT / "docs", docs)
+    with (docs / "strict.md").open("a", encoding="utf-8") as page:
+        page.write("\n[nowhere](nowhere.md) [no such part](exactness.md#nowhere)\n")
+    found = build(docs, tmp_path / "site")
+    assert len(found) == 2
+    assert all("nowhere" in warning for warning in found)
+
+
+def test_pages_are_made_from_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {"index": MADE.methods()["methods/index.md"], "cli": MADE.cli(), "exactness": MADE.exactness()}
     monkeypatch.setitem(registry.DRAFTERS, "another", registry.DRAFTERS["ngram"])
     verbs = typer.main.get_command(app)
     verbs.commands["bench"].commands["another"] = verbs.commands["demo"]  # type: ignore[attr-defined]  # a group has them
     monkeypatch.setattr(typer.main, "get_command", lambda app: verbs)
-    assert not [name for name, make in MADE.PAGES.items() if make() == before[name]]
+    pages = MADE.methods()
+    after = {"index": pages["methods/index.md"], "cli": MADE.cli(), "exactness": MADE.exactness()}
+    assert "methods/another.md" in pages
+    assert all("another" in after[name] and after[name] != before[name] for name in before)
+
+
+def test_every_option_is_described() -> None:
+    for family, table in registry.FAMILIES.items():
+        for name in table:
+            found = registry.load(family, name)
+            args = MADE.sections(inspect.getdoc(found) or "").get("Args", "")
+            told = {one for names, _ in MADE.described(args, MADE.options(found) or ["-"]) for one in names}
+            assert told >= set(MADE.options(found)), (family, name)
+
+
+def test_examples_of_methods_run() -> None:
+    plain, count = LLM(speculative_config=None), 0
+    for page in MADE.methods().values():
+        for config in re.findall(r"```bash\npaceline generate (?!.*org/)[^`]*-s '(.*)'\n```", page):
+            if "datastore" not in config:
+                live = plain.with_speculative_config(config)
+                assert live.generate("def", SamplingParams(max_tokens=4))[0].outputs[0].token_ids
+                count += 1
+    assert count > len(registry.CONTROLLERS) + len(registry.VERIFIERS)
+
+
+def test_advice_is_of_methods_that_exist() -> None:
+    told = MADE.advice()
+    assert not [
+        (family, one) for family, table in registry.FAMILIES.items() for one in told[family] if one not in table
+    ]
+    assert not [name for group in told["diffusion"] for name in group["methods"] if name not in METHODS]
 
 
 def test_verbs_of_verbs_are_listed_with_their_flags() -> None:
@@ -50,18 +143,29 @@ def test_verbs_of_verbs_are_listed_with_their_flags() -> None:
     assert "`--output`" in sections["paceline datastore build"]
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_the_drafter_of_the_example_is_taken_from_the_current_folder(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "my_module.py", tmp_path)
+    config = json.dumps({"method": "my_module:EchoDrafter", "num_speculative_tokens": 2})
+    words = ["generate", "a b a b a b", "--max-tokens", "8", "--json", "-s", config]
+    code = f"import sys; from paceline.cli.main import main; sys.exit(main({words!r}))"
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["metrics"]["drafters"]["echo"]["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = [t for t in re.findall(r"\]\(([^)#]+)\)", text) if not t.startswith("http")]
-    assert targets or page != "README.md"
-    assert not [t for t in targets if not ((ROOT / page).parent / t).exists()]
-
-
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
-def test_every_page_is_linked_from_the_readme_or_the_reference(page: str) -> None:
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/reference.md")]
-    assert f"](docs/{page})" in texts[0] or f"]({page})" in texts[1]
+    assert targets
+    assert not [t for t in targets if not (ROOT / t).exists()]
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.random_model import RandomShape
-from paceline.bench.settings import dial_registered
+from paceline.bench import RandomShape
+from paceline.bench.run import dial_registered
 from paceline.tree import TokenTree
 
 MODULES = ("common", "real_models", "methods", "decoding", "dial", "given_weights", "gpu_shapes")

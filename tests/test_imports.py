@@ -1,19 +1,24 @@
-"""The dependency direction of the map, read off the source: imports go one way."""
+"""The map of the code, read off the source: imports go one way and without cycles, packages are entered by their public
+names, modules say what they are.
+"""
+
+from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
-SRC = Path(__file__).parent.parent / "src" / "paceline"
-LOW = {"errors", "utils", "config", "config_keys", "registry", "bundled"}
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "paceline"
+LOW = {"errors", "utils", "config", "registry", "bundled", "version"}
 METHODS = LOW | {"tree"}
 ALLOWED = {
     "errors": set(),
+    "version": set(),
     "utils": {"errors"},
-    "config_keys": {"errors"},
-    "config": {"errors", "utils", "config_keys"},
+    "config": {"errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
@@ -30,81 +35,213 @@ ALLOWED = {
     "llm": METHODS | {"diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
-    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench"},
+    "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
     "__init__": METHODS | {"llm", "engine", "sampling"},
     "__main__": {"cli"},
 }
+CYCLES: tuple[str, ...] = ()
+"""Parts in which cycles are known; they are to go."""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def modules(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(folder.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """As it is imported: paceline.engine.loop, and paceline.engine for its __init__."""
+    return ".".join(("paceline", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def unit(path: Path) -> str:
-    first = path.relative_to(SRC).parts[0]
-    return first.removesuffix(".py")
+    """The first-level part of the package that a module belongs to."""
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
-def imported(source: str) -> set[str]:
-    """The first-level parts of the package that a module imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every absolute import of the package, lazy and type-only ones included: (module, name)."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = "paceline" if node.level else node.module or ""
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "paceline" else [base]
+            found = [("paceline" if node.level else node.module or "", alias.name) for alias in node.names]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("paceline.")}
-    return found - {"__version__"}
+        yield from (pair for pair in found if pair[0].split(".")[0] == "paceline")
 
 
-def wrong_arrows(name: str, source: str) -> set[str]:
-    return imported(source) - ALLOWED[name] - {name}
+# ------------------------------------------------------------------------------------------------ one way
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
-def test_imports_go_one_way(path: Path) -> None:
-    assert unit(path) in ALLOWED, f"{unit(path)} is not on the map; add it to ALLOWED"
-    assert not wrong_arrows(unit(path), path.read_text()), f"{path} must not import these"
+def wrong_arrows(name: str, tree: ast.Module) -> set[str]:
+    """First-level parts that a module of the part `name` imports and must not."""
+    found = set()
+    for module, of in imports(tree):
+        parts = [*module.split("."), of]
+        if parts[1] and parts[1] != "__version__":
+            found.add(parts[1])
+    return found - ALLOWED[name] - {name}
+
+
+def test_imports_go_one_way() -> None:
+    unknown = {unit(path) for path in modules(SRC)} - ALLOWED.keys()
+    assert not unknown, f"not on the map; add to ALLOWED: {sorted(unknown)}"
+    found = {str(path.relative_to(SRC)): wrong_arrows(unit(path), parsed(path)) for path in modules(SRC)}
+    assert not {path: wrong for path, wrong in found.items() if wrong}, "must not import these"
 
 
 def test_the_rule_catches_a_drafter_that_imports_the_engine() -> None:
-    assert wrong_arrows("drafters", "from paceline.engine.loop import Engine") == {"engine"}
-    assert wrong_arrows("drafters", "def f():\n    import paceline.verifiers.greedy") == {"verifiers"}
-    assert wrong_arrows("tree", "from paceline import models") == {"models"}
+    def wrong(name: str, source: str) -> set[str]:
+        return wrong_arrows(name, ast.parse(source))
+
+    assert wrong("drafters", "from paceline.engine.loop import Engine") == {"engine"}
+    assert wrong("drafters", "def f():\n    import paceline.verifiers.greedy") == {"verifiers"}
+    assert wrong("tree", "from paceline import models") == {"models"}
+    assert not wrong("drafters", "from paceline.models import Runner\nfrom paceline.drafters.base import Drafter")
 
 
-def test_modules_say_what_they_are() -> None:
-    silent = [str(p.relative_to(SRC)) for p in SRC.rglob("*.py") if not ast.get_docstring(ast.parse(p.read_text()))]
-    assert not silent
+# ------------------------------------------------------------------------------------------------ no cycles
 
 
-def deep_imports(name: str, source: str) -> set[str]:
-    """Modules inside other packages that a module imports, where the package states public names."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("paceline."):
-            parts = node.module.split(".")[1:]
-            inner = (SRC / "/".join(parts)).with_suffix(".py").exists() and len(parts) > 1
-            if inner and parts[0] != name and (SRC / "/".join(parts[:-1]) / "__init__.pyi").exists():
-                found.add(node.module)
+def graph(sources: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Module -> modules that it imports; a public name of a package counts as an import of the package's own module."""
+    found: dict[str, set[str]] = {}
+    for name, tree in sources.items():
+        targets = {f"{module}.{of}" if f"{module}.{of}" in sources else module for module, of in imports(tree)}
+        found[name] = (targets & sources.keys()) - {name}
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
-def test_packages_are_entered_by_their_public_names(path: Path) -> None:
-    assert not deep_imports(unit(path), path.read_text())
+def cycles(arrows: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """Groups of modules each of which reaches all others of its group."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            for other in arrows[left.pop()] - seen:
+                seen.add(other)
+                left.append(other)
+        return seen
+
+    reached = {name: reach(name) for name in arrows}
+    return {
+        frozenset(other for other in there if name in reached[other])
+        for name, there in reached.items()
+        if name in there
+    }
+
+
+def public_modules() -> dict[str, ast.Module]:
+    """All modules; a package that resolves its names lazily imports nothing by itself."""
+    lazy = {path.with_suffix(".py") for path in SRC.rglob("__init__.pyi")} | {SRC / "__init__.py"}
+    return {module_name(path): ast.Module([], []) if path in lazy else parsed(path) for path in modules(SRC)}
+
+
+def test_no_imports_go_round_in_circles() -> None:
+    found = [sorted(group) for group in cycles(graph(public_modules()))]
+    assert not [group for group in found if not any(all(name.startswith(part) for name in group) for part in CYCLES)]
+
+
+def test_the_cycle_check_catches_a_lazy_and_a_type_only_import() -> None:
+    sources = {
+        "paceline.a": "from paceline.b import x",
+        "paceline.b": "def f():\n    from paceline import c",
+        "paceline.c": "if TYPE_CHECKING:\n    from paceline.a import y",
+        "paceline.d": "import paceline.a",
+    }
+    found = cycles(graph({name: ast.parse(source) for name, source in sources.items()}))
+    assert found == {frozenset({"paceline.a", "paceline.b", "paceline.c"})}
+
+
+# ------------------------------------------------------------------------------------------------ public names
+
+
+def deep_imports(name: str, tree: ast.Module) -> set[str]:
+    """Modules inside other packages from which a module imports, where the package states public names.
+
+    A module as a whole, `from paceline.engine import loop`, is no such import: tests take it to replace what is in it.
+
+    Args:
+        name: the module's own first-level part; "" outside the package.
+    """
+    found = set()
+    for module, _ in imports(tree):
+        parts = module.split(".")[1:]
+        inner = len(parts) > 1 and SRC.joinpath(*parts).with_suffix(".py").exists()
+        if inner and parts[0] != name and SRC.joinpath(*parts[:-1], "__init__.pyi").exists():
+            found.add(module)
+    return found
+
+
+def test_packages_are_entered_by_their_public_names() -> None:
+    found = {str(path.relative_to(SRC)): deep_imports(unit(path), parsed(path)) for path in modules(SRC)}
+    outside = modules(ROOT / "tests", ROOT / "benchmarks", ROOT / "recipes")
+    found |= {str(path.relative_to(ROOT)): deep_imports("", parsed(path)) for path in outside}
+    assert not {path: deep for path, deep in found.items() if deep}
 
 
 def test_that_rule_catches_a_module_inside_another_package() -> None:
-    assert deep_imports("engine", "from paceline.tree.merging import merge") == {"paceline.tree.merging"}
-    assert not deep_imports("engine", "from paceline.tree import merge\nfrom paceline.engine.loop import Engine")
+    def deep(name: str, source: str) -> set[str]:
+        return deep_imports(name, ast.parse(source))
+
+    assert deep("engine", "from paceline.tree.merging import merge") == {"paceline.tree.merging"}
+    assert deep("", "def f():\n    import paceline.tree.merging") == {"paceline.tree.merging"}
+    assert not deep("engine", "from paceline.tree import merge\nfrom paceline.engine.loop import Engine")
 
 
-@pytest.mark.parametrize("stub", sorted(SRC.rglob("__init__.pyi")), ids=lambda p: str(p.parent.relative_to(SRC)))
-def test_every_public_name_is_there_and_no_module_is_called_so(stub: Path) -> None:
+def test_every_public_name_is_there_and_no_module_is_called_so() -> None:
     """A module of the same name would hide the public one as soon as somebody imports it."""
-    package = import_module(".".join(["paceline", *stub.parent.relative_to(SRC).parts]))
-    assert package.__all__
-    for name in package.__all__:
-        assert getattr(package, name) is not None
-        assert not (stub.parent / f"{name}.py").exists()
-        assert not (stub.parent / name).is_dir()
+    for stub in sorted(SRC.rglob("__init__.pyi")):
+        package = import_module(".".join(["paceline", *stub.parent.relative_to(SRC).parts]))
+        assert package.__all__, stub
+        for name in package.__all__:
+            assert getattr(package, name) is not None, (stub, name)
+        assert not hidden(stub.parent, package.__all__)
+
+
+def hidden(folder: Path, names: list[str]) -> list[str]:
+    return [name for name in names if (folder / f"{name}.py").exists() or (folder / name).is_dir()]
+
+
+def test_that_rule_catches_a_module_of_a_public_name() -> None:
+    assert hidden(SRC, ["LLM", "llm", "engine"]) == ["llm", "engine"]
+
+
+# ------------------------------------------------------------------------------------------------ others
+
+
+def of_tests(tree: ast.Module) -> set[str]:
+    """Modules of the test suite that a script imports."""
+    names = {path.relative_to(ROOT / "tests").parts[0].removesuffix(".py") for path in modules(ROOT / "tests")}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found & (names | {"tests"})
+
+
+def test_benchmarks_import_nothing_from_the_tests() -> None:
+    found = {path.name: of_tests(parsed(path)) for path in modules(ROOT / "benchmarks")}
+    assert not {name: wrong for name, wrong in found.items() if wrong}
+
+
+def test_that_rule_catches_a_benchmark_that_uses_a_toy() -> None:
+    assert of_tests(ast.parse("from toys import ToyRunner\nimport tests.toys, json")) == {"toys", "tests"}
+
+
+def silent(sources: Mapping[str, ast.Module]) -> list[str]:
+    """Modules without a docstring."""
+    return [name for name, tree in sources.items() if not ast.get_docstring(tree)]
+
+
+def test_modules_say_what_they_are() -> None:
+    assert not silent({str(path): parsed(path) for path in modules(SRC)})
+    assert silent({"mute.py": ast.parse("x = 1"), "fine.py": ast.parse('"""Fine."""')}) == ["mute.py"]

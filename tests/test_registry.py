@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 from adversaries import Adversary
 
 from paceline import LLM, ConfigError, SamplingParams, registry
-from paceline.bench.settings import DIAL, dial_registered
+from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Drafter
 from paceline.errors import DrafterError
+
+OWN = """
+from paceline.verifiers import GreedyVerifier
+
+class Own(GreedyVerifier):
+    name = "own"
+"""
+
+
+def test_a_module_of_the_current_folder_is_found_and_only_where_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rule.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    registry.load("drafters", "ngram")
+    assert str(tmp_path) not in sys.path
+    assert registry.load("verifiers", "own_rule:Own").name == "own"
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_rules_of_verification_of_other_modules_are_taken_and_strangers_are_not() -> None:
+    config = {"method": "ngram", "acceptance_method": "paceline.verifiers:RecursiveRejection"}
+    params = SamplingParams(max_tokens=4, seed=1)
+    found = [LLM(speculative_config=one).generate("a b a b", params)[0] for one in (config, None)]
+    assert found[0].outputs[0].token_ids == found[1].outputs[0].token_ids
+    with pytest.raises(ConfigError, match="names no verifier class"):
+        LLM(speculative_config={"method": "ngram", "acceptance_method": "paceline.tree:TokenTree"})
 
 
 @pytest.mark.parametrize("family", registry.FAMILIES)

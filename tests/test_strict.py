@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench.settings import dial_registered
+from paceline.bench.run import dial_registered
 from paceline.llm import BUNDLED
 from paceline.models.decoder import NativeRunner, native
 from paceline.tree import Scores

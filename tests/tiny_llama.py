@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.models.decoder import NativeRunner
+from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")
 
@@ -92,3 +93,19 @@ def oracle(model: LlamaForCausalLM, ids: list[int]) -> torch.Tensor:
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-4) -> bool:
     return ours.shape == theirs.shape and bool((ours.float() - theirs.float()).abs().max() < tolerance)
+
+
+def whole_pass(runner: NativeRunner, ids: list[int]) -> torch.Tensor:
+    """(n, v) logits of tokens fed in one pass."""
+    return runner.extend([runner.open()], [ids], all_logits=True).logits
+
+
+def stepwise(runner: NativeRunner, ids: list[int], width: int = 1) -> torch.Tensor:
+    """(n, v) logits of tokens scored in chains of `width`, as plain decoding does with a width of 1."""
+    cache, rows = runner.open(), []
+    for at in range(0, len(ids), width):
+        part = ids[at : at + width]
+        tree = TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE
+        rows.append(runner.score([cache], part[:1], [tree]).logits)
+        runner.commit([cache], [range(len(part) - 1)])
+    return torch.cat(rows)

@@ -1,8 +1,5 @@
 """Texts that a model writes: canvases after prompts, filled; a Net in training as what fills them.
 
-In:  a Net or any other `Denoiser`, prompts, a method as `paceline.diffusion.methods` knows it. Out: outcomes, in order.
-Not here: texts with the state in which every token was written (rollouts.py), scores (evaluate.py).
-
 The rules and the loop are the package's own. `Batched` computes one pass for all canvases together, which is several
 times faster than one by one for a small model on a CPU.
 """
@@ -14,14 +11,14 @@ from itertools import takewhile
 from typing import Any, Literal
 
 import torch
-from model import EOS, Net
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.diffusion import Canvas, Outcome, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
 from paceline.errors import CapabilityError
 from paceline.models.denoiser import Call, Denoiser
 from paceline.models.denoiser import Ints as Ids
+from recipes.bundled_diffusion.model import EOS, Net
 
 
 def padded(rows: Sequence[Ids]) -> tuple[Tensor, Tensor]:
@@ -58,7 +55,7 @@ class Batched:
         self.max_length = model.max_context
 
     def new_cache(self, length: int) -> Any:
-        """Refused.
+        """Not to be had.
 
         Raises:
             CapabilityError: always.
@@ -92,7 +89,7 @@ def fill(
     canvases = [
         Canvas.of(ids, fitting(denoiser, len(ids), length), mask_token_id=mask, eos_token_ids=ends) for ids in prompts
     ]
-    outcomes = decode(canvases, denoiser, [Recipe(method).parts(denoiser, canvas) for canvas in canvases])
+    outcomes = decode(canvases, denoiser, [ConfiguredMethod(method).parts(denoiser, canvas) for canvas in canvases])
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

@@ -1,7 +1,6 @@
 """The model card of a bundled denoiser, with figures measured now.
 
-In:  a model folder (write.py), the run's history.json. Out: FOLDER/README.md. Not here: any figure that is not
-measured.
+Reads a model folder (write.py), the run's history.json. Writes FOLDER/README.md.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from answering import encoded, fill
-from evaluate import exact_match, written
-from flags import add, new_parser
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS, items
+from paceline.bench.diffusion import TASKS, items
 from paceline.models.denoiser import NativeDenoiser, load_denoiser
+from recipes.bundled_diffusion.answering import encoded, fill
+from recipes.bundled_diffusion.evaluate import exact_match, written
+from recipes.common.options import add_flags, new_parser
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 PROMPTS = ("<|user|>\nTom has 5 apples", "<|user|>\nWrite SQL: ")
@@ -31,7 +30,7 @@ KINDS = {
     ),
 }
 SETS = (
-    ("generated tasks", "most", "Apache-2.0", "`paceline.bench.parallel_tasks`, train split"),
+    ("generated tasks", "most", "Apache-2.0", "`paceline.bench.diffusion.tasks`, train split"),
     ("GSM8K", "windows of train", "MIT", "Cobbe et al. 2021, openai/grade-school-math"),
     (
         "Advising text-to-SQL",
@@ -98,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--history", type=Path, required=True, help="OUT/history.json of train.py")
-    add(parser, "tasks", count=50)
+    add_flags(parser, "tasks", count=50)
     options = parser.parse_args(arguments)
     text = card(options.model, json.loads(options.history.read_text()), options.count, options.tasks)
     (options.model / "README.md").write_text(text, encoding="utf-8")

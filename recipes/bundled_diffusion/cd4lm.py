@@ -1,20 +1,17 @@
 """CD4LM: the bundled plain denoiser learns to say with few visible slots what it says with many (DSCD), for decoding
 with CAD.
 
-In:  a plain model, which is the frozen teacher and the student's start; training items. Out: OUT/state.safetensors.
-Not here: the loss (distillation_losses.py), the run (distillation.py), confidence-adaptive decoding, which is method
-"cad".
+Reads a plain model, which is the frozen teacher and the student's start; training items. Writes OUT/state.safetensors.
 
 A denoiser need not know what to say of a slot that it sees; this is measured before anything is learned, and where it
 does not copy such a slot, the teacher's word there is the token itself (`--visible auto`).
 
 Source: CD4LM, https://github.com/yihao-liang/CDLM. Theirs: AdamW at 5e-6, 200 steps of warm-up, batches of 64, 10
-epochs of
-GSM8K. Ours: a higher rate that falls, as suits a model this small; answers are followed by end tokens to the end of the
-canvas, which are learned, since decoding writes them.
+epochs of GSM8K. Ours: a higher rate that falls, as suits a model this small; answers are followed by end tokens to
+the end of the canvas, which are learned, since decoding writes them.
 
-    python cd4lm.py --out build/cd4lm
-    python write.py build/cd4lm/state.safetensors build/cd4lm-model
+    python -m recipes.bundled_diffusion.cd4lm --out build/cd4lm
+    python -m recipes.bundled_diffusion.write build/cd4lm/state.safetensors build/cd4lm-model
 """
 
 from __future__ import annotations
@@ -24,15 +21,22 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
-from distillation import add_options, start, train
-from distillation_losses import CONSISTENCY_TEMPERATURE, Visible, consistency_weight, copied, dscd_loss
-from flags import add, new_parser
-from lessons import batches, task_lessons
-from losses import Batch
-from model import TOKENIZER, Net, read_net
-from run import Facts
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from recipes.bundled_diffusion.distillation import add_options, start, train
+from recipes.bundled_diffusion.distillation_losses import (
+    CONSISTENCY_TEMPERATURE,
+    Visible,
+    consistency_weight,
+    copied,
+    dscd_loss,
+)
+from recipes.bundled_diffusion.lessons import batches, task_lessons
+from recipes.bundled_diffusion.losses import Batch
+from recipes.bundled_diffusion.model import TOKENIZER, Net, read_net
+from recipes.bundled_diffusion.run import Facts
+from recipes.common.options import add_flags, new_parser
 
 ENOUGH = 0.99
 """A teacher that copies a smaller share of the slots it sees is not asked about them."""
@@ -70,7 +74,7 @@ def tune(options: argparse.Namespace) -> Facts:
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
     add_options(parser)
-    add(parser, "tasks", items=4000, lengths=[24, 32], temperature=CONSISTENCY_TEMPERATURE)
+    add_flags(parser, "tasks", items=4000, lengths=[24, 32], temperature=CONSISTENCY_TEMPERATURE)
     parser.add_argument(
         "--visible", choices=["auto", "teacher", "data", "skip"], default="auto", help="on slots that the teacher sees"
     )

@@ -1,8 +1,7 @@
 """CJ-GRPO: what is learned is the rollout's own trajectory, each token in the very state in which it was written.
 
-In:  a model folder or training state, tasks with a reward. Out: OUT/state.safetensors, from which write.py makes a
+Reads a model folder or training state, tasks with a reward. Writes OUT/state.safetensors, from which write.py makes a
 folder.
-Not here: the objective and the run (grpo.py), the decoding (rollouts.py).
 
 A rollout of S rounds writes the slots U_s in round s, out of state x_s. The log-probability of a token is log
 p(x_{s+1}^i | x_s), i in U_s, and the loss is (1 / S) sum_s (1 / |U_s|) sum_{i in U_s} of the clipped objective with the
@@ -14,15 +13,16 @@ Step (arXiv:2509.23924). Its settings: temperature 1, 6 completions, epsilon 0.5
 reference taken anew every 64 steps. Ours where a model of 2.4 million parameters on one core asks for it: all weights
 learn, the rate is higher, fewer updates of a rollout.
 
-    python cj_grpo.py --out build/cj --minutes 10
-    python write.py build/cj/state.safetensors build/cj/model
+    python -m recipes.bundled_diffusion.cj_grpo --out build/cj --minutes 10
+    python -m recipes.bundled_diffusion.write build/cj/state.safetensors build/cj/model
 """
 
 from __future__ import annotations
 
 import torch
-from grpo import Views, arguments, group_relative, train
-from rollouts import Rollouts
+
+from recipes.bundled_diffusion.grpo import Views, arguments, group_relative, train
+from recipes.bundled_diffusion.rollouts import Rollouts
 
 
 def trajectory_views(rollouts: Rollouts, mask: int, generator: torch.Generator | None = None) -> Views:

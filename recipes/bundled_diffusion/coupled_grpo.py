@@ -1,8 +1,7 @@
 """Coupled-GRPO: log-probabilities under pairs of complementary masks and one full mask.
 
-In:  a model folder or training state, tasks with a reward. Out: OUT/state.safetensors, from which write.py makes a
+Reads a model folder or training state, tasks with a reward. Writes OUT/state.safetensors, from which write.py makes a
 folder.
-Not here: the objective and the run (grpo.py), the decoding (rollouts.py).
 
 For each completion, lambda pairs of times (t, T - t) are drawn with complementary masks: each slot of the completion is
 masked in exactly one of the two. One more pass has all of them masked. The log-probability of a token is
@@ -17,8 +16,8 @@ settings: 10 completions, 2 updates, epsilon 0.5, beta 0.01, clip 0.2, temperatu
 reference taken anew every 64 steps. Its released code multiplies the partial passes by 1 / t and 1 / (1 - t), after
 which the sum is no log-probability any more; `--inverse` does the same.
 
-    python coupled_grpo.py --out build/coupled --minutes 10
-    python write.py build/coupled/state.safetensors build/coupled/model
+    python -m recipes.bundled_diffusion.coupled_grpo --out build/coupled --minutes 10
+    python -m recipes.bundled_diffusion.write build/coupled/state.safetensors build/coupled/model
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from grpo import Views, arguments, leave_one_out, train
-from rollouts import Rollouts
 from torch import Tensor
+
+from recipes.bundled_diffusion.grpo import Views, arguments, leave_one_out, train
+from recipes.bundled_diffusion.rollouts import Rollouts
 
 LOW, HIGH = 0.2, 0.8
 

@@ -1,8 +1,7 @@
 """Aligning a plain denoiser to the target that it will draft for: DEER's two stages.
 
-In:  a training state of train.py, answers of the target. Out: OUT/state.safetensors, from which write.py makes a folder
-for method "deer" (option separator_token_id: SEPARATOR). Not here: drafting (`paceline.drafters.diffusion.deer`),
-training anew (train.py).
+Reads a training state of train.py, answers of the target. Writes OUT/state.safetensors, from which write.py makes a
+folder for method "deer" (option separator_token_id: SEPARATOR).
 
 Stage one, continuation: an answer of the target is cut at a random place, a separator stands there, and the masked
 cross-entropy of `plain_loss` is learned on what follows. Stage two, refinement: all of the last R ~ U{1..most} slots
@@ -13,8 +12,9 @@ Source: DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:251
 known. Ours: the refinement's weights are divided by their sum, so that the loss is in nats a slot whatever R is; end
 tokens fill what an answer leaves free, as they fill a canvas.
 
-    python deer.py answers --corpus ../bundled_pair/build/corpus --out build/answers.jsonl
-    python deer.py train build/plain/state.safetensors --answers build/answers.jsonl --out build/deer
+    python -m recipes.bundled_diffusion.deer answers --corpus build/corpus --out build/answers.jsonl
+    python -m recipes.bundled_diffusion.deer train build/plain/state.safetensors \\
+        --answers build/answers.jsonl --out build/deer
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from flags import add, new_parser
-from lessons import Lesson, batch_of, documents, read_rows
-from losses import Batch, plain_loss
-from model import EOS, MAX_LENGTH, TOKENIZER, Net, read_net
-from pair import Progress, groups, keep, update
-from run import set_up
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from recipes.bundled_diffusion.lessons import Lesson, batch_of, documents, read_rows
+from recipes.bundled_diffusion.losses import Batch, plain_loss
+from recipes.bundled_diffusion.model import EOS, MAX_LENGTH, TOKENIZER, Net, read_net
+from recipes.bundled_diffusion.run import set_up
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import Progress, groups, keep, update
 
 SEPARATOR, ASSISTANT = 0, 2  # <|endoftext|> and <|assistant|> of the bundled target's tokenizer
 BASE, MOST = 1.01, 96
@@ -81,7 +82,9 @@ def read_answers(path: Path, most: int) -> list[Lesson]:
     found = [Lesson(row["prompt"], row["answer"]) for row in read_rows(path) if row["answer"]]
     found = [one for one in found if len(one.prompt) + len(one.answer) + most < MAX_LENGTH]
     if not found:
-        raise SystemExit(f"no answers in {path}: run `python deer.py answers --out {path}` first")
+        raise SystemExit(
+            f"no answers in {path}: run `python -m recipes.bundled_diffusion.deer answers --out {path}` first"
+        )
     return found
 
 
@@ -130,13 +133,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     asking = verbs.add_parser("answers", help="let the target answer")
-    add(asking, "corpus", "out")
+    add_flags(asking, "corpus", "out")
     asking.add_argument("--model", help="the target; the bundled one where it is left out")
     asking.add_argument("--count", type=int, default=4000, help="questions (%(default)s)")
     asking.add_argument("--tokens", type=int, default=128, help="most tokens of an answer (%(default)s)")
     learning = verbs.add_parser("train", help="both stages")
     learning.add_argument("state", type=Path, help="state.safetensors of a plain denoiser, or its folder")
-    add(learning, "answers", "out", "batch", "threads", "seed")
+    add_flags(learning, "answers", "out", "threads", "seed", batch=32)
     learning.add_argument("--rate", type=float, default=5e-4, help="learning rate, the same in all steps (%(default)s)")
     learning.add_argument("--first-steps", type=int, default=1500, help="of the continuation (%(default)s)")
     learning.add_argument("--second-steps", type=int, default=1500, help="of the refinement (%(default)s)")

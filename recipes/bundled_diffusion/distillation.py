@@ -1,9 +1,5 @@
 """What the recipes of trained accelerators share: the model's own answers, the run with its reports.
 
-In:  a model folder or a training state, lessons, a loss. Out: what run.py writes; for `answers` a JSON-lines file.
-Not here: losses (distillation_losses.py), what is particular to a method (dparallel.py, cd4lm.py), the measurement
-(benchmarks/accelerators.py).
-
 All weights learn: at 2.4 million parameters, low-rank adapters would save nothing.
 """
 
@@ -18,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from answering import Batched, before_end, encoded, fill, text_of
-from flags import add
-from lessons import Lesson, read_rows
-from losses import Batch
-from model import TOKENIZER, Net, read_net
-from run import Facts, Loss, Run, begin, set_up
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import Item, items
+from paceline.bench.diffusion import Item, items
+from recipes.bundled_diffusion.answering import Batched, before_end, encoded, fill, text_of
+from recipes.bundled_diffusion.lessons import Lesson, read_rows
+from recipes.bundled_diffusion.losses import Batch
+from recipes.bundled_diffusion.model import TOKENIZER, Net, read_net
+from recipes.bundled_diffusion.run import Facts, Loss, Run, begin, set_up
+from recipes.common.options import add_flags
 
 WATCHED = ("copy", "reverse", "sort", "insert_index", "remove_index", "replace_index")
 """Tasks of the reports: those queues with one right answer."""
@@ -74,7 +70,8 @@ def read_answers(path: Path) -> list[Lesson]:
     rows = read_rows(path)
     found = [Lesson(row["prompt"], row["answer"]) for row in rows if row["right"]]
     if not found:
-        raise SystemExit(f"no right answers in {path}: run `python dparallel.py answers --out {path}` first")
+        command = f"python -m recipes.bundled_diffusion.dparallel answers --out {path}"
+        raise SystemExit(f"no right answers in {path}: run `{command}` first")
     print(f"{len(found)} of {len(rows)} answers are right")
     return found
 
@@ -114,5 +111,6 @@ def train(run: Run, loss: Loss, made: Iterator[Batch]) -> Facts:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of every run."""
-    add(parser, "model", "out", "most_steps", "batch", "threads", "seed", minutes=12, count=8, report=3, rate=3e-4)
+    add_flags(parser, "model", "out", "most_steps", "threads", "seed")
+    add_flags(parser, batch=32, minutes=12, count=8, report=3, rate=3e-4)
     parser.add_argument("--block-length", type=int, default=32, help="of training and of reports (%(default)s)")

@@ -1,9 +1,6 @@
 """What a denoiser learns from itself to need fewer calls: certainty-forcing (dParallel) and discrete-space consistency
 (CD4LM).
 
-In:  a Net, a Batch of clean texts, for consistency the frozen model it started from. Out: a loss, with its masks.
-Not here: where texts come from, the run (distillation.py), the two recipes (dparallel.py, cd4lm.py).
-
 Certainty-forcing: of one block of the answer, each slot is masked with probability 1/2, and in a second view the other
 ones are; blocks before it are clean, those after it masked. A view costs the cross-entropy of the block's masked slots
 and `beta` times the mean entropy of those predicted right: a wrong prediction is never made more certain.
@@ -23,9 +20,10 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from losses import Batch
-from model import Net
 from torch import Tensor
+
+from recipes.bundled_diffusion.losses import Batch
+from recipes.bundled_diffusion.model import Net
 
 BETA, CERTAINTY_TEMPERATURE, MASK_RATE = 2.0, 0.5, 0.5
 CONSISTENCY_TEMPERATURE, MOST = 2.0, 5.0

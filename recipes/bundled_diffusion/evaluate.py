@@ -1,7 +1,6 @@
 """How good a denoiser is: exact match on the test split of the tasks, under static decoding of one slot a round.
 
-In:  a model folder (write.py), or a NativeDenoiser. Out: a share of right answers for each task. Not here: other
-methods (`paceline bench diffusion`).
+Reads a model folder (write.py). Writes a share of right answers for each task on the screen.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from answering import encoded, fill, text_of
-from flags import add, new_parser
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS, Item, items
+from paceline.bench.diffusion import TASKS, Item, items
 from paceline.models.denoiser import Denoiser
+from recipes.bundled_diffusion.answering import encoded, fill, text_of
+from recipes.common.options import add_flags, new_parser
 
 
 def written(
@@ -53,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     parser = new_parser(__doc__)
     parser.add_argument("model", type=Path)
-    add(parser, count=100, length=32, method={"method": "static"})
+    add_flags(parser, count=100, length=32, method={"method": "static"})
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     scores = exact_match(

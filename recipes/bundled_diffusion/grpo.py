@@ -1,11 +1,6 @@
 """Group-relative policy gradients on a denoiser: advantages, the clipped objective, the KL term, and the run around
 them.
 
-In:  rollouts of a group of completions for each prompt, Views: in which states the log-probability of each written
-token is taken.
-Out: a loss; what run.py writes, the reference among it.
-Not here: the views (coupled_grpo.py, cj_grpo.py), the decoding (rollouts.py), the run itself (run.py).
-
 For a token with log-probability l, l_old before the update and l_ref under the reference, r = exp(l - l_old) and
 advantage A:
 
@@ -21,17 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from answering import Batched, masked_logits
-from evaluate import exact_match
-from flags import add, new_parser
-from model import TOKENIZER, Net, read_net
-from pair import update
-from rollouts import Rollouts, roll_out
-from run import Facts, Run, begin, set_up
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.bench.parallel_tasks import Item, items
+from paceline.bench.diffusion import Item, items
+from recipes.bundled_diffusion.answering import Batched, masked_logits
+from recipes.bundled_diffusion.evaluate import exact_match
+from recipes.bundled_diffusion.model import TOKENIZER, Net, read_net
+from recipes.bundled_diffusion.rollouts import Rollouts, roll_out
+from recipes.bundled_diffusion.run import Facts, Run, begin, set_up
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import update
 
 TASKS = ("sort", "sort", "sort", "insert_index", "insert_index", "shuffle", "insert_random", "replace_random")
 """Tasks that few calls make worse. Those with one right answer come more often: in equal shares they are unlearned
@@ -187,7 +182,7 @@ class Policy:
 
 
 def train(options: argparse.Namespace, views_of: ViewsOf, advantages: Advantages, *, redrawn: bool) -> Facts:
-    """Learn until minutes or steps are used up, from a model or where OUT stands; the last report."""
+    """Learn until minutes or steps are used up, from a model or from where OUT was left; the last report."""
     set_up(options)
     net, reference = (read_net(options.model) for _ in range(2))
     run = begin(options, net, warmup=10, decay=0.0, betas=(0.9, 0.99), beside={"reference": reference})
@@ -200,9 +195,9 @@ def train(options: argparse.Namespace, views_of: ViewsOf, advantages: Advantages
 def arguments(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """Options that both recipes take, with a recipe's own defaults."""
     parser = new_parser(description)
-    add(parser, "model", "out", "most_steps", minutes=10)
+    add_flags(parser, "model", "out", "most_steps", minutes=10)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="of the rollouts (%(default)s)")
-    add(parser, method=None, length=16, temperature=None)
+    add_flags(parser, method=None, length=16, temperature=None)
     parser.add_argument("--prompts", type=int, default=16, help="of a step (%(default)s)")
     parser.add_argument("--group", type=int, default=8, help="completions of a prompt (%(default)s)")
     parser.add_argument("--updates", type=int, help="times that a step learns from its rollouts (%(default)s)")
@@ -212,6 +207,6 @@ def arguments(description: str | None, **defaults: Any) -> argparse.ArgumentPars
         "--sync", type=int, default=64, help="steps after which the reference becomes the policy (%(default)s)"
     )
     parser.add_argument("--clip", type=float, default=0.2, help="largest norm of a gradient (%(default)s)")
-    add(parser, "threads", "seed", rate=3e-4, count=12, report=2)
+    add_flags(parser, "threads", "seed", rate=3e-4, count=12, report=2)
     parser.set_defaults(**defaults)
     return parser

@@ -1,9 +1,8 @@
 """Learn2PD's filter: a small network that says from the confidences of a block which predictions are final already.
 
-In:  a plain model, which stays as it is, and prompts of the tasks. Out: OUT/filter.safetensors, for method "learn2pd"
-(option `filter`); OUT/records.safetensors, OUT/state.safetensors and OUT/facts.json (how good it is on trajectories it
-has not seen).
-Not here: decoding with it (`paceline.diffusion.commit.learned`).
+Reads a plain model, which stays as it is, and prompts of the tasks. Writes OUT/filter.safetensors, for method
+"learn2pd" (option `filter`); OUT/records.safetensors, OUT/state.safetensors and OUT/facts.json (how good it is
+on trajectories it has not seen).
 
 Static decoding, a slot a round, gives the final text y*. Then the canvas is filled again, "extremely greedily": each
 step writes exactly those slots of the block whose prediction equals y*; where the block's predictions are the same as
@@ -16,9 +15,9 @@ Source: Learning to Parallel: Accelerating Diffusion Large Language Models via L
 the shares, so that no text is in two of them, and the weights of the lowest loss on the second share are kept. The
 hidden width is not published; 32 gives about as many parameters as the paper names.
 
-    python learn2pd.py --out build/learn2pd
-    python evaluate.py ../../src/paceline/bundled/diffusion --length 16 --method '{"method": "learn2pd", "filter":
-        "build/learn2pd/filter.safetensors", "filter_threshold": 0.9}'
+    python -m recipes.bundled_diffusion.learn2pd --out build/learn2pd
+    python -m recipes.bundled_diffusion.evaluate src/paceline/bundled/diffusion --length 16 \\
+        --method '{"method": "learn2pd", "filter": "build/learn2pd/filter.safetensors", "filter_threshold": 0.9}'
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from answering import Batched, encoded, fill
-from flags import add, new_parser
-from model import TOKENIZER, read_net
 from numpy.typing import NDArray
-from pair import keep, take_up
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from paceline.bench.parallel_tasks import items
+from paceline.bench.diffusion import items
 from paceline.diffusion.commit import BlockFilter
 from paceline.models.denoiser import Call, Denoiser, Ints
+from recipes.bundled_diffusion.answering import Batched, encoded, fill
+from recipes.bundled_diffusion.model import TOKENIZER, read_net
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import keep, take_up
 
 TOGETHER = 64
 """Prompts that are decoded side by side, and kept as soon as they are done."""
@@ -253,9 +252,9 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser(__doc__)
-    add(parser, "model", "out", "tasks")
+    add_flags(parser, "model", "out", "tasks")
     parser.add_argument("--prompts", type=int, default=200, help="of each task (%(default)s)")
-    add(parser, length=16)
+    add_flags(parser, length=16)
     parser.add_argument(
         "--block-length", type=int, default=16, help="slots of a block, for which the filter is made (%(default)s)"
     )
@@ -265,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--every", type=int, default=100, help="epochs between looks at the held-out loss (%(default)s)"
     )
     parser.add_argument("--minutes", type=float, default=8, help="minutes to learn for at most (%(default)s)")
-    add(parser, "threads", "seed", rate=3e-3)
+    add_flags(parser, "threads", "seed", rate=3e-3)
     make(parser.parse_args(arguments))
 
 

@@ -1,8 +1,5 @@
 """Lessons of the bundled denoisers: generated tasks, and windows of public text.
 
-In:  the target's tokenizer, the corpus folder of `recipes/bundled_pair/prepare.py`. Out: Batches.
-Not here: losses (losses.py), the tasks themselves (`paceline.bench.parallel_tasks`).
-
 An answer is followed by end tokens up to one of LENGTHS slots, so that a canvas of any of these lengths is filled to
 its end.
 """
@@ -17,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from losses import Batch
-from model import EOS
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS, Split, items
+from paceline.bench.diffusion import TASKS, Split, items
+from recipes.bundled_diffusion.losses import Batch
+from recipes.bundled_diffusion.model import EOS
+from recipes.bundled_pair.corpus import read_documents
 
 LENGTHS = (16, 24, 32)
 TEXT_SLOTS = 64
@@ -56,10 +54,7 @@ def read_rows(path: Path) -> list[Any]:
 
 def documents(corpus: Path, tokenizer: Tokenizer, *, heldout: bool) -> list[list[int]]:
     """Token ids of the texts of SOURCES. Raises SystemExit without a corpus."""
-    path = corpus / "documents.jsonl"
-    if not path.is_file():
-        raise SystemExit(f"no corpus at {corpus}: run recipes/bundled_pair/prepare.py --out {corpus} first")
-    texts = [row["text"] for row in read_rows(path) if row["source"] in SOURCES and row["heldout"] == heldout]
+    texts = [d.text for d in read_documents(corpus) if d.source in SOURCES and d.heldout == heldout]
     return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
 

@@ -1,7 +1,5 @@
 """What the bundled denoisers are trained on: masked cross-entropy, over whole canvases or block by block.
 
-In:  a Net, a Batch of clean texts. Out: a loss. Not here: where texts come from (lessons.py), the optimizer (train.py).
-
 `plain_loss` is LLaDA's objective (arXiv:2502.09992) in its form of less variance: of G answer slots, exactly l ~
 U{1..G} are masked, and the loss is G / l times their cross-entropy over G; it bounds the negative log-likelihood per
 slot from above. `block_loss` is that of block diffusion (arXiv:2503.09573) in one pass over [clean ; noisy]: a noisy
@@ -15,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from model import Net
 from torch import Tensor
+
+from recipes.bundled_diffusion.model import Net
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,5 @@
 """The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser.native` in batches, with
 gradients.
-
-In:  a DenoiserSpec; (batch, slots) ids with their positions and who sees whom.
-Out: logits of chosen rows; weights under the canonical names, from which a NativeDenoiser is made or a folder written
-(write.py).
-Not here: what is learned from (lessons.py), losses (losses.py), what it writes (answering.py).
 """
 
 from __future__ import annotations
@@ -20,24 +15,23 @@ from torch import Tensor, nn
 
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
 from paceline.models.denoiser import (
-    LAYOUTS,
+    FAMILIES,
     DenoiserSpec,
     NativeDenoiser,
     denoiser_spec,
     end_tokens,
-    layout_name,
+    family_name,
     load_denoiser_weights,
     mask_token_id,
     rotation,
 )
 from paceline.models.loading import Checkpoint, read_config
+from recipes.common.options import BUNDLED
 
 EOS, MASK, VOCAB_SIZE = 3, 6144, 6145  # the bundled target's tokenizer, and a mask token after it
 MAX_LENGTH = 512
 HEADS = 4  # of every bundled shape
-PACKAGE = Path(__file__).parents[2] / "src" / "paceline" / "bundled"
-TARGET, BUNDLED = PACKAGE / "target", PACKAGE / "diffusion"
-TOKENIZER = TARGET / "tokenizer.json"  # BUNDLED has the same with a mask token, which no text holds
+TOKENIZER = BUNDLED / "target" / "tokenizer.json"  # diffusion models have a mask token besides, which no text holds
 
 
 def make_spec(
@@ -173,7 +167,7 @@ def read_net(path: Path) -> Net:
         return read_state(path)
     config = read_config(path)
     spec = denoiser_spec(config, mask_token_id=mask_token_id(path, config), eos_token_ids=end_tokens(path, config))
-    net, names = Net(spec), LAYOUTS[str(layout_name(config))].names
+    net, names = Net(spec), FAMILIES[str(family_name(config))].names
     net.load_state_dict(
         load_denoiser_weights(Checkpoint(path), spec, names, device=torch.device("cpu"), dtype=torch.float32)
     )
@@ -181,7 +175,7 @@ def read_net(path: Path) -> Net:
 
 
 def read_state(path: Path) -> Net:
-    """The model of a training state (resume.py of the bundled pair), its shape read off its tensors."""
+    """The model of a training state (`recipes.common.training`), its shape read off its tensors."""
     found = {name.removeprefix("model."): value for name, value in load_file(path).items() if name.startswith("model.")}
     heads = HEADS
     block = "layers.0.q_norm.weight" in found

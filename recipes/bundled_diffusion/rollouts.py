@@ -1,9 +1,5 @@
 """Texts that a model in training writes itself, with the state in which every token was written.
 
-In:  a Net, items of the tasks, a decoding method as `paceline.diffusion.methods` knows it. Out: Rollouts (canvases,
-rewards).
-Not here: what is learned from them (grpo.py, coupled_grpo.py, cj_grpo.py), texts without their states (answering.py).
-
 The rules are the package's own; only passes and draws are made for all canvases together, which is several times faster
 than one by one for a small model on a CPU.
 """
@@ -17,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from answering import Batched, encoded, masked_logits, padded, text_of
-from model import EOS, Net
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.bench.parallel_tasks import Item
-from paceline.diffusion import Canvas, Outcome, Predictions, Recipe, Round
+from paceline.bench.diffusion import Item
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Predictions, Round
+from recipes.bundled_diffusion.answering import Batched, encoded, masked_logits, padded, text_of
+from recipes.bundled_diffusion.model import EOS, Net
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,7 @@ def sampled(
     Raises:
         SystemExit: a method with a cache or a verification, whose passes are not plain.
     """
-    recipe, denoiser = Recipe(method), Batched(net)
+    recipe, denoiser = ConfiguredMethod(method), Batched(net)
     if recipe.names["cache"] != "none" or recipe.names["verification"] != "none":
         raise SystemExit(f"method {recipe.name!r} has a cache or a verification; rollouts need plain passes")
     mask = net.spec.mask_token_id

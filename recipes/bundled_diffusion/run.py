@@ -1,9 +1,8 @@
 """A training run of a denoiser: steps until minutes or steps are used up, kept on disk, with reports on the way.
 
-In:  a Net, what a step learns from, what a report measures.
-Out: OUT/state.safetensors (weights, optimizer, how far), from which write.py makes a folder; OUT/history.json, the
+Takes a Net, what a step learns from, what a report measures.
+Gives OUT/state.safetensors (weights, optimizer, how far), from which write.py makes a folder; OUT/history.json, the
 reports; OUT/NAME.safetensors of other models that the run needs. The same command goes on where a run was cut short.
-Not here: losses, lessons, what is particular to a recipe.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 import torch
-from losses import Batch
-from model import Net
-from pair import Progress, groups, keep, learning_rate, set_rate, take_up, update
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from recipes.bundled_diffusion.losses import Batch
+from recipes.bundled_diffusion.model import Net
+from recipes.common.training import Progress, groups, keep, learning_rate, set_rate, take_up, update
 
 Facts = dict[str, object]
 Learn = Callable[[torch.Generator], dict[str, float]]

@@ -1,8 +1,7 @@
 """The bundled denoisers: a plain masked one, or a block-causal one, trained from scratch on tasks and text.
 
-In:  a corpus folder (recipes/bundled_pair/prepare.py), the bundled target's tokenizer.
-Out: what run.py writes; its reports say held-out bounds and exact match over time.
-Not here: the run itself (run.py), the model folder (write.py), the full measurement (evaluate.py).
+Reads a corpus folder (python -m recipes.bundled_pair.prepare), the bundled target's tokenizer.
+Writes what run.py writes; its reports say held-out bounds and exact match over time.
 
 The defaults make the bundled shape (2.4 million parameters) in about an hour of one CPU core. The same command goes on
 where a run was cut short; time is counted by the clock.
@@ -17,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from evaluate import exact_match
-from flags import add, new_parser
-from lessons import batches, documents, task_lessons
-from losses import Batch, block_loss, plain_loss
-from model import HEADS, TOKENIZER, Net, make_spec, read_state, take_over
-from run import Facts, Loss, begin, set_up
 from tokenizers import Tokenizer
 
-from paceline.bench.parallel_tasks import TASKS
+from paceline.bench.diffusion import TASKS
+from recipes.bundled_diffusion.evaluate import exact_match
+from recipes.bundled_diffusion.lessons import batches, documents, task_lessons
+from recipes.bundled_diffusion.losses import Batch, block_loss, plain_loss
+from recipes.bundled_diffusion.model import HEADS, TOKENIZER, Net, make_spec, read_state, take_over
+from recipes.bundled_diffusion.run import Facts, Loss, begin, set_up
+from recipes.common.options import add_flags, new_parser
 
 
 @torch.no_grad()
@@ -83,8 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--text", type=float, default=0.25, help="share of text windows in a batch (%(default)s)")
     parser.add_argument("--minutes", type=float, default=55, help="minutes to train for, by the clock (%(default)s)")
     parser.add_argument("--exact", nargs="+", default=list(TASKS), choices=TASKS, help="tasks of a report (all)")
-    add(parser, "corpus", "out", "most_steps", "threads", "seed", items=12000, lengths=[16, 16, 24, 32])
-    add(parser, count=12, report=6, batch=64, rate=2e-3)
+    add_flags(parser, "corpus", "out", "most_steps", "threads", "seed", items=12000, lengths=[16, 16, 24, 32])
+    add_flags(parser, count=12, report=6, batch=64, rate=2e-3)
     train(parser.parse_args(arguments))
 
 

@@ -1,9 +1,8 @@
 """A model folder from a training state: LLaDA's layout for the plain model, SDAR's for the block-causal one.
 
-In:  OUT/state.safetensors of train.py, the bundled target's tokenizer. Out: a folder that `load_denoiser` reads:
+Reads OUT/state.safetensors of train.py, the bundled target's tokenizer. Writes a folder that `load_denoiser` reads:
 config.json, model.safetensors in bfloat16, tokenizer files with the mask token, generation_config.json with the longest
 answers of training.
-Not here: the model card, which is written by hand from evaluate.py's figures.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flags import new_parser
-from lessons import LENGTHS
-from model import EOS, MASK, MAX_LENGTH, TARGET, Net, read_state
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from paceline.models.denoiser import DenoiserSpec
+from recipes.bundled_diffusion.lessons import LENGTHS
+from recipes.bundled_diffusion.model import EOS, MASK, MAX_LENGTH, TOKENIZER, Net, read_state
+from recipes.common.options import new_parser
 
 MASK_TEXT = "<|mask|>"
 GENERATION = {"eos_token_id": EOS, "pad_token_id": EOS, "max_new_tokens": max(LENGTHS)}
@@ -145,11 +144,11 @@ def write_tokenizer(out: Path) -> None:
     """The target's tokenizer with the mask token behind its vocabulary; prompts are taken as they are, without a chat
     template.
     """
-    tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
     tokenizer.add_special_tokens([AddedToken(MASK_TEXT, special=True, normalized=False)])
     assert tokenizer.token_to_id(MASK_TEXT) == MASK
     tokenizer.save(str(out / "tokenizer.json"), pretty=False)
-    facts = json.loads((TARGET / "tokenizer_config.json").read_text(encoding="utf-8"))
+    facts = json.loads(TOKENIZER.with_name("tokenizer_config.json").read_text(encoding="utf-8"))
     facts = {key: value for key, value in facts.items() if key != "chat_template"}
     facts |= {"mask_token": MASK_TEXT, "model_max_length": MAX_LENGTH}
     (out / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

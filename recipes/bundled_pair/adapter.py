@@ -1,12 +1,11 @@
 """An adapter that makes an early exit speak like the whole target: Kangaroo's, by distillation.
 
-In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one), which is not changed.
-Out: an adapter folder in the published layout: config.json, and one layer of attention with two norms in safetensors.
-Not here: the exit's states (exits.py), drafting with it (method `kangaroo`).
+Reads a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one), which is not changed.
+Writes an adapter folder in the published layout: config.json, and one layer of attention with two norms in safetensors.
 
 The adapter reads the exit layer's states of the whole text; its output goes through the target's head. It learns the
-law that the target itself gives at the same position. It begins as the plain early exit: its attention adds nothing,
-its norm is the target's.
+distribution that the target itself gives at the same position. It begins as the plain early exit: its
+attention adds nothing, its norm is the target's.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911), section 3.1.
 """
@@ -19,15 +18,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import load_model, load_tokenizer, pick_device, read_documents, windows
-from exits import states_by_layer
-from optimizing import groups, learning_rate, set_rate, update
-from options import add_flags, new_parser
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from train import autocast, heldout_rows, training_stream
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
+
+from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device, read_documents, windows
+from recipes.bundled_pair.exits import states_by_layer
+from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import groups, paced, update
 
 # Axes in this file: b = batch, t = window, h = width, v = vocabulary.
 
@@ -65,7 +65,7 @@ class Adapter(nn.Module):
         return spoken
 
 
-def laws(target: LlamaForCausalLM, adapter: Adapter, x_bt: Tensor, exit_layer: int) -> tuple[Tensor, Tensor]:
+def logits_of(target: LlamaForCausalLM, adapter: Adapter, x_bt: Tensor, exit_layer: int) -> tuple[Tensor, Tensor]:
     """(b, t, v) float32 logits of the adapter and of the target."""
     with torch.no_grad():
         states = list(states_by_layer(target, x_bt))
@@ -80,7 +80,7 @@ def agreement(target: LlamaForCausalLM, adapter: Adapter, rows_bt: Tensor, optio
     right = 0
     for part in rows_bt.split(options.batch):
         with autocast(target.device.type):
-            found_btv, wanted_btv = laws(target, adapter, part.to(target.device), options.exit_layer)
+            found_btv, wanted_btv = logits_of(target, adapter, part.to(target.device), options.exit_layer)
         right += int((found_btv.argmax(-1) == wanted_btv.argmax(-1)).sum())
     return right / rows_bt.numel()
 
@@ -104,25 +104,20 @@ def fit(
     target: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: argparse.Namespace
 ) -> tuple[Adapter, list[float]]:
     """Train until tokens or minutes are used up; the adapter, and its agreement at first and in the end."""
-    adapter, start = Adapter(target).to(target.device), time.process_time()
+    adapter = Adapter(target).to(target.device)
     optimizer = torch.optim.AdamW(groups(adapter), lr=options.rate, betas=(0.9, 0.95), fused=True)
-    found, steps = (
-        [agreement(target, adapter, heldout_bt, options)],
-        max(1, options.tokens // (options.batch * options.length)),
-    )
-    for step, index in zip(
-        range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False
-    ):
-        progress = max(step / steps, (time.process_time() - start) / 60 / options.minutes)
-        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(20, steps)))
+    found = [agreement(target, adapter, heldout_bt, options)]
+    lessons = windows(len(stream_n), options.length, options.batch, options.seed)
+    steps = paced(optimizer, options, warmup=20, clock=time.process_time)
+    for (at, _), index in zip(steps, lessons, strict=False):
         with autocast(target.device.type):
-            found_btv, wanted_btv = laws(target, adapter, stream_n[index].long().to(target.device), options.exit_layer)
+            found_btv, wanted_btv = logits_of(
+                target, adapter, stream_n[index].long().to(target.device), options.exit_layer
+            )
         loss = F.cross_entropy(found_btv.flatten(0, 1), wanted_btv.flatten(0, 1).softmax(-1))
         update(adapter, optimizer, loss, 0.5)
-        if step % 50 == 0:
-            print(f"step {step}/{steps}  loss {loss.item():.3f}", flush=True)
-        if progress >= 1:
-            break
+        if at.step % 50 == 1:
+            print(f"step {at.step}  loss {loss.item():.3f}", flush=True)
     return adapter, [*found, agreement(target, adapter, heldout_bt, options)]
 
 

@@ -1,8 +1,7 @@
 """The draft: a one-layer Llama that learns what the target would say next.
 
-In:  a corpus folder, a target folder, the texts that the target wrote itself (write.py).
-Out: a model folder with the target's tokenizer.
-Not here: how fast a step of it is; that follows from the shape (one layer, few operators, a head of 6144 x width).
+Reads a corpus folder, a target folder, the texts that the target wrote itself (write.py).
+Writes a model folder with the target's tokenizer.
 
 Three things make one layer go far:
 - it learns the target's distribution (its 16 likeliest tokens and the mass of all others), mixed with the greedy token
@@ -18,17 +17,17 @@ Sources: Hinton et al. 2015 (arXiv:1503.02531); DistillSpec (arXiv:2310.08461).
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from common import llama_config, load_model, load_tokenizer, pick_device, save_model
-from lessons import Lessons, Reached, School, load_school, make_school, mixed_batches, save_school
-from optimizing import learning_rate, set_rate, update
-from options import add_flags, new_parser
 from torch import Tensor
 from transformers import LlamaForCausalLM
+
+from recipes.bundled_pair.corpus import llama_config, load_model, load_tokenizer, pick_device, save_model
+from recipes.bundled_pair.lessons import Lessons, Reached, School, load_school, make_school, mixed_batches, save_school
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import paced, update
 
 # Axes in this file: n = tokens, k = likeliest tokens kept, v = vocabulary, h = the target's width, w = the draft's
 # width.
@@ -90,7 +89,6 @@ def loss_and_agreement(draft: LlamaForCausalLM, lesson: Lessons, greedy_share: f
 def train(draft: LlamaForCausalLM, school: School, options: argparse.Namespace) -> float:
     """Train in place until the tokens or the minutes are used up; returns the mean loss of the last 50 steps."""
     optimizer = torch.optim.AdamW(draft.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    steps = max(1, options.tokens // (options.batch * options.length))
     batches = mixed_batches(
         school.written,
         school.corpus,
@@ -99,24 +97,16 @@ def train(draft: LlamaForCausalLM, school: School, options: argparse.Namespace) 
         written_share=options.written_share,
         seed=options.seed,
     )
-    start, losses, agreed = time.perf_counter(), [], []
-    for step, lesson in zip(range(steps), batches, strict=False):
-        minutes = (time.perf_counter() - start) / 60
-        progress = max(step / steps, minutes / options.minutes)
-        if progress >= 1:
-            break
-        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(50, steps)))
+    losses, agreed = [], []
+    for (at, last), lesson in zip(paced(optimizer, options, warmup=50), batches, strict=False):
         loss, agreement = loss_and_agreement(draft, lesson, options.greedy_share)
         update(draft, optimizer, loss)
         losses.append(loss.item())
         agreed.append(agreement)
-        if step % 20 == 19 or step == steps - 1:
-            seen = (step + 1) * options.batch * options.length
-            print(
-                f"step {step + 1}  tokens {seen}  loss {fmean(losses[-20:]):.3f}  agreement {fmean(agreed[-20:]):.3f}"
-                f"  {minutes:.1f} min",
-                flush=True,
-            )
+        if at.step % 20 == 0 or last:
+            seen = at.step * options.batch * options.length
+            said = f"loss {fmean(losses[-20:]):.3f}  agreement {fmean(agreed[-20:]):.3f}"
+            print(f"step {at.step}  tokens {seen}  {said}  {at.minutes:.1f} min", flush=True)
     return fmean(losses[-50:])
 
 
@@ -181,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--greedy-share", type=float, default=0.5, help="weight of the greedy token in the loss (%(default)s)"
     )
     parser.add_argument("--k", type=int, default=16, help="likeliest tokens kept as labels (%(default)s)")
-    add_flags(parser, "batch", "length", "device", rate=4e-3, seed=1)
+    add_flags(parser, "device", batch=16, length=512, rate=4e-3, seed=1)
     distill(parser.parse_args(arguments))
 
 

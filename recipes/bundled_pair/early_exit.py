@@ -1,9 +1,8 @@
 """The target, tuned so that it can stop early: LayerSkip's fine-tuning.
 
-In:  a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
-Out: a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves
-     something; the same command takes it up again.
-Not here: the loss (exits.py), what a run needs to go on (resume.py).
+Reads a corpus folder (prepare.py) and the target's folder (train.py, or the bundled one).
+Writes a model folder of the same layout, written again at every measurement, so that a run that is cut short leaves
+something; the same command takes it up again.
 
 Every layer can then be an exit: its state, through the final norm and the head, gives a usable next token. `--minutes`
 counts processor time of this process, so that a busy machine changes how long it takes and not what comes out. One core
@@ -16,19 +15,18 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import torch
-from common import load_model, load_tokenizer, pick_device, read_documents, save_model, windows
-from exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
-from optimizing import groups, learning_rate, set_rate, update
-from options import add_flags, new_parser
-from resume import keep, take_up
 from torch import Tensor
-from train import autocast, heldout_rows, training_stream
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device, read_documents, save_model, windows
+from recipes.bundled_pair.exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
+from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import groups, keep, paced, take_up, update
 
 
 def save(
@@ -63,12 +61,6 @@ def loss_of_step(model: LlamaForCausalLM, x_bt: Tensor, step: int, options: argp
         return training_loss(model, x_bt.long().to(device), dropout_rates(layers, options.dropout), weights)
 
 
-def batches(stream_n: Tensor, options: argparse.Namespace, first: int, steps: int) -> Iterator[tuple[int, Tensor]]:
-    """Steps from `first` on, with their (batch, length) tokens."""
-    indices = islice(windows(len(stream_n), options.length, options.batch, options.seed), first, steps)
-    return ((step, stream_n[index]) for step, index in enumerate(indices, first))
-
-
 def fit(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
@@ -78,26 +70,20 @@ def fit(
 ) -> list[dict[str, object]]:
     """Train until tokens or minutes are used up; returns the held-out losses by exit over time."""
     optimizer = torch.optim.AdamW(groups(model), lr=options.rate, betas=(0.9, 0.95), fused=True)
-    steps = max(1, options.tokens // (options.batch * options.length))
     at = take_up(options.out / "training.safetensors", model, optimizer)
     history = starts(model, heldout_bt, options, at.step)
     print(history[-1], flush=True)
-    start = time.process_time() - 60 * at.minutes
-    for step, x_bt in batches(stream_n, options, at.step, steps):
-        at.step, at.minutes = step + 1, (time.process_time() - start) / 60
-        progress = max(step / steps, at.minutes / options.minutes)
-        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(50, steps)))
-        loss = loss_of_step(model, x_bt, step, options)
+    lessons = islice(windows(len(stream_n), options.length, options.batch, options.seed), at.step, None)
+    steps = paced(optimizer, options, warmup=50, clock=time.process_time, at=at)
+    for (_, last), index in zip(steps, lessons, strict=False):
+        loss = loss_of_step(model, stream_n[index], at.step - 1, options)
         update(model, optimizer, loss)
-        last = step == steps - 1 or progress >= 1
-        if step % options.measure_every == options.measure_every - 1 or last:
+        if at.step % options.measure_every == 0 or last:
             seen = at.step * options.batch * options.length
             history.append({"tokens": seen, "heldout": measure(model, heldout_bt, options.batch)})
             print(f"{history[-1]}  loss {loss.item():.3f}  {at.minutes:.1f} min of processor time", flush=True)
             save(model, tokenizer, options.out, history)
             keep(options.out / "training.safetensors", model, optimizer, at)
-            if last:
-                break
     return history
 
 
@@ -128,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
         help="weights that rise with the layer, as in the paper, not equal ones",
     )
     parser.add_argument("--dropout", type=float, default=0.1, help="chance of leaving out the last layer (%(default)s)")
-    add_flags(parser, "batch", "length", "device", rate=8e-4, seed=2)
+    add_flags(parser, "device", batch=16, length=512, rate=8e-4, seed=2)
     tune(parser.parse_args(arguments))
 
 

@@ -1,13 +1,12 @@
 """How good a model is, on texts that it was not trained on.
 
-In:  a target folder, optionally a draft folder, and prompts kept out of training: GSM8K test, HumanEval, SciTLDR dev
-     (--data or fetched), or the held-out documents of a corpus (--corpus).
-Out: a table on the screen, and JSON with --json: held-out loss, and the draft's agreement with the target's greedy
+Reads a target folder, optionally a draft folder, and prompts kept out of training: GSM8K test, HumanEval, SciTLDR dev
+(--data or fetched), or the held-out documents of a corpus (--corpus).
+Writes a table on the screen, and JSON with --json: held-out loss, and the draft's agreement with the target's greedy
 tokens.
-Not here: time; the benchmarks measure that.
 
 Agreement at depth k is the share of positions in the target's own greedy answers from which the draft's next k greedy
-guesses all match. A draft whose guesses matched so far has the answer itself as its context, so one pass over the
+tokens all match. A draft whose tokens matched so far has the answer itself as its context, so one pass over the
 answer gives every depth.
 """
 
@@ -19,12 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import encode, load_model, load_tokenizer, pick_device, read_documents
-from options import add_flags, new_parser
-from sources import evaluation_texts
 from torch import Tensor
 from transformers import LlamaForCausalLM
-from write import Prompt, batches, continue_batch
+
+from recipes.bundled_pair.corpus import encode, load_model, load_tokenizer, pick_device, read_documents
+from recipes.bundled_pair.sources import evaluation_texts
+from recipes.bundled_pair.write import Prompt, batches, continue_batch
+from recipes.common.options import add_flags, new_parser
 
 DEPTHS = (1, 2, 3, 4)
 
@@ -43,16 +43,16 @@ def heldout_loss(model: LlamaForCausalLM, sequences: list[list[int]], longest: i
 
 @torch.inference_mode()
 def matches(draft: LlamaForCausalLM, prompt: list[int], answer: list[int]) -> Tensor:
-    """(len(answer),) bool: the draft's greedy guess equals the answer's token, given all before it."""
+    """(len(answer),) bool: the draft's greedy token equals the answer's token, given all before it."""
     x_t = torch.tensor([prompt + answer], device=draft.device)
-    guesses_t: Tensor = draft(input_ids=x_t, use_cache=False).logits[0].argmax(-1)
-    match_n: Tensor = guesses_t[len(prompt) - 1 : -1] == x_t[0, len(prompt) :]
+    drafted_t: Tensor = draft(input_ids=x_t, use_cache=False).logits[0].argmax(-1)
+    match_n: Tensor = drafted_t[len(prompt) - 1 : -1] == x_t[0, len(prompt) :]
     return match_n.cpu()
 
 
 def agreement(match_n: list[Tensor]) -> dict[int, float]:
-    """Share of positions from which the next k guesses all match, for every k of DEPTHS that fits before the answer's
-    end.
+    """Share of positions from which the next k drafted tokens all match, for every k of DEPTHS that fits before the
+    answer's end.
     """
     result = {}
     for k in DEPTHS:

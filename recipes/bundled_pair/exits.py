@@ -1,8 +1,5 @@
 """LayerSkip's training loss: layers dropped at random, and a loss at every exit in turn.
 
-In:  a Llama model, a batch of tokens. Out: the loss of one step; losses by exit.
-Not here: batches, schedules of the rate, files (early_exit.py).
-
 Source: LayerSkip, enabling early exit inference and self-speculative decoding (arXiv:2404.16710), sections 4.1 and 4.2.
 Layers are counted from 0 to L - 1; exit l leaves behind layer l, through the final norm and the head that all exits
 share.

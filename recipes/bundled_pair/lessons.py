@@ -1,9 +1,5 @@
 """What the draft learns from: token streams, and what the target says after each token of them.
 
-In:  a corpus folder, the texts that the target wrote (write.py), the target.
-Out: endless batches of tokens with the target's likeliest next tokens, and where the target's final states lie.
-Not here: the draft, its loss (distill.py).
-
 The labels are computed once, so that many passes and several shapes can use them.
 """
 
@@ -16,10 +12,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from common import VOCAB_SIZE, encode, join, load_tokenizer, prompt_of, read_documents, shuffled, windows
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes.bundled_pair.corpus import (
+    VOCAB_SIZE,
+    encode,
+    join,
+    load_tokenizer,
+    prompt_of,
+    read_documents,
+    shuffled,
+    windows,
+)
 
 # Axes in this file: n = tokens of a stream, b = batch, t = window, k = likeliest tokens kept, v = vocabulary, h =
 # target's width.

@@ -1,8 +1,7 @@
 """Corpus and tokenizer of the bundled models.
 
-In:  --data DIR with the sets of sources.py, or nothing, and they are fetched by pinned commit and checksum.
-Out: OUT/documents.jsonl (source, text, heldout) and OUT/tokenizer.json (byte-level BPE, 6144 entries).
-Not here: token ids; every stage tokenizes for itself, so that a draft follows its target's tokenizer.
+Reads --data DIR with the sets of sources.py, or nothing, and they are fetched by pinned commit and checksum.
+Writes OUT/documents.jsonl (source, text, heldout) and OUT/tokenizer.json (byte-level BPE, 6144 entries).
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from common import SPECIAL_TOKENS, VOCAB_SIZE, Document, shuffled, write_documents
-from options import add_flags, new_parser
-from sources import load_sources
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from recipes.bundled_pair.corpus import SPECIAL_TOKENS, VOCAB_SIZE, Document, shuffled, write_documents
+from recipes.bundled_pair.sources import load_sources
+from recipes.common.options import add_flags, new_parser
 
 HELDOUT_EVERY = 50  # one document in fifty measures, and is not trained on
 MIN_FOR_HELDOUT = 100  # the two books stay whole

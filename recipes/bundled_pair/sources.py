@@ -1,9 +1,5 @@
 """The public data behind the bundled models: where each file comes from, how to fetch and how to read it.
 
-In:  a local data folder, or the pinned commits of the public repositories below.
-Out: documents by source name.
-Not here: mixing, tokenizers, held-out splits (prepare.py).
-
 A local folder may hold a file as published or gzip-compressed; the checksum is always that of the uncompressed bytes.
 Sets that are cut locally (MBPP, Advising) come out the same from the published files, because rows are chosen here by
 their number and split.
@@ -22,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import chat
+from recipes.bundled_pair.corpus import chat
 
 RAW = "https://raw.githubusercontent.com"
 STDLIB_SKIP = ("/site-packages/", "/test", "/idlelib/", "/lib2to3/", "/encodings/", "pydoc_data", "/turtledemo/")

@@ -1,8 +1,7 @@
 """The target: a small Llama trained from scratch by next-token prediction.
 
-In:  a corpus folder (prepare.py).
-Out: a model folder: the weights with the best held-out loss.
-Not here: the draft (distill.py).
+Reads a corpus folder (prepare.py).
+Writes a model folder: the weights with the best held-out loss.
 
 The defaults make the bundled target's shape (6.0 million parameters) in about an hour on two CPU cores; on a GPU in
 minutes.
@@ -11,14 +10,16 @@ minutes.
 from __future__ import annotations
 
 import argparse
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import (
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes.bundled_pair.corpus import (
     Document,
     encode,
     join,
@@ -30,17 +31,15 @@ from common import (
     shuffled,
     windows,
 )
-from optimizing import groups, learning_rate, set_rate, update
-from options import add_flags, new_parser
-from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from recipes.common.options import add_flags, new_parser
+from recipes.common.training import groups, paced, update
 
 REPEAT = {"math": 2, "mbpp": 3, "sql": 2, "instruct": 3}  # passes over the small sets for one over the others
 
 
 @dataclass(slots=True)
 class Best:
-    """The weights with the lowest held-out loss so far, and for how many measurements that has stood."""
+    """The weights with the lowest held-out loss so far, and for how many measurements that is so."""
 
     loss: float = float("inf")
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -88,26 +87,16 @@ def fit(model: LlamaForCausalLM, stream_n: Tensor, heldout_bt: Tensor, options: 
     device = str(model.device)
     optimizer = torch.optim.AdamW(groups(model), lr=options.rate, betas=(0.9, 0.95), fused=True)
     forward = torch.compile(model) if options.compile else model
-    steps = max(1, options.tokens // (options.batch * options.length))
-    best, start = Best(), time.perf_counter()
-    for step, index in zip(
-        range(steps), windows(len(stream_n), options.length, options.batch, options.seed), strict=False
-    ):
-        minutes = (time.perf_counter() - start) / 60
-        progress = max(step / steps, minutes / options.minutes)
-        set_rate(optimizer, learning_rate(progress, step, options.rate, warmup=min(100, steps)))
+    best, lessons = Best(), windows(len(stream_n), options.length, options.batch, options.seed)
+    for (at, last), index in zip(paced(optimizer, options, warmup=100), lessons, strict=False):
         loss = loss_on(forward, stream_n[index].long().to(device))
         update(model, optimizer, loss)
-        last = step == steps - 1 or progress >= 1
-        if step % options.measure_every == options.measure_every - 1 or last:
+        if at.step % options.measure_every == 0 or last:
             best.offer(measure(model, heldout_bt, options.batch), model)
-            seen = (step + 1) * options.batch * options.length
-            print(
-                f"step {step + 1}/{steps}  tokens {seen}  loss {loss.item():.3f}  best held-out {best.loss:.3f}  "
-                f"{minutes:.1f} min",
-                flush=True,
-            )
-            if last or best.stale >= options.patience:
+            seen = at.step * options.batch * options.length
+            said = f"step {at.step}  tokens {seen}  loss {loss.item():.3f}  best held-out {best.loss:.3f}"
+            print(f"{said}  {at.minutes:.1f} min", flush=True)
+            if best.stale >= options.patience:
                 break
     model.load_state_dict(best.weights)
     return best
@@ -142,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--patience", type=int, default=5, help="measurements without a better one before stopping (%(default)s)"
     )
-    add_flags(parser, "batch", "length", rate=2e-3)
+    add_flags(parser, batch=16, length=512, rate=2e-3)
     parser.add_argument("--compile", action="store_true", help="torch.compile; faster, needs a C++ compiler")
     add_flags(parser, "device", seed=0)
     train(parser.parse_args(arguments))

@@ -1,10 +1,9 @@
 """Texts that the target writes itself, for the draft to learn from.
 
-In:  a corpus folder, a target folder. Only prompts of training documents are used.
-Out: OUT (JSON lines): source, temperature, prompt ids, ids of the continuation.
-Not here: learning from them (distill.py).
+Reads a corpus folder, a target folder. Only prompts of training documents are used.
+Writes OUT (JSON lines): source, temperature, prompt ids, ids of the continuation.
 
-A draft guesses what the target would say next, so the target's own words are better lessons than its corpus
+A draft says what the target would say next, so the target's own words are better lessons than its corpus
 (sequence-level distillation, Kim and Rush 2016, arXiv:1606.07947; for drafts DistillSpec, arXiv:2310.08461).
 """
 
@@ -20,10 +19,20 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from common import Document, encode, load_model, load_tokenizer, pick_device, prompt_of, read_documents, shuffled
-from options import add_flags, new_parser
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from recipes.bundled_pair.corpus import (
+    Document,
+    encode,
+    load_model,
+    load_tokenizer,
+    pick_device,
+    prompt_of,
+    read_documents,
+    shuffled,
+)
+from recipes.common.options import add_flags, new_parser
 
 FUNCTION = re.compile(r'^ *(?:async )?def \w+\([^\n]*\).*:\n +"""', re.MULTILINE)
 

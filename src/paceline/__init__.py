@@ -1,11 +1,12 @@
 """Paceline: faster decoding of language models with the same output.
 
-In: a checkpoint and prompts. Out: text, exactly as the model would have written it, sooner. The names below are the
-public API; everything else may change without notice. They are imported on first use, so that `import paceline` is
-fast.
+The names below are the public API; everything else may change without notice. They are imported on first use, so that
+`import paceline` is fast.
 """
 
 from __future__ import annotations
+
+from paceline.version import __version__ as __version__
 
 TYPE_CHECKING = False  # as in typing, whose import would take longer than all of this
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     )
     from paceline.llm import LLM
     from paceline.sampling import Logprob
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",
@@ -55,8 +54,8 @@ _HOMES = {
     "SamplingParams": "paceline.config",
     "SpeculativeConfig": "paceline.config",
     "Logprob": "paceline.sampling.logprobs",
-    "RequestMetrics": "paceline.engine.metrics",
-    "DrafterMetrics": "paceline.engine.metrics",
+    "RequestMetrics": "paceline.engine.outputs",
+    "DrafterMetrics": "paceline.engine.outputs",
     "CompletionOutput": "paceline.engine.outputs",
     "RequestOutput": "paceline.engine.outputs",
     "StreamChunk": "paceline.engine.outputs",

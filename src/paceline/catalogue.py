@@ -1,8 +1,4 @@
-"""The literal tables of methods: one entry each of drafters, verifiers and controllers.
-
-In: nothing. Out: names with where a class lives and what is declared of it. Not here: finding and importing
-(`registry`).
-"""
+"""The literal tables of methods: where each drafter, verifier and controller lives and what is declared of it."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ STRICT_NOTE = (
     '"strict"), "bit-equal up to near ties" becomes "bit-equal".'
 )
 
-Exactness = Literal["bit-equal", "bit-equal up to near ties", "equal in law", "approximate"]
+Exactness = Literal["bit-equal", "bit-equal up to near ties", "equal in distribution", "approximate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Entry:
 
     target: str
     kind: str
-    exactness: tuple[Exactness, Exactness] = ("bit-equal up to near ties", "equal in law")
+    exactness: tuple[Exactness, Exactness] = ("bit-equal up to near ties", "equal in distribution")
     needs: tuple[str, ...] = ()
     paper: str = ""
     seeded: Exactness = "bit-equal up to near ties"
@@ -67,21 +63,21 @@ DRAFTERS: Mapping[str, Entry] = {
     "draft_model": Entry(
         "paceline.drafters.draft_model.drafter:DraftModelDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("a smaller model with the target's tokenizer",),
         "Fast inference from transformers via speculative decoding (arXiv:2211.17192)",
     ),
     "pearl": Entry(
         "paceline.drafters.draft_model.pearl:PearlDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("a smaller model with the target's tokenizer",),
         "PEARL: parallel speculative decoding with adaptive draft length (arXiv:2408.11850)",
     ),
     "quantized_copy": Entry(
         "paceline.drafters.self.quantized_copy:QuantizedCopyDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("memory for an int8 or int4 copy of the target",),
         "Speculative decoding meets quantization (arXiv:2505.22179); QSpec (arXiv:2410.11305)",
         published={"num_speculative_tokens": 3},
@@ -89,7 +85,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "specmquant": Entry(
         "paceline.drafters.draft_model.specmquant:SpecMQuantDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("memory for an int4 or int8 copy of the target, or a model between target and draft",),
         "Speculative decoding meets quantization (arXiv:2505.22179)",
         published={"num_speculative_tokens": 6},
@@ -97,14 +93,14 @@ DRAFTERS: Mapping[str, Entry] = {
     "s2d": Entry(
         "paceline.drafters.draft_model.s2d:S2dDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("a smaller model of two layers or more with the target's tokenizer",),
         "S2D: sorted speculative decoding for nested large language models (arXiv:2407.01955)",
     ),
     "easyspec": Entry(
         "paceline.drafters.draft_model.easyspec:EasySpecDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("a smaller model of four layers or more with the target's tokenizer",),
         "EasySpec: layer-parallel speculative decoding for efficient multi-GPU utilization (arXiv:2502.02493)",
     ),
@@ -119,7 +115,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "deer": Entry(
         "paceline.drafters.diffusion.deer:DeerDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("a diffusion language model with the target's tokenizer",),
         "DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:2512.15176)",
         published={"num_speculative_tokens": 32},
@@ -127,7 +123,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "tli": Entry(
         "paceline.drafters.vocab.tli:TliDrafter",
         "model",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("a smaller model with another tokenizer",),
         "Lossless speculative decoding for heterogeneous vocabularies: token-level intersection (arXiv:2502.05202)",
     ),
@@ -141,7 +137,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "layer_skip": Entry(
         "paceline.drafters.self.layer_skip:LayerSkipDrafter",
         "self",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "head"),
         "LayerSkip: enabling early exit inference and self-speculative decoding (arXiv:2404.16710)",
         published={"num_speculative_tokens": 6},
@@ -149,7 +145,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "swift": Entry(
         "paceline.drafters.self.swift:SwiftDrafter",
         "self",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "layer_subsets", "head", "fork"),
         "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration (arXiv:2410.06916)",
         published={"controller": "swift"},
@@ -157,7 +153,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "del": Entry(
         "paceline.drafters.self.dynamic_exit:DynamicExitDrafter",
         "self",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "head", "taps"),
         "DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598)",
         published={"num_speculative_tokens": 18},
@@ -165,7 +161,7 @@ DRAFTERS: Mapping[str, Entry] = {
     "kangaroo": Entry(
         "paceline.drafters.self.kangaroo:KangarooDrafter",
         "self",
-        ("bit-equal up to near ties", "equal in law"),
+        ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "head", "fork", "an adapter trained for the target"),
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
         published={"controller": "kangaroo"},
@@ -247,7 +243,7 @@ VERIFIERS: Mapping[str, Entry] = {
     "block_verification": Entry(
         "paceline.verifiers.block:BlockVerification",
         "verifier",
-        needs=("chains: drawn drafts that branch are refused",),
+        needs=("chains: drawn drafts that branch are rejected",),
         paper="Block verification accelerates speculative decoding (arXiv:2403.10444)",
     ),
     "k_seq": Entry(

@@ -1,18 +1,16 @@
 """Configuration: frozen, keyword-only, checked once at the edge; every layer behind it may trust it.
 
-In: what a user wrote (keyword arguments, JSON). Out: SamplingParams, SpeculativeConfig, EngineConfig. The names are
-vLLM's.
-Not here: defaults that depend on a checkpoint (`llm`) and the methods themselves (`registry`).
+The names are vLLM's. Defaults that depend on a checkpoint are `llm`'s, and the methods themselves the `registry`'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from difflib import get_close_matches
+from typing import Any, Final, Literal, get_args
 
-from paceline.config_keys import VLLM_KEYS
 from paceline.errors import ConfigError
 from paceline.utils import (
     TINY,
@@ -158,11 +156,32 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
-        """Build from a mapping; unknown keys are refused by name."""
+        """Build from a mapping; unknown keys are rejected with an error that names them."""
         need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
         reject_unknown("SamplingParams", given, [f.name for f in fields(cls)])
         return cls(**given)
 
+
+VLLM_KEYS = frozenset(
+    """attention_backend code_revision disable_eagle_block_drop disable_logprobs disable_mqa_scorer
+    disable_padded_drafter_batch draft_load_config draft_model_config draft_parallel_config draft_sample_method
+    draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
+    index_share_for_mtp_iteration kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size
+    parallel_drafting prompt_lookup_max prompt_lookup_min quantization rejection_sample_method revision
+    speculative_token_tree suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
+    suffix_decoding_max_tree_depth suffix_decoding_min_token_prob synthetic_acceptance_length
+    synthetic_acceptance_rate synthetic_acceptance_rates target_model_config target_parallel_config
+    tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction""".split()  # noqa: SIM905 (a list would take a line for each)
+)
+"""vLLM's other keys. None says there that a key is not given, so it says the same here, whether the key is known or
+not.
+"""
+
+NAMED: Final = 8
+"""Most options, and most keys of all methods, that a message names where none is close."""
+
+CLOSE: Final = 0.7
+"""Least similarity (difflib's ratio) of what is offered instead."""
 
 SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
 """Keys that serve all methods of a configuration, and stand beside a list of them."""
@@ -183,19 +202,19 @@ class SpeculativeConfig:
         num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
         model: draft model of `draft_model`.
         acceptance_method: "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact),
-            "typical_acceptance_sampler" (approximate).
+            "typical_acceptance_sampler" (approximate), or "module:Class".
         posterior_threshold, posterior_alpha: of typical acceptance.
         controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
             num_speculative_tokens is given, else "auto".
         disable_by_batch_size: no drafts at or above this number of running sequences.
         options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller
-            (`threshold`, ...); one that neither knows is refused, and one that both know (see `engine.policy`).
+            (`threshold`, ...); one that neither knows is rejected, and one that both know (see `engine.policy`).
     """
 
     method: str | tuple[SpeculativeConfig, ...] = "auto"
     num_speculative_tokens: int | None = None
     model: str | None = None
-    acceptance_method: AcceptanceMethod = "rejection_sampler"
+    acceptance_method: AcceptanceMethod | str = "rejection_sampler"
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     controller: str | None = None
@@ -207,7 +226,8 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
         if self.disable_by_batch_size is not None:
             integer("disable_by_batch_size", self.disable_by_batch_size, 1)
-        choice("acceptance_method", self.acceptance_method, get_args(AcceptanceMethod))
+        if not (isinstance(self.acceptance_method, str) and ":" in self.acceptance_method):  # a rule of the user's own
+            choice("acceptance_method", self.acceptance_method, get_args(AcceptanceMethod))
         parts = self.method if isinstance(self.method, tuple) else ()
         fine = isinstance(self.method, str | tuple) and all(isinstance(one, SpeculativeConfig) for one in parts)
         need(fine, "method", "be a name or a tuple of SpeculativeConfigs", self.method)
@@ -331,3 +351,34 @@ class EngineConfig:
             integer("threads", self.threads, 1, 1024)
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63 - 1)
+
+
+def near(key: object, known: Iterable[str]) -> list[str]:
+    """Known keys that this one may have been meant to be, the closest first; upper case does not count."""
+    return get_close_matches(str(key).lower(), list(dict.fromkeys(known)), n=2, cutoff=CLOSE)
+
+
+def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str], general: Sequence[str]) -> None:
+    """Reject the first of `given` that is no option.
+
+    Args:
+        kind: what does not know it, for the message.
+        options: of the method, and of the controller where they may stand there.
+        general: keys that stand beside every method.
+    Raises:
+        ConfigError: with the closest of all these keys; where none is close, with the first of them.
+    """
+    for key in given:
+        if key not in options:
+            rest = [one for one in general if one != key and one not in options]
+            close = near(key, [*options, *rest])
+            known = f"known are {_some(sorted(options)) or 'no options'}; with every method also {_some(rest)}"
+            hint = f"did you mean {' or '.join(close)}?" if close else known
+            raise ConfigError(f"{kind} does not know {key!r}; {hint}")
+
+
+def _some(names: Sequence[str]) -> str:
+    """All names where they are few, else the first, how many more there are, and where they stand."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more (listed in the documentation)"

@@ -4,14 +4,14 @@
     |-- ConfigError               an argument, flag or configuration key
     |-- PromptError               a prompt: empty, too long, token ids out of range
     |-- CheckpointError           a folder or hub id that cannot be loaded
-    |   |-- UnsupportedModelError   an architecture or weight format that is refused by name
+    |   |-- UnsupportedModelError   an architecture or weight format that is not supported
     |   `-- OutOfMemoryError        the model would not fit; checked before anything is loaded
     |-- CapabilityError           a method needs what this runner cannot do
     |-- DrafterError              a drafter that cannot serve this target, or broke its contract
     |-- NumericsError             NaN or infinite logits from the model
     `-- UnsatisfiableError        a grammar, regular expression or schema that no text can meet
 
-In: nothing; this module imports nothing. The command line prints `str(error)` on one line and exits with code 2;
+This module imports nothing. The command line prints `str(error)` on one line and exits with code 2;
 a traceback that reaches a user is a bug of ours.
 """
 
@@ -33,7 +33,7 @@ class CheckpointError(PacelineError, OSError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """An architecture, quantisation or file format that is refused by name."""
+    """An architecture, quantisation or file format that is not supported."""
 
 
 class OutOfMemoryError(CheckpointError, MemoryError):

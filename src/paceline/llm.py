@@ -1,8 +1,4 @@
-"""The front door: `LLM(...).generate / .stream / .chat`.
-
-In: a checkpoint, prompts, sampling parameters. Out: results shaped as vLLM's. Not here: the loop (engine), methods,
-printing.
-"""
+"""The front door: `LLM(...).generate / .stream / .chat`, with results shaped as vLLM's."""
 
 from __future__ import annotations
 
@@ -160,7 +156,7 @@ class LLM:
 
             torch.set_num_threads(self.config.threads)
         self.folder = folder = resolve(name, revision=revision, code=self._trust, gguf_file=gguf_file)
-        config = read_config(folder)  # what is refused by name often has no tokenizer, which would be missed first
+        config = read_config(folder)  # what is not supported often has no tokenizer, which would be missed first
         chosen = None if self._by_default else self.speculative
         check_kind(name, is_denoiser(config), chosen, self._diffusion_config)
         words = folder if tokenizer is None else resolve(str(tokenizer))
@@ -286,7 +282,7 @@ class LLM:
         """
         self._must_draft("save_tables")
         with self._turns.turn():
-            return self.engine.parts.crew.save_tables(folder)
+            return self.engine.parts.drafter_set.save_tables(folder)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation, ready for an answer."""
@@ -300,7 +296,7 @@ class LLM:
         return params_for(self.default_sampling_params() if given is None else given, number)
 
     def _must_draft(self, what: str) -> None:
-        """Refuse what only models with an engine have."""
+        """Reject what only models with an engine have."""
         if self.diffusion:
             raise CapabilityError(
                 f"{what} is of autoregressive models, and {self.folder} is a diffusion language model"

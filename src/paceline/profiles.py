@@ -1,9 +1,5 @@
 """Profiles: what `paceline tune` chose for one model on one machine, and when a loaded model may use it.
 
-In: a loaded model and its folder. Out: the profile that fits, or None with one log line that says why a near one does
-not.
-Not here: measuring (`bench.tune`), the engine.
-
 A profile fits where it was measured: same checkpoint (shape, configuration, a sample of the weights' bytes), device,
 dtype, threads, machine and versions. It replaces a default only; what a user writes as `speculative_config` always
 wins.
@@ -101,6 +97,30 @@ class Profile:
         return SpeculativeConfig.parse(self.speculative_config)
 
     @property
+    def name(self) -> str:
+        """For people: the model's own name and the end of the file's."""
+        return f"{Path(str(self.measured.get('model', 'model'))).name}-{self.path.stem[-12:-6]}"
+
+    @property
+    def tuned(self) -> str:
+        """The day it was made on."""
+        return str(self.measured.get("created", "at an unknown time"))[:10]
+
+    @property
+    def choice(self) -> str:
+        """What it chose, in words."""
+        config = self.speculative
+        if config is None:
+            return "plain decoding"
+        parts = config.method if isinstance(config.method, tuple) else (config,)
+        names = " + ".join(str(one.method) for one in parts)
+        most = config.num_speculative_tokens
+        return f"method {names}" + ("" if most is None else f", {most} token{'s' if most != 1 else ''} a draft")
+
+    def __str__(self) -> str:
+        return f"profile {self.name} (tuned {self.tuned}): {self.choice}, from `paceline tune`"
+
+    @property
     def path(self) -> Path:
         """Its file."""
         where = {key: value for key, value in asdict(self.conditions).items() if key != "versions"}
@@ -195,6 +215,18 @@ def profile_dir() -> Path:
     return user_cache("profiles")
 
 
+def saved() -> tuple[dict[Path, Profile], dict[Path, str]]:
+    """All profiles by file, the newest last; and the files that cannot be read, with the reason."""
+    found, broken = {}, {}
+    for path in sorted(profile_dir().glob("*.json")):
+        try:
+            found[path] = Profile.load(path)
+        except (OSError, ValueError) as error:
+            broken[path] = str(error)
+    newest_last = sorted(found.items(), key=lambda pair: str(pair[1].measured.get("created", "")))
+    return dict(newest_last), broken
+
+
 def switched_on() -> bool:
     """Whether the environment leaves profiles on.
 
@@ -223,9 +255,8 @@ def adopt(info: ModelInfo, folder: Path, *, threads: int | None = None) -> Profi
 
             if torch.get_num_threads() != profile.threads:
                 torch.set_num_threads(profile.threads)
-        words = "plain decoding" if profile.speculative_config is None else json.dumps(dict(profile.speculative_config))
         logger.info(
-            "profile %s: %s with %d threads (%s=0 switches profiles off)", profile.path, words, profile.threads, SWITCH
+            "%s, with %d threads; %s (%s=0 switches profiles off)", profile, profile.threads, profile.path, SWITCH
         )
     return profile
 

@@ -1,25 +1,27 @@
 """The registries: names to classes, imported only when asked for.
 
-In: a name (or "module:Class"). Out: a class and what is declared of it (`catalogue`). Entry points of the groups
+A name, or "module:Class", leads to a class and to what is declared of it (`catalogue`). Entry points of the groups
 `paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
-error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices. Not here:
-building anything.
+error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices.
 """
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final
 
 from paceline.catalogue import CONTROLLERS, DRAFTERS, FAMILIES, LEARNED_HEADS, STRICT_NOTE, VERIFIERS, Entry, Exactness
 from paceline.errors import ConfigError
 
 __all__ = [
+    "ABILITIES",
     "CONTROLLERS",
     "DRAFTERS",
     "FAMILIES",
@@ -36,6 +38,18 @@ __all__ = [
     "table",
     "temporary",
 ]
+
+ABILITIES: Final = {
+    "trees": "scores several continuations at once",
+    "taps": "gives the states behind its layers",
+    "layer_subsets": "can run without some of its layers",
+    "early_exit": "can run its first layers alone",
+    "head": "can predict from the states of any layer",
+    "input_embeddings": "takes embeddings in place of tokens",
+    "fork": "can copy a running sequence",
+    "blocks": "keeps its caches in blocks",
+}
+"""What a model must be able to do for a method, by the names of `Capabilities`."""
 
 _temporary: dict[str, dict[str, Entry]] = {}
 
@@ -95,12 +109,14 @@ def lookup(family: str, name: str) -> Entry:
 
 
 def load(family: str, name: str) -> Any:
-    """The class behind `name`, imported now.
+    """The class behind `name`, imported now; the module of "module:Class" may lie in the current folder.
 
     Raises:
         ConfigError: the module or the class cannot be imported.
     """
     entry = lookup(family, name)
+    if entry.target == name and os.getcwd() not in sys.path:  # where `paceline` is a script, it is not there
+        sys.path.append(os.getcwd())  # the last one: it hides no installed package
     try:
         return pkgutil.resolve_name(entry.target)
     except Exception as error:  # a third party's module may raise anything
@@ -109,7 +125,7 @@ def load(family: str, name: str) -> Any:
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
     anything.
 
     Args:
@@ -129,7 +145,7 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
-    """Refuse what makes no members of a family before it is called: whatever else "module:Class" names might do
+    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
     anything.
 
     Args:

@@ -126,7 +126,7 @@ def peer(name: str, setting: str = "plain", speed: float | None = 80.0, **other:
 def document(cells: Sequence[dict[str, Any]] = (), **other: Any) -> dict[str, Any]:
     """A document of these cells, with nothing else in it but what `other` gives."""
     names = list(dict.fromkeys(one["setting"] for one in cells)) or ["plain"]
-    claimed = {"greedy": "bit-equal up to near ties", "sampled": "equal in law"}
+    claimed = {"greedy": "bit-equal up to near ties", "sampled": "equal in distribution"}
     rest = {"claimed": claimed, "acceptance": None, "drafters": []}
     settings = [{"name": n, "config": {"method": n}, "baseline": n == "plain", **rest} for n in names]
     machine = {"system": "Linux", "cpu": "A processor", "cores": 2, "threads": 2, "memory_bytes": 10**10, "gpu": None}

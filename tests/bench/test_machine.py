@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.bench import machine
+from paceline.bench import EnergyMeter, provenance, read_bandwidth
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def rapl(root: Path, name: str, energy: int, highest: int = 1_000_000) -> Path:
 def test_rapl_packages_add_up_parts_do_not_and_counters_wrap(tmp_path: Path) -> None:
     one, two = rapl(tmp_path, "intel-rapl:0", 900_000), rapl(tmp_path, "intel-rapl:1", 5)
     core = rapl(tmp_path, "intel-rapl:0:0", 7)
-    meter = machine.EnergyMeter(CPU, tmp_path)
+    meter = EnergyMeter(CPU, tmp_path)
     meter.start()
     one.write_text("100000")
     two.write_text("500005")
@@ -35,7 +35,7 @@ def test_rapl_packages_add_up_parts_do_not_and_counters_wrap(tmp_path: Path) -> 
 
 
 def test_without_counters_there_is_a_reason(tmp_path: Path) -> None:
-    meter = machine.EnergyMeter(CPU, tmp_path / "none")
+    meter = EnergyMeter(CPU, tmp_path / "none")
     meter.start()
     assert (meter.source, meter.stop()) == (None, None)
     assert meter.reason == "the platform has no RAPL counters"
@@ -64,14 +64,12 @@ def test_peak_memory_sees_what_was_held_for_a_moment() -> None:
 
 
 def test_provenance_names_no_folders() -> None:
-    found = machine.provenance(
-        3, ["bench", "-w", "/home/me/data/x.jsonl", "gsm8k=/home/me/y.jsonl", '--json={"a": "/b"}']
-    )
+    found = provenance(3, ["bench", "-w", "/home/me/data/x.jsonl", "gsm8k=/home/me/y.jsonl", '--json={"a": "/b"}'])
     assert found["command"] == 'paceline bench -w x.jsonl gsm8k=y.jsonl --json={"a": "/b"}'
     assert found["seed"] == 3
     assert found["machine"]["cores"] >= 1
 
 
 def test_bandwidth_is_a_positive_median() -> None:
-    found = machine.read_bandwidth(CPU, megabytes=4, repeats=3)
+    found = read_bandwidth(CPU, megabytes=4, repeats=3)
     assert min(found["samples"]) <= found["bytes_per_second"] <= max(found["samples"])

@@ -15,15 +15,15 @@ from paceline.errors import ConfigError
 TINY = "llama:hidden=32,layers=2,heads=4,kv_heads=2,mlp=48,vocab=6200,context=64,tie=0"
 
 
-def test_a_model_has_its_shape_and_law(tmp_path: Path) -> None:
-    folder = random_model.open_folder(TINY, tmp_path / "a")
+def test_a_model_has_its_shape_and_distribution(tmp_path: Path) -> None:
+    folder = random_model.model_folder(TINY, tmp_path / "a")
     tensors = load_file(folder / "model.safetensors")
     assert tensors["model.embed_tokens.weight"].shape == (6200, 32)
     assert tensors["model.layers.1.mlp.down_proj.weight"].shape == (32, 48)
     assert "lm_head.weight" in tensors
     assert bool((tensors["model.norm.weight"] == 1).all())
     assert float(tensors["lm_head.weight"].float().std()) == pytest.approx(0.02, rel=0.02)
-    again = load_file(random_model.open_folder(f"random:{TINY}", tmp_path / "b") / "model.safetensors")
+    again = load_file(random_model.model_folder(f"random:{TINY}", tmp_path / "b") / "model.safetensors")
     assert all(torch.equal(tensors[name], again[name]) for name in tensors)
     llm = LLM(folder, speculative_config=None)
     assert (llm.runner.info.vocab_size, llm.runner.info.num_layers, llm.runner.info.max_context) == (6200, 2, 64)
@@ -32,9 +32,9 @@ def test_a_model_has_its_shape_and_law(tmp_path: Path) -> None:
 
 
 def test_large_models_are_split_and_load_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = random_model.open_folder(TINY, tmp_path / "a")
+    whole = random_model.model_folder(TINY, tmp_path / "a")
     monkeypatch.setattr(random_model, "SHARD_BYTES", 100_000)
-    parts = random_model.open_folder(TINY, tmp_path / "b")
+    parts = random_model.model_folder(TINY, tmp_path / "b")
     assert len(list(parts.glob("model-*.safetensors"))) > 2
     assert not list(parts.glob("part-*"))
     params = SamplingParams(temperature=0.0, max_tokens=4)
@@ -50,13 +50,13 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(random_model, "_copy_tokenizer", fail)
     with pytest.raises(OSError, match="disk full"):
-        random_model.open_folder(TINY, tmp_path / "a")
+        random_model.model_folder(TINY, tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 
 def test_shapes_by_name() -> None:
-    assert random_model.parse("291m") == random_model.parse("random:llama:")
-    assert random_model.parse("8B").mlp == 14336
+    assert random_model.parse_shape("291m") == random_model.parse_shape("random:llama:")
+    assert random_model.parse_shape("8B").mlp == 14336
     for text, message in (
         ("gpt:hidden=3", "must be 291m, 1b, 8b or llama"),
         ("llama:hiden=3", "did you mean hidden"),
@@ -66,6 +66,6 @@ def test_shapes_by_name() -> None:
         ("llama:layers=0", "1 or more|in 1.."),
     ):
         with pytest.raises(ConfigError, match=message):
-            random_model.parse(text)
+            random_model.parse_shape(text)
     with pytest.raises(ConfigError, match="at least 6144"):
-        random_model.open_folder("llama:vocab=100,hidden=32,layers=1,heads=2,kv_heads=1,mlp=8", Path("nowhere"))
+        random_model.model_folder("llama:vocab=100,hidden=32,layers=1,heads=2,kv_heads=1,mlp=8", Path("nowhere"))

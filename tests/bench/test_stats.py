@@ -76,7 +76,7 @@ def false_alarms(prompts: int, repeats: int = 3, worlds: int = 200) -> float:
         ratios = np.exp(0.1 * rng.standard_normal((prompts, repeats)) + 0.05 * rng.standard_normal((prompts, 1)))
         found = stats.bootstrap([ratios], stats.median_ratio, draws=300)
         assert found is not None
-        alarms += stats.differs(**found.to_dict())
+        alarms += stats.rates_differ(**found.to_dict())
     return alarms / worlds
 
 
@@ -90,4 +90,4 @@ def test_differences_are_seldom_seen_where_there_are_none(monkeypatch: pytest.Mo
 def test_a_difference_is_seen() -> None:
     found = stats.bootstrap([np.full((stats.ENOUGH, 2), 1.3)], stats.median_ratio)
     assert found is not None
-    assert stats.differs(**found.to_dict())
+    assert stats.rates_differ(**found.to_dict())

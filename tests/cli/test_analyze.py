@@ -42,7 +42,7 @@ def test_an_object_and_a_plot(run: Command, tmp_path: Path) -> None:
     assert data["acceptance"]["greedy_draft_sampling"] == pytest.approx([0.9])
     page = (tmp_path / "plot.html").read_text(encoding="utf-8")
     assert page.count('<svg class="plot"') == 2
-    assert page.count("<polyline") == page.count("<li>") == 2 * len(data["acceptance"]) + 2
+    assert page.count('id="series-') == page.count("<li>") == 2 * len(data["acceptance"]) + 2
     assert "http://" not in page
     assert run("analyze", "acceptance", *ROWS, "--html", "plot.html").code == 0
 

@@ -10,9 +10,9 @@ import pytest
 import tiny_checkpoint
 from command import Command
 
-from paceline.bench import equality, machine
-from paceline.bench.compare import Difference
-from paceline.bench.harness import Harness
+from paceline import bench
+from paceline.bench.judge import Difference, tokens
+from paceline.bench.run import Harness
 
 PROMPTS = '{"prompt": "one two one two one", "task": "a"}\n{"prompt": "Hello there", "task": "b"}\n'
 
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     bandwidth = {"bytes_per_second": 1e9, "method": "made up", "samples": [1e9]}
-    monkeypatch.setattr(machine, "read_bandwidth", lambda device: bandwidth)
+    monkeypatch.setattr(bench, "read_bandwidth", lambda device: bandwidth)
     monkeypatch.setenv("COLUMNS", "160")
 
 
@@ -82,7 +82,7 @@ def test_a_large_batch_runs_at_once(run: Command, arguments: list[str], tmp_path
 
 
 def test_outputs_that_differ_exit_with_1(run: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equality, "difference", lambda *given: Difference(2, 5, 6, 1.0, 1e-3, False))
+    monkeypatch.setattr(tokens, "difference", lambda *given: Difference(2, 5, 6, 1.0, 1e-3, False))
     found = run(*arguments)
     assert found.code == 1
     assert "outputs differ" in found.out

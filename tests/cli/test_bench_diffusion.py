@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Command
 
-from tests.bench.test_diffusion_parts import folder_of
+from paceline.bench.diffusion import DiffusionBench
+from tests.bench.diffusion.test_parts import folder_of
 
 SMALL = ("--task", "copy", "--count", "1", "--timed", "1", "--repeats", "1", "--length", "8", "--threads", "1")
 
@@ -40,6 +42,9 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
         *where,
     )
     assert found.code == 0, found.err
+    before, *results = found.err.splitlines()
+    assert "3 methods on 1 prompts, 1 of them timed: up to about 1 s. Ctrl-C ends it and keeps what is there." in before
+    assert [line.partition(": ")[0] for line in results] == ["static", "freedave", "static denoising_steps=2"]
     for text in (
         "1 held-out prompts of 1 tasks, 8 slots each",
         "freedave",
@@ -59,8 +64,30 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
     assert (tmp_path / "run.svg").stat().st_size > 1000
 
 
+@pytest.mark.parametrize(("texts", "shown"), [(3, True), (2, False)])
+def test_ctrl_c_keeps_what_is_there(
+    run: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: int, shown: bool
+) -> None:
+    """Two texts tell how long it will take, the third is the baseline's."""
+    decode, done = DiffusionBench.decode, [0]
+
+    def interrupted(self: DiffusionBench, *given: Any) -> Any:
+        done[0] += 1
+        if done[0] > texts:
+            raise KeyboardInterrupt
+        return decode(self, *given)
+
+    monkeypatch.setattr(DiffusionBench, "decode", interrupted)
+    found = run("bench", "diffusion", "-m", model, *SMALL, "-s", "threshold", "-o", tmp_path / "run.json")
+    assert found.code == 130
+    assert ("answers" in found.out) is shown
+    assert "interrupted: the figures are of what was done until then." in found.out
+    made = json.loads((tmp_path / "run.json").read_text())
+    assert list(made["lines"]) == (["static"] if shown else [])
+
+
 def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.diffusion_caches.RULES", ("static",))
+    monkeypatch.setattr("paceline.bench.diffusion.parts.RULES", ("static",))
     found = run("bench", "diffusion", "-m", model, *SMALL, "--part", "caches")
     assert found.code == 0, found.err
     assert found.out.count("static, dual, renewed") == 2
@@ -68,7 +95,7 @@ def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "paceline.diffusion.verify.freedave.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
+        "paceline.diffusion.verification.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
     )
     found = run("bench", "diffusion", "-m", model, *SMALL, "--length", "16", "-s", "freedave")
     assert found.code == 1, found.out

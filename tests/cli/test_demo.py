@@ -11,7 +11,8 @@ import tiny_checkpoint
 from command import Command
 
 from paceline.bench import demo as bench
-from paceline.bench.compare import Difference
+from paceline.bench.judge import Difference
+from paceline.cli import demo as command
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
 
@@ -33,7 +34,7 @@ def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
         bench.DemoPrompt("a", "code", "Write a function that adds two numbers.", repetitive=False),
         bench.DemoPrompt("b", "summary", "Say one two three, one two three, one two three.", repetitive=True),
     ]
-    monkeypatch.setattr(bench, "bundled_prompts", lambda: prompts)
+    monkeypatch.setattr("paceline.bench.bundled_prompts", lambda: prompts)
 
 
 def test_the_table_fits_80_columns(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +105,11 @@ def test_a_wrong_text_of_the_real_model_fails_the_demo(run: Command, monkeypatch
 
     monkeypatch.setattr(bench, "differences", differ)
     assert run("demo", *FAST).code == 1
+
+
+@pytest.mark.parametrize(("load", "said"), [(1.2, True), (0.1, False)])
+def test_a_busy_machine_is_named(run: Command, monkeypatch: pytest.MonkeyPatch, load: float, said: bool) -> None:
+    monkeypatch.setattr(command, "others_load", lambda: load)
+    found = run("demo", *FAST)
+    assert found.code == 0
+    assert ("Other processes kept 1.2 of" in found.out) is said

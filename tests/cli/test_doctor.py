@@ -12,9 +12,7 @@ import torch
 from command import Command
 from tiny_checkpoint import edit_weights
 
-from paceline.bench import doctor
-from paceline.bench.checks import CHECKS
-from paceline.bench.checks_facts import Machine
+from paceline.bench.doctor import CHECKS, MachineFacts, gather
 from paceline.llm import BUNDLED
 
 FAST = ("--dtype", "float32", "--threads", "1")
@@ -23,13 +21,13 @@ FAST = ("--dtype", "float32", "--threads", "1")
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has time for us, and drafters that are fast; what the real one does is not the subject."""
-    monkeypatch.setattr(doctor, "_machine", lambda llm: Machine(threads=1))
-    real = doctor.doctor_probe.probe
+    monkeypatch.setattr(gather, "_machine", lambda llm: MachineFacts(threads=1))
+    real = gather.probe
 
     def fast(llm: object, prompts: object, **more: object) -> object:
         return [replace(one, draft_seconds=0.0) for one in real(llm, prompts, tokens=20, **more)]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(doctor.doctor_probe, "probe", fast)
+    monkeypatch.setattr(gather, "probe", fast)
     monkeypatch.setenv("COLUMNS", "80")
 
 

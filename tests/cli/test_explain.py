@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import Command
 
-from paceline.bench.explain import MARK
+from paceline.bench.explain import EXPLAIN_MARK
 from paceline.engine import Engine
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6")
@@ -27,7 +27,7 @@ def test_a_page_and_what_it_says(run: Command, here: Path) -> None:
     assert found.out.splitlines()[0].startswith("explain.html: ")
     assert "tokens took" in found.out
     page = (here / "explain.html").read_text(encoding="utf-8")
-    assert MARK in page
+    assert EXPLAIN_MARK in page
     assert run("explain", "Once", *FAST).code == 0
     assert (here / "explain.html").read_text(encoding="utf-8") != page
 
@@ -65,7 +65,7 @@ def test_other_files_are_not_overwritten(run: Command, here: Path) -> None:
     assert found.line.endswith("exists and is no page of `paceline explain`; add --force to overwrite it")
     assert mine.read_text() == "<p>mine</p>"
     assert run("explain", "One day", *FAST, "--output", mine, "--force").code == 0
-    assert MARK in mine.read_text(encoding="utf-8")
+    assert EXPLAIN_MARK in mine.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

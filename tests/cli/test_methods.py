@@ -8,7 +8,11 @@ import pytest
 from command import Command
 
 from paceline import registry
+from paceline.cli.methods import in_use, left_out, needs
 from paceline.diffusion import METHODS
+from paceline.llm import LLM
+from paceline.models import Capabilities
+from paceline.registry import ABILITIES
 
 NAMES = {name for family in registry.FAMILIES for name in registry.table(family)}
 
@@ -34,9 +38,37 @@ def test_the_list_fits_and_cuts_no_word(run: Command, monkeypatch: pytest.Monkey
     lines = run("methods").out.splitlines()
     assert max(map(len, lines)) <= columns
     assert {line.strip() for line in lines} >= NAMES | METHODS.keys()
-    words = {word.strip(",") for word in " ".join(lines).split()}
+    words = {word.strip(",;") for word in " ".join(lines).split()}
     for family in registry.FAMILIES:
         for entry in registry.table(family).values():
-            assert {word.strip(",") for word in f"{entry.paper} {' '.join(entry.needs)}".split()} <= words
+            assert {word.strip(",;") for word in f"{entry.paper} {needs(entry)}".split()} <= words
     for method in METHODS.values():
         assert {word.strip(",") for word in f"{method.paper} {method.needs}".split()} <= words
+
+
+def test_needs_are_said_in_words() -> None:
+    assert {name for entry in registry.table("drafters").values() for name in entry.needs if "_" in name} <= set(
+        ABILITIES
+    )
+    assert set(ABILITIES) <= set(Capabilities.__dataclass_fields__)
+    assert needs(registry.lookup("drafters", "layer_skip")).startswith(
+        "a model that can run its first layers alone and"
+    )
+    assert needs(registry.lookup("drafters", "ngram")) == "nothing"
+
+
+def test_what_auto_leaves_out_is_said_once_by_reason() -> None:
+    first, second = left_out()
+    drafters = set(registry.table("drafters"))
+    words = f"{first} {second}".replace(",", " ").replace(";", " ").split()
+    assert sorted(word for word in words if word in drafters) == sorted(drafters)
+    assert "rest" in first
+    assert "ngram" in second
+
+
+def test_what_is_in_use_is_said_with_what_is_no_default() -> None:
+    llm = LLM(dtype="float32", threads=1, profile=False)
+    assert in_use(llm) == ["method: auto, which drafts with prediction, suffix and draft_model"]
+    assert in_use(llm.with_speculative_config(None)) == ["method: none, plain decoding"]
+    other = llm.with_speculative_config({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5})
+    assert in_use(other) == ["method: ngram, num_speculative_tokens 3, prompt_lookup_max 5"]

@@ -1,4 +1,4 @@
-"""Flags are the fields of the configuration classes; docs/cli.md is what --help says."""
+"""Flags are the fields of the configuration classes; their page in the documentation is what --help says."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ def test_every_verb_with_a_model_takes_the_same_flags_for_it(verb: str) -> None:
     assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(verb)
 
 
-def test_the_page_of_the_command_line_is_current() -> None:
+def test_the_page_of_the_command_line_names_every_flag() -> None:
     path = ROOT / "docs" / "generate.py"
     spec = importlib.util.spec_from_file_location("generate_docs", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == module.cli(), "run: python docs/generate.py"
+    page = module.cli()
     named = set().union(*(flags(verb) for verb in ("generate", "chat", "methods", "demo", "verify"))) - {"prompt"}
     assert not [name for name in named if f"`{name}`" not in page]
 

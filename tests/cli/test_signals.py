@@ -39,12 +39,13 @@ import time
 from paceline.cli.main import main
 from paceline.engine.loop import Engine
 import sys
-step = Engine.step
+step, texts = Engine.step, []
 def slow(self):
+    if any(texts):  # the last step's is printed
+        open(sys.argv[1], "w").close()
     time.sleep(0.02)
     chunks = step(self)
-    if len(chunks) and chunks[0].output.outputs[0].text:
-        open(sys.argv[1], "w").close()
+    texts.extend(chunk.output.outputs[0].text for chunk in chunks)
     return chunks
 Engine.step = slow
 sys.exit(main(sys.argv[2:]))
@@ -168,7 +169,7 @@ def test_little_is_imported_before_ctrl_c_is_caught() -> None:
     assert not {"typing", "typer", "inspect", "paceline.config"} & set(found.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["typer", "torch", "paceline.cli.app"])
+@pytest.mark.parametrize("name", ["typer", "torch", "paceline.cli.app", "paceline.llm"])
 def test_ctrl_c_within_an_import_that_hides_it(name: str) -> None:
     """An import that turns a KeyboardInterrupt into another error ends in the same line."""
     hook = f"""
@@ -187,6 +188,47 @@ sys.exit(main())
 """
     found = subprocess.run([sys.executable, "-c", hook, *ARGUMENTS], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "paceline: interrupted\n")
+
+
+HIDING = """
+import os, signal, sys
+import {module}
+before = {module}.{name}
+def hiding(*arguments, **more):
+    before(*arguments, **more)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100000): pass
+    except KeyboardInterrupt:
+        raise RuntimeError("hidden") from None
+{module}.{name} = hiding
+from paceline.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("typer.main", "get_command"),
+        ("paceline.config", "SamplingParams.from_dict"),
+        ("paceline.engine", "Engine.step"),
+    ],
+    ids=["reading the command line", "checking it", "decoding"],
+)
+def test_ctrl_c_that_arrives_as_another_error(module: str, name: str) -> None:
+    """Code in C that is interrupted may raise SystemError or RuntimeError."""
+    program = HIDING.format(module=module, name=name)
+    found = subprocess.run([sys.executable, "-c", program, *ARGUMENTS], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip(), found.stderr) == (130, "", "paceline: interrupted\n")
+
+
+def test_the_same_error_without_ctrl_c_is_a_fault_of_ours() -> None:
+    program = HIDING.format(module="typer.main", name="get_command").replace("os.kill", "0 and os.kill")
+    program = program.replace("for _ in range(100000): pass", "raise KeyboardInterrupt")
+    found = subprocess.run([sys.executable, "-c", program, *ARGUMENTS], capture_output=True, text=True, check=False)
+    assert found.returncode == 70
+    assert "RuntimeError: hidden" in found.stderr
 
 
 def test_a_program_that_handles_ctrl_c_itself_keeps_its_handler() -> None:

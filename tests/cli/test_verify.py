@@ -10,9 +10,8 @@ import pytest
 from command import Command
 
 from paceline import llm
-from paceline.bench import verify as bench
-from paceline.bench.compare import Difference
-from paceline.bench.law import LawTest
+from paceline.bench.judge import Difference, SamplingTest, VerifyReport
+from paceline.bench.judge import proof as bench
 from paceline.cli.verify import words
 from paceline.engine import Exactness
 
@@ -31,20 +30,22 @@ def test_the_claim_holds(run: Command, prompts: Path) -> None:
     assert (found.code, found.err) == (0, "")
     assert "2 of 2 outputs identical" in found.out
     assert "no deviation" in found.out
-    assert found.out.endswith("\nthe claim holds at temperature 0 and in law at temperature 1\n")
+    assert found.out.endswith("\nthe claim holds at temperature 0 and in distribution at temperature 1\n")
 
 
 def test_points_are_compared_seed_by_seed(run: Command, prompts: Path) -> None:
     found = run("verify", "--prompts", prompts, *FAST, "-s", '{"method": "ngram"}')
     assert found.code == 0
     assert "temperature 1, equal seeds: 4 of 4 outputs identical" in found.out
-    assert "the claim holds at temperature 0, for equal seeds at temperature 1 and in law" in found.out
+    assert "the claim holds at temperature 0, for equal seeds at temperature 1 and in distribution" in " ".join(
+        found.out.split()
+    )
 
 
 def test_where_nothing_is_drafted_nothing_is_proven(run: Command, prompts: Path) -> None:
     found = run("verify", "--prompts", prompts, *FAST, "-s", "null")
     assert found.code == 1
-    assert "\n0 guesses were verified\n" in found.out
+    assert "\n0 drafted tokens verified\n" in found.out
     assert "NOTHING WAS DRAFTED, so plain decoding was compared with itself" in " ".join(found.out.splitlines()[-2:])
     assert "the claim holds" not in found.out
 
@@ -54,15 +55,15 @@ def test_what_was_not_tested_is_not_claimed(run: Command, prompts: Path, flags: 
     found = run("verify", "--prompts", prompts, *FAST, *flags)
     assert found.code == 0
     assert found.out.endswith("\nthe claim holds at temperature 0; nothing was tested above temperature 0\n")
-    assert "law" not in found.out.splitlines()[-1]
+    assert "distribution" not in found.out.splitlines()[-1]
 
 
 def test_an_approximate_rule_that_deviates() -> None:
-    off = LawTest(300, 90.0, 1e-9)
+    off = SamplingTest(300, 90.0, 1e-9)
     claimed = ("bit-equal up to near ties", "approximate")
-    report = bench.Report("m", claimed, "float32", guesses=9, temperature=1.0, law=off, plain_law=off)
+    report = VerifyReport("m", claimed, "float32", guesses=9, temperature=1.0, distribution=off, plain_distribution=off)
     text = " ".join(words(report).split())
-    assert "accelerated: deviates from the model's own law, as an approximate rule may" in text
+    assert "accelerated: deviates from the model's own distribution, as an approximate rule may" in text
     assert "plain (control): DEVIATES" in text
     assert "the control deviates" in text
     assert text.endswith("the claim holds at temperature 0; nothing exact is claimed above temperature 0")
@@ -71,8 +72,8 @@ def test_an_approximate_rule_that_deviates() -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_report_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    report = bench.Report(
-        "m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, law=LawTest(300, 20.0, 0.4)
+    report = VerifyReport(
+        "m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, distribution=SamplingTest(300, 20.0, 0.4)
     )
     report.greedy.add(
         [1, 2], [Difference(position=1234, plain=51234, fast=66789, gap=1e-5, epsilon=1.234e-3, tied=True)]
@@ -84,9 +85,9 @@ def test_json(run: Command, prompts: Path) -> None:
     made = json.loads(run("verify", "--prompts", prompts, "--json", *FAST).out)
     assert made["holds"] is True
     assert made["greedy"]["identical"] == made["prompts"] == 2
-    assert made["conclusion"] == "the claim holds at temperature 0 and in law at temperature 1"
-    assert made["tested"] == {"temperature_0": True, "equal_seeds": True, "law": True}
-    assert made["law"]["error"] < 0.01
+    assert made["conclusion"] == "the claim holds at temperature 0 and in distribution at temperature 1"
+    assert made["tested"] == {"temperature_0": True, "equal_seeds": True, "distribution": True}
+    assert made["distribution"]["error"] < 0.01
     assert "near_ties" in made
 
 

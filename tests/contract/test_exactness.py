@@ -1,9 +1,9 @@
-"""Every cell of the exactness table, proven: each drafter x verifier x sampling parameter x mode against plain
-decoding.
+"""Every cell of the exactness table, proven under every sampling parameter: each drafter x verifier x mode against
+plain decoding.
 
-A cell that is claimed bit-equal is compared bit by bit, alone, with three others, and among prompts of other lengths.
-One that is claimed equal in law takes a G-test of two samples; where its parameter does not touch what is drawn, the
-same tokens are drawn without it. An approximate one must keep its verifier's bound. What is refused must be so.
+A cell that is claimed bit-equal is compared bit by bit: a prompt alone, and among others of other lengths.
+One that is claimed equal in distribution takes a G-test of two samples for every parameter that changes what is drawn.
+An approximate one must keep its verifier's bound.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -52,20 +53,22 @@ CASES: dict[str, dict[str, Any]] = {
     "detokenize": {"detokenize": False},
     "skip_special_tokens": {"skip_special_tokens": False},
 }
-CELLS = [cell for cell in claims.cells() if cell.claim != "refused"]
-EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
-LAW = [cell for cell in CELLS if cell.claim == "equal in law"]
-APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
 UNTOUCHED = {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"}
-"""Parameters that change what a caller is shown and not what is drawn (the law's requests have n and no seed of their
-own).
-"""
-OUTPUTS, EACH, LENGTH, LAW_NODES = {"plain": 3072, "fast": 320}, 32, 2, 4
+"""Parameters that change what a caller is shown and not what is drawn."""
+TOUCHED = [parameter for parameter in CASES if parameter not in UNTOUCHED]
+LIKE_OTHERS = {"max_tokens", "include_stop_str_in_output"}
+"""Outputs of a G-test have two tokens whatever `max_tokens` is; the other one ends an output where `stop` ends it."""
+
+CELLS = list(claims.cells())
+EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
+IN_DISTRIBUTION = [cell for cell in CELLS if cell.claim == "equal in distribution"]
+APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
+OUTPUTS, EACH, LENGTH, DRAFT_NODES = {"plain": 1536, "fast": 320}, 32, 2, 4
 FIRST_SEED = {"plain": 10_000, "fast": 50_000}
 
 
 def named(cells: list[Cell]) -> Any:
-    return pytest.mark.parametrize("cell", cells, ids=lambda c: f"{c.drafter}-{c.verifier}-{c.parameter}-{c.mode}")
+    return pytest.mark.parametrize("cell", cells, ids=lambda c: f"{c.drafter}-{c.verifier}-{c.mode}")
 
 
 def params(parameter: str, mode: str, **more: Any) -> SamplingParams:
@@ -99,28 +102,22 @@ def plain(parameter: str, mode: str, batch: str) -> list[Any]:
     return decoded(engine((), verifier("rejection_sampler")), BATCHES[batch], params(parameter, mode))
 
 
-@cache
-def fast(drafter: str, sampled: str, parameter: str, mode: str, batch: str, seed: int = 3) -> list[Any]:
+def drafted(cell: Cell, parameter: str, batch: str, seed: int = 3) -> list[Any]:
     runner = target(seed)
-    live = engine([make(drafter, options(drafter), runner)], verifier(sampled), runner=runner)
-    return decoded(live, BATCHES[batch], params(parameter, mode))
-
-
-def drafted(cell: Cell, batch: str, **other: Any) -> list[Any]:
-    """At temperature 0 the greedy verifier decides, whichever stands beside it."""
-    sampled = "rejection_sampler" if cell.mode == "greedy" else cell.verifier
-    return fast(cell.drafter, sampled, cell.parameter, cell.mode, batch, **other)
+    sampled = verifier("rejection_sampler" if cell.mode == "greedy" else cell.verifier)
+    live = engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner)
+    return decoded(live, BATCHES[batch], params(parameter, cell.mode))
 
 
 @named(EQUAL)
 def test_bit_equal(cell: Cell) -> None:
-    for batch in BATCHES:
-        assert drafted(cell, batch) == plain(cell.parameter, cell.mode, batch), batch
+    for parameter, batch in product(CASES, BATCHES):
+        assert drafted(cell, parameter, batch) == plain(parameter, cell.mode, batch), (parameter, batch)
 
 
 def drawn(drafters: list[Any], sampled: Any, parameter: str, which: str, runner: Any, outputs: int = 0) -> list[Any]:
     """Token ids and reasons of outputs, over requests of 32 outputs each."""
-    live = engine(drafters, sampled, runner=runner, nodes=LAW_NODES)
+    live = engine(drafters, sampled, runner=runner, nodes=DRAFT_NODES)
     wanted = params(
         parameter, "sampled", n=EACH, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0))
     )
@@ -128,7 +125,7 @@ def drawn(drafters: list[Any], sampled: Any, parameter: str, which: str, runner:
     return [(tuple(tokens), reason) for tokens, _, reason, *_ in found]
 
 
-def drafted_law(cell: Cell, sampled: Any, parameter: str, outputs: int = 0) -> list[Any]:
+def drafted_outputs(cell: Cell, sampled: Any, parameter: str, outputs: int = 0) -> list[Any]:
     runner = target()
     return drawn([make(cell.drafter, options(cell.drafter), runner)], sampled, parameter, "fast", runner, outputs)
 
@@ -138,9 +135,9 @@ def plain_counts(parameter: str) -> Counter[Any]:
     return Counter(drawn([], verifier("rejection_sampler"), parameter, "plain", target()))
 
 
-def p_value(cell: Cell, sampled: Any) -> float:
-    """Of "plain and drafted outputs have one law"; rare outputs are pooled."""
-    mine, base = Counter(drafted_law(cell, sampled, cell.parameter)), plain_counts(cell.parameter)
+def p_value(cell: Cell, sampled: Any, parameter: str) -> float:
+    """Of "plain and drafted outputs have one distribution"; rare outputs are pooled."""
+    mine, base = Counter(drafted_outputs(cell, sampled, parameter)), plain_counts(parameter)
     share = OUTPUTS["fast"] / sum(OUTPUTS.values())
     common = [key for key in mine | base if (mine[key] + base[key]) * share >= SMALLEST_CELL]
     rows = [[c[key] for key in common] + [c.total() - sum(c[key] for key in common)] for c in (base, mine)]
@@ -148,15 +145,10 @@ def p_value(cell: Cell, sampled: Any) -> float:
     return independence(table[:, table.sum(0) > 0])
 
 
-@named(LAW)
-def test_equal_in_law(cell: Cell) -> None:
-    if cell.parameter not in UNTOUCHED:
-        assert p_value(cell, verifier(cell.verifier)) > ERROR
-        return
-    with_it, without = (
-        drafted_law(cell, verifier(cell.verifier), name, EACH) for name in (cell.parameter, "temperature")
-    )
-    assert with_it == without, "what is drawn changes with it; the cell of temperature has the G-test"
+@named(IN_DISTRIBUTION)
+def test_equal_in_distribution(cell: Cell) -> None:
+    for parameter in sorted({*TOUCHED} - LIKE_OTHERS):
+        assert p_value(cell, verifier(cell.verifier), parameter) > ERROR, parameter
 
 
 class Bounded(TypicalAcceptance):
@@ -179,30 +171,35 @@ class Bounded(TypicalAcceptance):
 
 @named(APPROXIMATE)
 def test_approximate_within_its_bound(cell: Cell) -> None:
-    runner = target()
-    live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
-    for batch in BATCHES.values():
-        decoded(live, batch, params(cell.parameter, cell.mode))
+    for parameter in TOUCHED:
+        runner = target()
+        live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
+        for batch in BATCHES.values():
+            decoded(live, batch, params(parameter, cell.mode))
 
 
-@pytest.mark.parametrize("parameter", claims.REFUSED)
-def test_refused_by_name(parameter: str) -> None:
-    with pytest.raises(ConfigError, match=parameter):
-        SamplingParams.from_dict({parameter: 1})
+def test_parameters_that_are_not_supported_are_rejected_by_an_error_that_names_them() -> None:
+    for parameter in claims.REFUSED:
+        with pytest.raises(ConfigError, match=parameter):
+            SamplingParams.from_dict({parameter: 1})
 
 
 def test_every_parameter_and_drafter_has_cells() -> None:
     """A new parameter, drafter or class without a way to prove it fails here."""
     assert set(CASES) == set(claims.PARAMETERS)
     assert {cell.drafter for cell in CELLS} == set(registry.DRAFTERS)
-    assert len(EQUAL) + len(LAW) + len(APPROXIMATE) == len(CELLS)
+    assert {(cell.verifier, cell.mode) for cell in CELLS} == {
+        ("greedy", "greedy"),
+        *product(claims.verifiers(), ("sampled", "seeded")),
+    }
+    assert len(EQUAL) + len(IN_DISTRIBUTION) + len(APPROXIMATE) == len(CELLS)
     assert {cell.verifier for cell in APPROXIMATE} == {"typical_acceptance_sampler"}, (
         "the bound tested is that verifier's"
     )
 
 
 @pytest.mark.parametrize("drafter", registry.DRAFTERS)
-def test_drafts_stand_so_that_equality_means_something(drafter: str) -> None:
+def test_drafts_are_accepted_so_that_equality_means_something(drafter: str) -> None:
     runner = target()
     live = engine([make(drafter, options(drafter), runner)], verifier("rejection_sampler"), runner=runner)
     greedy = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -211,24 +208,28 @@ def test_drafts_stand_so_that_equality_means_something(drafter: str) -> None:
 
 def test_the_comparison_catches_another_target() -> None:
     cell = next(cell for cell in EQUAL if cell.mode == "greedy")
-    assert drafted(cell, "four", seed=4) != plain(cell.parameter, cell.mode, "four")
+    assert drafted(cell, "temperature", "together", seed=4) != plain("temperature", cell.mode, "together")
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
 def test_the_comparison_catches_a_relaxed_rule(drafter: str) -> None:
-    cell = Cell(drafter, "typical_acceptance_sampler", "temperature", "seeded", "bit-equal")
-    assert any(drafted(cell, batch) != plain(cell.parameter, cell.mode, batch) for batch in BATCHES)
+    cell = Cell(drafter, "typical_acceptance_sampler", "seeded", "bit-equal")
+    assert any(drafted(cell, "temperature", batch) != plain("temperature", cell.mode, batch) for batch in BATCHES)
 
 
-def test_the_law_catches_a_relaxed_rule() -> None:
+def test_the_g_test_catches_a_relaxed_rule() -> None:
     relaxed = TypicalAcceptance(posterior_threshold=0.02, posterior_alpha=0.3)
-    assert p_value(next(cell for cell in LAW if cell.parameter == "temperature"), relaxed) < ERROR
+    assert p_value(IN_DISTRIBUTION[0], relaxed, "temperature") < ERROR
 
 
-def test_the_same_tokens_are_not_drawn_where_a_parameter_touches_them() -> None:
-    cell = next(cell for cell in LAW if cell.parameter == "top_k")
-    with_it, without = (drafted_law(cell, verifier(cell.verifier), name, EACH) for name in ("top_k", "temperature"))
-    assert with_it != without
+def test_the_same_tokens_are_drawn_under_parameters_that_touch_none_and_others_under_one_that_does() -> None:
+    cell = IN_DISTRIBUTION[0]
+    bare, *untouched, cut = (
+        drafted_outputs(cell, verifier(cell.verifier), parameter, EACH)
+        for parameter in ("temperature", *sorted(UNTOUCHED), "top_k")
+    )
+    assert all(found == bare for found in untouched)
+    assert cut != bare
 
 
 def test_the_bound_catches_a_looser_rule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,5 @@
-"""Toy worlds for the exactness matrix: every drafter of the registry over a table-driven target, with a tokenizer of
-letters.
-
-In: a drafter's name and a verifier's. Out: engines and what they decode. Toy logits are exact: "up to near ties" means
-equal.
+"""Toy worlds for the exactness table: every drafter of the registry over a table-driven target, with a tokenizer of
+letters. Toy logits are exact: "up to near ties" means equal.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from paceline import registry
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
-from paceline.engine import Crew, Engine, ExactJudge, Parts
+from paceline.engine import DrafterSet, Engine, ExactJudge, Parts
 from paceline.verifiers import GreedyVerifier
 
 VOCAB = 11
@@ -29,9 +26,8 @@ PREDICTION = ToyRunner(VOCAB, seed=3, sharpness=1.5).greedy(PROMPT, 24)
 """What every request says it expects: right for PROMPT at temperature 0."""
 
 BATCHES: dict[str, list[list[int]]] = {
-    "one": [PROMPT],
-    "four": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10],
-    "ragged": [[3], PROMPT * 3, [7, 8, 7]],
+    "alone": [PROMPT],
+    "together": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10, [3], PROMPT * 3, [7, 8, 7]],
 }
 
 
@@ -43,7 +39,7 @@ RESUMING: dict[str, dict[str, Any]] = {
     "layer_skip": {"resume_verification": True},
     "del": {"resume_verification": True},
 }
-"""Options that the matrix fixes, where a measurement would choose."""
+"""Options that are fixed here, where a measurement would choose."""
 
 loaded = cache(registry.load)
 """Classes by name; asking the installed packages each time takes longer than a cell."""
@@ -72,7 +68,9 @@ def verifier(name: str) -> Any:
 
 def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = None, nodes: int = NODES) -> Engine:
     runner = runner or target()
-    parts = Parts(runner, Crew(drafters, VOCAB), FixedController(nodes if drafters else 0), GreedyVerifier(), sampled)
+    parts = Parts(
+        runner, DrafterSet(drafters, VOCAB), FixedController(nodes if drafters else 0), GreedyVerifier(), sampled
+    )
     return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))
 
 
@@ -88,5 +86,5 @@ def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingPara
 
 
 def accepted(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> int:
-    """How many drafted tokens stood."""
+    """How many drafted tokens were accepted."""
     return sum(request.metrics.num_accepted_tokens for request in run(live, prompts, params, prediction=PREDICTION))

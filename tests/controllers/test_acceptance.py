@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from paceline.controllers.auto import Acceptance, Own, Source
+from paceline.controllers.auto import Acceptance, SequenceOdds, Source
 from paceline.tree import TokenTree, merge
 
 
-def taught(chance: float, confidence: float, count: int = 400) -> tuple[Acceptance, Own]:
+def taught(chance: float, confidence: float, count: int = 400) -> tuple[Acceptance, SequenceOdds]:
     """A drafter of single tokens that is right with a chance and says another."""
-    acceptance, own, rng = Acceptance(1), Own(1), np.random.default_rng(0)
+    acceptance, own, rng = Acceptance(1), SequenceOdds(1), np.random.default_rng(0)
     for _ in range(count):
         right = rng.random() < chance
         acceptance.observe(own, TokenTree.chain([1], confidence=[confidence]), [1 if right else 2], [], drawn=False)
@@ -36,7 +36,7 @@ def test_without_evidence_the_estimate_is_the_prior() -> None:
 
 
 def test_nodes_that_were_not_scored_teach_as_far_as_the_text_shows() -> None:
-    acceptance, own = Acceptance(1), Own(1)
+    acceptance, own = Acceptance(1), SequenceOdds(1)
     before = acceptance.level(own, 0, 2)
     for _ in range(100):
         acceptance.observe(own, TokenTree.chain([1, 2, 3], confidence=[0.5] * 3), [1], [], drawn=False)
@@ -46,7 +46,7 @@ def test_nodes_that_were_not_scored_teach_as_far_as_the_text_shows() -> None:
 
 
 def test_below_a_rejected_node_nothing_is_learned() -> None:
-    acceptance, own = Acceptance(1), Own(1)
+    acceptance, own = Acceptance(1), SequenceOdds(1)
     acceptance.observe(own, TokenTree.chain([1, 2], confidence=[0.5] * 2), [7, 2], [], drawn=False)
     assert acceptance.sources[0].levels[1].tries == 1.0
     assert acceptance.sources[0].levels[2].tries == 0.0
@@ -54,14 +54,14 @@ def test_below_a_rejected_node_nothing_is_learned() -> None:
 
 def test_drawn_trials_teach_by_what_was_accepted() -> None:
     """The committed token may be one that a rejected trial drew too: it is no success of that trial."""
-    acceptance, own = Acceptance(1), Own(1)
+    acceptance, own = Acceptance(1), SequenceOdds(1)
     for _ in range(50):
         acceptance.observe(own, TokenTree.chain([1], confidence=[0.5]), [1], [], drawn=True)
     assert acceptance.level(own, 0, 1) < 0.1
 
 
 def test_a_later_drafter_that_says_the_same_adds_nothing_beside_the_first() -> None:
-    acceptance, own = Acceptance(2), Own(2)
+    acceptance, own = Acceptance(2), SequenceOdds(2)
     same = merge([TokenTree.chain([1], confidence=[0.5], source=0), TokenTree.chain([1], confidence=[0.5], source=1)])
     for _ in range(50):
         acceptance.observe(own, same, [1], [], drawn=False)
@@ -71,7 +71,7 @@ def test_a_later_drafter_that_says_the_same_adds_nothing_beside_the_first() -> N
 
 def test_a_sequence_unlike_the_others_gets_odds_of_its_own() -> None:
     acceptance, own = taught(0.8, 0.5)
-    strange = Own(1)
+    strange = SequenceOdds(1)
     for _ in range(60):
         acceptance.observe(strange, TokenTree.chain([1], confidence=[0.5]), [2], [], drawn=False)
         acceptance.observe(own, TokenTree.chain([1], confidence=[0.5]), [1], [], drawn=False)

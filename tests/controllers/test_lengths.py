@@ -68,7 +68,7 @@ def test_sequences_are_forgotten(name: str) -> None:
     for key in range(50):
         step(controller, SURE, 3, key=key)
         controller.forget(key)
-    assert not controller._courses
+    assert not controller._states
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -100,7 +100,7 @@ def drafts(target: ToyRunner, **options: Any) -> Any:
 
 
 def p_value(controller: Any, outputs: int = 768, **options: Any) -> float:
-    """Of drawn drafts under a policy, against the target's law."""
+    """Of drawn drafts under a policy, against the target's distribution."""
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
     requests = run(
@@ -109,19 +109,19 @@ def p_value(controller: Any, outputs: int = 768, **options: Any) -> float:
     assert not any(request.metrics.dropped_drafters for request in requests)
     assert sum(request.metrics.num_accepted_tokens for request in requests) > outputs / 10
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
-    law = {}
+    distribution = {}
     for output in product(range(VOCAB), repeat=LENGTH):
         rows = [(target.logits([*PROMPT, *output[:i]]).double() / TEMPERATURE).softmax(-1) for i in range(LENGTH)]
-        law[output] = math.prod(float(row[token]) for row, token in zip(rows, output, strict=True))
-    return g_test([counts[k] for k in law], list(law.values()))
+        distribution[output] = math.prod(float(row[token]) for row, token in zip(rows, output, strict=True))
+    return g_test([counts[k] for k in distribution], list(distribution.values()))
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_drawn_drafts_keep_the_law(name: str) -> None:
+def test_drawn_drafts_keep_the_distribution(name: str) -> None:
     assert p_value(made(name)) > ERROR
 
 
-def test_drawn_trees_keep_the_law() -> None:
+def test_drawn_trees_keep_the_distribution() -> None:
     assert p_value(made("swift"), tree_width=3) > ERROR
 
 

@@ -1,4 +1,4 @@
-"""Two drafters that draw, cut to what one may have: the output law is the target's under every controller, by
+"""Two drafters that draw, cut to what one may have: the output distribution is the target's under every controller, by
 enumeration.
 
 Where draws of both fall on the same token the merged tree is smaller. A controller that cuts only trees which are too
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from controllers.steps import plan
-from tools.enumerate_draws import Choices, distance, output_law, target_law
+from tools.enumerate_draws import Choices, distance, output_distribution, target_distribution
 from tools.random_drafts import random_target
 
 from paceline.controllers import Controller, Footprint, LimitedController
@@ -67,7 +67,9 @@ def error(select: Callable[[Sequence[TokenTree]], Sequence[TokenTree]], depth: i
         return tree
 
     target = random_target(5, 3)
-    return distance(output_law(RecursiveRejection(), propose, target, depth + 1), target_law(target, depth + 1))
+    return distance(
+        output_distribution(RecursiveRejection(), propose, target, depth + 1), target_distribution(target, depth + 1)
+    )
 
 
 def under(name: str, most: int) -> Any:
@@ -78,7 +80,7 @@ def under(name: str, most: int) -> Any:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("name", MADE)
-def test_the_law_stays(name: str, depth: int) -> None:
+def test_the_distribution_stays(name: str, depth: int) -> None:
     controller = under(name, depth)
     assert error(controller.select, depth) < EXACT
 

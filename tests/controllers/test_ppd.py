@@ -17,7 +17,7 @@ from paceline import ConfigError
 from paceline.config import SamplingParams
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import Costs
-from paceline.controllers.policies import EVERY, FIRST, SETTLED, PPDController
+from paceline.controllers.policies import CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS, PPDController
 from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose_shape, merge
 
 GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)
@@ -159,10 +159,10 @@ def test_choices_are_made_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     controller, made_at = made(flat), []
     real = controller._choose
     monkeypatch.setattr(controller, "_choose", lambda *args: made_at.append(controller._steps) or real(*args))
-    for _ in range(SETTLED + 2 * EVERY):
+    for _ in range(EARLY_STEPS + 2 * CHOICE_STEPS):
         plan(controller)
-    assert made_at[:2] == [1, 1 + FIRST]
-    assert made_at[-1] - made_at[-2] == EVERY
+    assert made_at[:2] == [1, 1 + EARLY_CHOICE_STEPS]
+    assert made_at[-1] - made_at[-2] == CHOICE_STEPS
 
 
 class Fixed(Costs):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.diffusion import Canvas, Outcome, Recipe, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
 from paceline.models.denoiser import Call
 from tests.diffusion.toys import Independent
 
@@ -18,7 +18,7 @@ def fill(toy: Any, config: Any, length: int = 12, prompt: Sequence[int] = (3, 4,
 
 
 def complete(toy: Any, canvas: Canvas, config: Any, seed: int = 0) -> Outcome:
-    [outcome] = decode([canvas], toy, [Recipe(config).parts(toy, canvas, seed=seed)])
+    [outcome] = decode([canvas], toy, [ConfiguredMethod(config).parts(toy, canvas, seed=seed)])
     assert outcome.error is None, outcome.error
     return outcome
 

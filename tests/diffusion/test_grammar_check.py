@@ -2,9 +2,12 @@
 untouched.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,12 +15,16 @@ import numpy as np
 import pytest
 from lark import Lark, UnexpectedInput
 
-from paceline.diffusion import Canvas, Outcome, Parts, Recipe, decode
+import paceline
+from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Parts, TokenTexts, decode
 from paceline.errors import ConfigError, UnsatisfiableError
+from paceline.models.loading import Tokenizer
 from tests.diffusion.toys import Independent, Toy
 
 TEXTS = [*'{}[]:," -.01237abcnrtuslexyé()+*', '"a', '":', '": ', '",', "true", "}}", "]}", '"x":', "12", "ab", "(("]
+
 END, MASK = len(TEXTS), len(TEXTS) + 1
+
 PAIR = {
     "type": "object",
     "properties": {
@@ -26,10 +33,15 @@ PAIR = {
     },
     "required": ["x"],
 }
+
 NEST = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "boolean"}]}
+
 SUMS = 'start: start "+" term | term\nterm: term "*" atom | atom\natom: /[a-c]+|[0-9]+/ | "(" start ")"\n'
+
 PATTERN = r"(?:\[[ab]+\]|[0-3]+(?:\.[0-3]+)?)(?:,é)*"
+
 Truth = Callable[[str], object]
+
 CASES: dict[str, tuple[dict[str, Any], Truth]] = {
     "schema": ({"json_schema": PAIR}, lambda text: jsonschema.validate(json.loads(text), PAIR)),
     "recursive": ({"json_schema": NEST}, lambda text: jsonschema.validate(json.loads(text), NEST)),
@@ -66,7 +78,7 @@ class Endless(Rough):
 
 
 def parts(toy: Toy, canvas: Canvas, config: dict[str, Any], seed: int = 0) -> Parts:
-    return Recipe({"method": "static", **config}).parts(toy, canvas, seed=seed, token_text=text_of)
+    return ConfiguredMethod({"method": "static", **config}).parts(toy, canvas, seed=seed, token_text=text_of)
 
 
 def blank(length: int, prompt: tuple[int, ...] = ()) -> Canvas:
@@ -269,4 +281,26 @@ def test_wrong_use_is_one_clear_line(config: dict[str, Any], error: type[Excepti
 def test_a_constraint_needs_the_text_of_tokens() -> None:
     toy, canvas = Rough(0), blank(4)
     with pytest.raises(ConfigError, match="come with token_text"):
-        Recipe({"method": "static", "regex": "a"}).parts(toy, canvas)
+        ConfiguredMethod({"method": "static", "regex": "a"}).parts(toy, canvas)
+
+
+FOLDER = Path(paceline.__file__).parent / "bundled" / "target"
+
+
+def test_texts_of_tokens_put_together_are_the_decoded_text() -> None:
+    tokenizer = Tokenizer.load(FOLDER)
+    texts = TokenTexts(tokenizer)
+    text = '{"name": "Añb", "list": [1, 2,\n3]} def f(x):\n    return x'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    whole = [texts(token) for token in ids]
+    if None not in whole:  # a character of several tokens has no text of its own
+        assert "".join(filter(None, whole)) == text
+    plain = tokenizer.encode('{"name": [1, 2]}', add_special_tokens=False)
+    assert "".join(texts(token) or "?" for token in plain) == '{"name": [1, 2]}'
+
+
+def test_tokens_without_text() -> None:
+    tokenizer = Tokenizer.load(FOLDER)
+    texts = TokenTexts(tokenizer)
+    assert all(texts(token) is None for token in tokenizer.special_ids)
+    assert texts(10**6) is None

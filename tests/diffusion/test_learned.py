@@ -10,8 +10,7 @@ from paceline.diffusion.commit import NAMES, BlockFilter, block_confidences
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import fill, same
-from tests.diffusion.toys import Independent, Joint
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import Independent, Joint, t4
 
 
 def logit_of_confidence(step: Step) -> np.ndarray:

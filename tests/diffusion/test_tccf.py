@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Phases, Reblocked, think_then_answer
+from paceline.diffusion import Phases, ReblockedDenoiser, think_then_answer
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Watched, fill
-from tests.diffusion.toys import Independent
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import Independent, t4
 
 PROMPTS = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14]]
 
@@ -92,11 +91,11 @@ def test_other_blocks_are_another_mask() -> None:
     toy = t4("block", block_length=4)
     watched = Watched(toy)
     ids, slots = np.arange(8), np.arange(8)
-    fine = Reblocked(watched, 2)
+    fine = ReblockedDenoiser(watched, 2)
     fine.forward([Call(ids, slots)])
     mask = watched.passes[0][0][0].mask
     assert (mask == (slots[None, :] // 2 <= slots[:, None] // 2)).all()
-    [same] = Reblocked(toy, 4).forward([Call(ids, slots)])
+    [same] = ReblockedDenoiser(toy, 4).forward([Call(ids, slots)])
     [own] = toy.forward([Call(ids, slots)])
     assert torch.allclose(same, own, atol=1e-12, rtol=0)
     assert fine.block_length == 2
@@ -104,7 +103,7 @@ def test_other_blocks_are_another_mask() -> None:
 
 def test_wrong_use_is_one_line() -> None:
     with pytest.raises(ConfigError, match="attention must be causal between blocks"):
-        Reblocked(t4(), 1)
+        ReblockedDenoiser(t4(), 1)
     phases = Phases(
         thinking_length=4, answer_length=4, check_prompt=[1], answering={"method": "static", "block_length": 2}
     )

@@ -50,7 +50,9 @@ class Scripted:
 
 
 def rows_of_a_runner(runner: ToyRunner, temperature: float = 1.0) -> Says:
-    """The runner's own laws along its likeliest continuation: of the first mask the target's very law."""
+    """The runner's own distributions along its likeliest continuation: of the first mask the target's very
+    distribution.
+    """
 
     def says(text: list[int], place: int) -> list[float]:
         ahead = text + runner.greedy(text, place)
@@ -60,7 +62,7 @@ def rows_of_a_runner(runner: ToyRunner, temperature: float = 1.0) -> Says:
 
 
 def random_rows(vocab_size: int, seed: int = 0) -> Says:
-    """Laws that have nothing to do with any target."""
+    """Distributions that have nothing to do with any target."""
 
     def says(text: list[int], place: int) -> list[float]:
         drawn = np.random.default_rng((seed, place, *text)).random(vocab_size) + 1e-3

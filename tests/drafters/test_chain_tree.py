@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from paceline.drafters.common import chain_of, chain_tree, tree_of
-from paceline.tree import EMPTY_TREE, TokenTree, Trial
-
-COLUMNS = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
+from paceline.tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
@@ -40,7 +38,7 @@ def test_a_quick_chain_is_as_frozen_as_any_tree() -> None:
     for one in (tree, checked):
         assert dict(one.trials) == dict(one.also) == {}
         with pytest.raises(FrozenInstanceError):
-            one.tokens = one.slots  # type: ignore[misc]
+            one.tokens = one.kinds  # type: ignore[misc]
     assert tree.replace(tokens=tree.tokens + 1).tokens.tolist() == [2, 3]
 
 

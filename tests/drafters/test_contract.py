@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapters import adapter_weights, written_adapter
 from datastores import written
+from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
-from paceline.bench.settings import DIAL, dial_registered
+from paceline.bench import adapter_weights, written_adapter
+from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
 from paceline.engine import ExactJudge
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
@@ -270,24 +271,25 @@ def verdict_of(tree: TokenTree, accept: int, branch: int, next_token: int) -> Ve
     return Verdict(path, tuple(int(tree.tokens[i]) for i in path), next_token)
 
 
+SITUATIONS = list(pairwise({"nodes": (1, 7), "temperature": (0.0, 1.0), "pad": (0, 5, -3)}))
+"""Budgets, temperatures and how many tokens the draft's vocabulary has more than the target's, in all pairs."""
+
+
 @each_drafter
-@pytest.mark.parametrize("nodes", [0, 1, 7])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("pad", [0, 5, -3])
-def test_trees_fit_the_budget_and_the_vocabulary(
-    name: str, options: dict[str, Any], nodes: int, temperature: float, pad: int
-) -> None:
-    world = World(name, options, pad=pad, temperature=temperature)
-    for depth in (1, 3):
-        (tree,) = world.propose([world.begin(PROMPT)], nodes, depth)
-        tree.check(VOCAB, nodes)
-        assert tree.max_depth <= depth
-        assert set(tree.sources.tolist()) <= {2}
-        for parent in (-1, *range(len(tree))):
-            assert sum(float(tree.confidence[i]) for i in tree.children(parent)) <= 1.0 + 1e-5
-            drawn = any(trial.drawn for trial in tree.trials_of(parent))
-            assert not drawn or (temperature > 0 and world.drafter.draws_tokens)
-        assert nodes > 0 or tree is EMPTY_TREE
+def test_trees_fit_the_budget_and_the_vocabulary(name: str, options: dict[str, Any]) -> None:
+    for situation in SITUATIONS:
+        nodes, temperature = situation["nodes"], situation["temperature"]
+        world = World(name, options, pad=situation["pad"], temperature=temperature)
+        for depth in (1, 3):
+            (tree,) = world.propose([world.begin(PROMPT)], nodes, depth)
+            tree.check(VOCAB, nodes)
+            assert tree.max_depth <= depth, situation
+            assert set(tree.sources.tolist()) <= {2}, situation
+            for parent in (-1, *range(len(tree))):
+                assert sum(float(tree.confidence[i]) for i in tree.children(parent)) <= 1.0 + 1e-5, situation
+                drawn = any(trial.drawn for trial in tree.trials_of(parent))
+                assert not drawn or (temperature > 0 and world.drafter.draws_tokens), situation
+        assert world.propose([world.begin(PROMPT)], 0, 3) == [EMPTY_TREE], situation
 
 
 @each_drafter
@@ -322,11 +324,11 @@ def check_separation(name: str, options: dict[str, Any], temperature: float, ten
 
 
 @each_drafter
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str, Any], temperature: float) -> None:
+def test_two_sequences_do_not_influence_each_other(name: str, options: dict[str, Any]) -> None:
     """Those of two tenants never do; those of one tenant may where the drafter says that it `shares_state`."""
     shares_state = registry.load("drafters", name).shares_state
-    check_separation(name, options, temperature, TENANTS[1:] if shares_state else TENANTS[:1] * 2)
+    for temperature in (0.0, 1.0):
+        check_separation(name, options, temperature, TENANTS[1:] if shares_state else TENANTS[:1] * 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"shared_tables": True}])
@@ -336,20 +338,24 @@ def test_the_separation_check_catches_a_table_that_two_sequences_share(options: 
         check_separation("token_recycling", options, 0.0, TENANTS[1:] if options else TENANTS[:1] * 2)
 
 
-@each_of_the_text
-@pytest.mark.parametrize("accept", [0, 1, 2, 9])
-@pytest.mark.parametrize("branch", [0, 1])
-def test_after_any_verdict_the_state_is_that_of_a_fresh_one(
-    name: str, options: dict[str, Any], accept: int, branch: int
-) -> None:
+def check_freshness(name: str, options: dict[str, Any], accept: int, branch: int) -> None:
+    """After verdicts that accept up to `accept` nodes of leaf number `branch`, the state proposes what a fresh one
+    does.
+    """
     world = World(name, options)
     state = world.begin(PROMPT)
     for step in range(6):
         (tree,) = world.propose([state])
         world.observe(state, tree, verdict_of(tree, accept, branch, step % VOCAB))
         fresh = world.begin(state.context.tokens)
-        assert same(world.propose([state])[0], world.propose([fresh])[0])
+        assert same(world.propose([state])[0], world.propose([fresh])[0]), (accept, branch)
         world.drafter.end([fresh])
+
+
+@each_of_the_text
+def test_after_any_verdict_the_state_is_that_of_a_fresh_one(name: str, options: dict[str, Any]) -> None:
+    for accept, branch in ((0, 0), (1, 1), (2, 0), (2, 1), (9, 0), (9, 1)):  # without a node accepted, no branch counts
+        check_freshness(name, options, accept, branch)
 
 
 @each_of_the_text
@@ -382,10 +388,11 @@ def test_a_long_gap_is_caught_up(name: str, options: dict[str, Any]) -> None:
 
 
 @each_drafter
-def test_asking_twice_gives_the_same_tree(name: str, options: dict[str, Any]) -> None:
+def test_asking_twice_gives_the_same_tree_and_leaves_the_context_alone(name: str, options: dict[str, Any]) -> None:
     world = World(name, options, temperature=1.0)
     state = world.begin(PROMPT)
     assert same(world.propose([state])[0], world.propose([state])[0])
+    assert state.context.tokens == PROMPT
 
 
 @each_drafter
@@ -410,14 +417,6 @@ def test_forks_go_their_own_ways_and_nothing_leaks(name: str, options: dict[str,
     assert world.models.exits.open_caches == world.models.groups.open_caches == 0
 
 
-@each_drafter
-def test_drafters_only_read_the_context(name: str, options: dict[str, Any]) -> None:
-    world = World(name, options)
-    state = world.begin(PROMPT)
-    world.propose([state])
-    assert state.context.tokens == PROMPT
-
-
 def test_the_freshness_check_catches_a_state_that_keeps_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a draft cache that is never cut back after a rejection fails the check above."""
     from paceline.drafters.common import DraftState
@@ -427,4 +426,4 @@ def test_the_freshness_check_catches_a_state_that_keeps_rejected_tokens(monkeypa
 
     monkeypatch.setattr(DraftState, "settle", careless)
     with pytest.raises(AssertionError):
-        test_after_any_verdict_the_state_is_that_of_a_fresh_one("draft_model", {"model": "toy"}, 1, 0)
+        check_freshness("draft_model", {"model": "toy"}, 1, 0)

@@ -1,4 +1,6 @@
-"""DEER's drafts: what they are recorded with, and that the output law is the target's whatever the denoiser says."""
+"""DEER's drafts: what they are recorded with, and that the output distribution is the target's whatever the denoiser
+says.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from drafters.denoisers import Says, Scripted, args, random_rows, rows_of_a_runner
 from engine.harness import engine, run, tokens
-from tools.enumerate_draws import Choices, Law, distance, output_law, target_law
+from tools.enumerate_draws import Choices, Distribution, distance, output_distribution, target_distribution
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
@@ -31,7 +33,7 @@ EXACT, WRONG = 1e-7, 1e-3
 """Recorded rows are float32."""
 
 LUCKS = (0.125, 0.375, 0.625, 0.875)
-"""For laws in quarters, each stands for a quarter of all draws."""
+"""For distributions in quarters, each stands for a quarter of all draws."""
 
 
 def drafter(says: Says, vocab_size: int = VOCAB, *, ends: tuple[int, ...] = (), **options: Any) -> DeerDrafter:
@@ -76,7 +78,7 @@ def test_rules_of_the_request_shape_every_row_along_the_drafted_path() -> None:
             row[list(path)] = float("-inf")  # no token twice
         return out
 
-    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, shape=shape)
+    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, apply_rules=shape)
     drafted = tree.tokens.tolist()
     assert sorted(drafted) == [0, 1, 2]
     assert paths == [drafted[:i] for i in range(3)]
@@ -132,22 +134,26 @@ def two_symbols(path: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rows", [[[0.75, 0.25], [0.25, 0.75]], [[0.5, 0.5]] * 2, [[0.25, 0.75], [1.0, 0.0]]])
-def test_the_output_law_is_the_targets_by_enumeration(rows: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_distribution_is_the_targets_by_enumeration(
+    rows: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second case is a uniform q."""
     one = drafter(lambda text, place: rows[place], 2, draft_masks=0)
-    wanted = target_law(two_symbols, 3)
-    law = output_law(RecursiveRejection(), every_draft(one, 2, monkeypatch), two_symbols, 3)
-    assert distance(law, wanted) < EXACT
-    points = output_law(RecursiveRejection(), lambda choices: tree_of(one, [1], 2, temperature=0.0), two_symbols, 3)
+    wanted = target_distribution(two_symbols, 3)
+    distribution = output_distribution(RecursiveRejection(), every_draft(one, 2, monkeypatch), two_symbols, 3)
+    assert distance(distribution, wanted) < EXACT
+    points = output_distribution(
+        RecursiveRejection(), lambda choices: tree_of(one, [1], 2, temperature=0.0), two_symbols, 3
+    )
     assert distance(points, wanted) < EXACT
 
 
-def test_likeliest_tokens_with_the_formula_of_drawn_ones_break_the_law() -> None:
+def test_likeliest_tokens_with_the_formula_of_drawn_ones_break_the_distribution() -> None:
     """Negative control: the pitfall of the method."""
     rows = [[0.75, 0.25], [0.25, 0.75]]
     one = drafter(lambda text, place: rows[place], 2, draft_masks=0)
-    law: Law = output_law(RecursiveRejection(), recorded_as_drawn(one, rows), two_symbols, 3)
-    assert distance(law, target_law(two_symbols, 3)) > WRONG
+    distribution: Distribution = output_distribution(RecursiveRejection(), recorded_as_drawn(one, rows), two_symbols, 3)
+    assert distance(distribution, target_distribution(two_symbols, 3)) > WRONG
 
 
 class Argmax(DeerDrafter):
@@ -160,18 +166,18 @@ class Argmax(DeerDrafter):
 
 
 def p_value(kind: type[DeerDrafter], says: Says, vocab_size: int = 2, *, requests: int = 600) -> float:
-    """Of "three tokens of a sampling engine have the target's law"."""
+    """Of "three tokens of a sampling engine have the target's distribution"."""
     runner = ToyRunner(vocab_size, seed=3, sharpness=0.7)
     one = kind(args(Scripted(says, vocab_size), vocab_size), model="toy", draft_masks=0)
     params = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True)
     found = run(engine(runner, [one], 3, max_num_seqs=64), [[1]] * requests, params, 1000)
     seen = Counter(tuple(output[0]) for output in tokens(found))
-    law = target_law(lambda path: runner.logits([1, *path]).double().softmax(-1).numpy(), 3)
-    return g_test([seen[text] for text in law], list(law.values()))
+    distribution = target_distribution(lambda path: runner.logits([1, *path]).double().softmax(-1).numpy(), 3)
+    return g_test([seen[text] for text in distribution], list(distribution.values()))
 
 
 @pytest.mark.parametrize("says", [random_rows(2), lambda text, place: [0.5, 0.5], lambda text, place: [0.9, 0.1]])
-def test_the_output_law_is_the_targets_by_sampling(says: Says) -> None:
+def test_the_output_distribution_is_the_targets_by_sampling(says: Says) -> None:
     assert p_value(DeerDrafter, says) > ERROR
 
 
@@ -187,8 +193,8 @@ class Constant(ToyRunner):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_denoiser_that_says_the_targets_own_law_is_always_right(temperature: float) -> None:
-    """T1: the target's law is the same at every place, whatever stands before."""
+def test_a_denoiser_that_says_the_targets_own_distribution_is_always_right(temperature: float) -> None:
+    """T1: the target's distribution is the same at every place, whatever stands before."""
     runner = Constant(VOCAB, seed=3)
     one = drafter(rows_of_a_runner(runner))
     params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)

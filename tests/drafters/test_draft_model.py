@@ -1,5 +1,5 @@
 """The draft model drafter: what it drafts, what its trials carry, what it feeds, and that its trees keep the output
-law.
+distribution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from tools.enumerate_draws import Choices
 from tools.one_sequence import enumerated
 from tools.random_drafts import random_target
-from tools.random_trees import TOLERANCE, WRONG, law_error
+from tools.random_trees import TOLERANCE, WRONG, distribution_error
 from toys import ToyRunner
 
 from paceline.drafters import Context, DrafterArgs
@@ -90,7 +90,7 @@ def test_q_follows_the_rules_of_the_request(width: int, method: Any) -> None:
 
     runner = ToyRunner(VOCAB, order=None)
     drafter = drafter_of(runner, tree_width=width, draft_sample_method=method)
-    tree = propose(drafter, begin(drafter, temperature=1.0, shape=shape), 12, 4)
+    tree = propose(drafter, begin(drafter, temperature=1.0, apply_rules=shape), 12, 4)
     assert bool(tree.trials) == (method == "probabilistic")
     for node in range(len(tree)):
         path = [int(tree.tokens[i]) for i in tree.path(node)]
@@ -177,7 +177,7 @@ def confident(depth: int, confidence: float, features: object) -> bool:
 
 @pytest.mark.parametrize("go_on", [always_go_on, confident])
 @pytest.mark.parametrize(("width", "nodes", "depth"), [(1, 3, 3), (2, 3, 2), (2, 4, 2), (3, 3, 1), (3, 4, 2)])
-def test_drawn_trees_keep_the_output_law(
+def test_drawn_trees_keep_the_output_distribution(
     monkeypatch: pytest.MonkeyPatch, width: int, nodes: int, depth: int, go_on: Any
 ) -> None:
     """Alone, cut afterwards, and merged behind a point drafter and cut: exact by enumeration."""
@@ -185,12 +185,12 @@ def test_drawn_trees_keep_the_output_law(
     program = enumerable(monkeypatch, drafter, nodes, depth, go_on)
     points = TokenTree.build([1, 0, 2], [ROOT, 0, 0], confidence=[0.4, 0.3, 0.3])
     target = random_target(width, 3)
-    assert law_error(program, target, depth + 1) < 1e-6, "float32 rows"
-    assert law_error(lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
-    assert law_error(lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
+    assert distribution_error(program, target, depth + 1) < 1e-6, "float32 rows"
+    assert distribution_error(lambda c: select_nodes(program(c), 2), target, depth + 1) < 1e-6
+    assert distribution_error(lambda c: select_nodes(merge([points, program(c)]), 3), target, depth + 1) < 1e-6
 
 
-def test_the_law_check_catches_children_chosen_by_their_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_children_chosen_by_their_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong: trials in the order of their tokens' probabilities instead of the order of the draws."""
     drafter = drafter_of(ToyRunner(3, order=None, sharpness=1.0), 3, tree_width=2)
     program = enumerable(monkeypatch, drafter, 2, 1, always_go_on)
@@ -200,7 +200,7 @@ def test_the_law_check_catches_children_chosen_by_their_probability(monkeypatch:
         by_chance = {p: tuple(sorted(ts, key=lambda t: -tree.confidence[t.node])) for p, ts in tree.trials.items()}
         return tree.replace(trials=by_chance)
 
-    assert TOLERANCE < max(law_error(sorted_trials, random_target(seed, 3), 2) for seed in range(5)) > WRONG
+    assert TOLERANCE < max(distribution_error(sorted_trials, random_target(seed, 3), 2) for seed in range(5)) > WRONG
 
 
 def test_one_forward_pass_a_level_and_only_new_tokens_are_fed() -> None:

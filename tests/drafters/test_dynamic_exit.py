@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_way
+from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_exit
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree import Scores, Verdict
@@ -21,7 +21,7 @@ LAYERS = 6
 
 def fast(plain: LLM, **options: Any) -> tuple[LLM, DynamicExitDrafter]:
     llm = plain.with_speculative_config({"method": "del", **options})
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     assert isinstance(drafter, DynamicExitDrafter)
     return llm, drafter
 
@@ -110,7 +110,7 @@ def test_one_exit_and_one_token_is_layer_skip(plain: LLM) -> None:
 
 
 def chosen(rates: list[float]) -> tuple[int, int]:
-    return best_way(np.array(rates), np.arange(1, LAYERS), LAYERS, 8)
+    return best_exit(np.array(rates), np.arange(1, LAYERS), LAYERS, 8)
 
 
 def objective(rate: float, layer: int, length: int) -> float:
@@ -151,7 +151,7 @@ def test_the_threshold_lies_between_right_and_wrong_tokens() -> None:
     record = ExitRecord(np.full(2, 0.5), 2.0, 0.9)
     assert record.threshold(0) == 0.0
     for _ in range(6):
-        record.hear(0, [0.9, 0.8], [0.3])
+        record.note_confidences(0, [0.9, 0.8], [0.3])
     assert 0.3 < record.threshold(0) < 0.8
     assert record.threshold(1) == 0.0, "another exit's tokens say nothing"
 

@@ -1,5 +1,5 @@
-"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy law, tokens
-stay.
+"""EasySpec: groups of one layer are the plain draft, calibrated caches are its caches, q is the fuzzy distribution,
+tokens stay.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens, weights_of
 from tools.enumerate_draws import Choices
 from tools.one_sequence import begin, program, propose, recorded_with
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toy_models import ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_TARGET, bundled_prompts
+from paceline.bench import BUNDLED_TARGET, bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter, EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError
@@ -110,20 +110,20 @@ def test_the_text_takes_one_exact_pass_and_levels_behind_it_fuzzy_ones() -> None
     assert models.groups.fed - fed == 5 + 3, "the accepted tokens and the target's own were fed once more, in one pass"
 
 
-def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_keeps_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = drafter_of(ToyModels(ToyRunner(4), ToyRunner(4, order=None)), 4)
     draws = program(monkeypatch, drafter)
-    assert law_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
+    assert distribution_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
 
 
-def test_the_law_check_catches_the_q_of_an_exact_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_the_q_of_an_exact_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     models = ToyModels(ToyRunner(4), ToyRunner(4, order=None))
     draws = program(monkeypatch, drafter_of(models, 4))
 
     def lying(choices: Choices) -> TokenTree:
         return recorded_with(draws(choices), models.groups.logits)
 
-    assert law_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
+    assert distribution_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import tiny_checkpoint
 import torch
-from adapters import adapter_weights, written_adapter
 from safetensors.torch import load_file, save_file
 from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.bench import adapter_weights, written_adapter
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self import KangarooDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError
@@ -146,7 +146,7 @@ def test_steps_without_drafts_are_caught_up(plain: LLM, weights: dict[str, Any])
         }
     )
     assert outputs(mixed, PROMPTS, GREEDY) == outputs(plain, PROMPTS, GREEDY)
-    drafter = drafting(plain, weights["adapter"]).engine.parts.crew.drafters[0]
+    drafter = drafting(plain, weights["adapter"]).engine.parts.drafter_set.drafters[0]
     assert isinstance(drafter, KangarooDrafter)
     runner, text = plain.runner, [int(t) for t in PROMPTS[1]["prompt_token_ids"]]
     cache = runner.open()

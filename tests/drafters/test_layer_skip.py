@@ -72,7 +72,9 @@ def test_up_to_the_end_of_the_context(plain: LLM) -> None:
 
 def test_aliases_and_bad_layers(plain: LLM) -> None:
     def exit_of(**options: Any) -> int:
-        drafter = plain.with_speculative_config({"method": "layer_skip", **options}).engine.parts.crew.drafters[0]
+        drafter = plain.with_speculative_config({"method": "layer_skip", **options}).engine.parts.drafter_set.drafters[
+            0
+        ]
         assert isinstance(drafter, LayerSkipDrafter)
         return drafter.exit_layer
 
@@ -94,7 +96,7 @@ def test_a_runner_without_the_capability_is_refused_by_name() -> None:
     runner = ToyRunner(11)
     runner.capabilities = Capabilities(fork=True)
     with pytest.raises(
-        CapabilityError, match=r"method 'layer_skip' needs 'early_exit', which the runner of toy cannot do"
+        CapabilityError, match=r"method 'layer_skip' needs a model that can run its first layers alone; toy is not one"
     ):
         build_parts(runner, SpeculativeConfig(method="layer_skip"), load=lambda name: runner)
 
@@ -122,17 +124,17 @@ def drawn_counts(drafter: LayerSkipDrafter, text: list[int], draws: int) -> Coun
     return Counter(int(tree.tokens[0]) for tree in trees)
 
 
-def test_draws_come_from_the_early_exits_law() -> None:
-    """And not from the target's: the negative control is the same count against its law."""
+def test_draws_come_from_the_early_exits_distribution() -> None:
+    """And not from the target's: the negative control is the same count against its distribution."""
     target, text = ToyRunner(11, seed=3, sharpness=1.5, max_context=64), [1, 2, 3]
     drafter, draws = drafter_over(target, exit_layer=1), 1500
     counts = drawn_counts(drafter, text, draws)
     (early,), _ = target.layer_drafts.step([ToyCache(text[:-1])], [[3]], LayerPlan(stop=1))
     values = {}
     for name, logits in (("early", early), ("target", target.logits(text))):
-        law = torch.softmax(logits.float() / 0.9, -1).numpy()
+        distribution = torch.softmax(logits.float() / 0.9, -1).numpy()
         rng = np.random.default_rng(0)
-        other = Counter(rng.choice(11, draws, p=law / law.sum()).tolist())
+        other = Counter(rng.choice(11, draws, p=distribution / distribution.sum()).tolist())
         rows = np.array([[c[token] for token in range(11)] for c in (counts, other)])
         values[name] = independence(rows[:, rows.sum(0) >= 20])
     assert values["early"] > ERROR > values["target"]

@@ -16,9 +16,9 @@ from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT, bundled_prompts
-from paceline.drafters import DrafterArgs, Guess
-from paceline.drafters.draft_model import STEPS, TURNS, Pace, Paces, PearlDrafter, pearl
+from paceline.bench import BUNDLED_DRAFT, bundled_prompts
+from paceline.drafters import DraftedToken, DrafterArgs
+from paceline.drafters.draft_model import STEPS, TURNS, OverlapChoice, OverlapChoices, PearlDrafter, pearl
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
 VOCAB = 7
@@ -41,7 +41,7 @@ def prompts(bundled: LLM) -> list[Any]:
 
 
 def models(noise: float = 0.7, **more: Any) -> tuple[ToyRunner, ToyRunner]:
-    """A target, and a draft that has its law but for noise."""
+    """A target, and a draft that has its distribution but for noise."""
     return ToyRunner(VOCAB, seed=3, sharpness=1.5), ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=noise, **more)
 
 
@@ -105,7 +105,7 @@ class Racing(PearlDrafter):
         if found is None:
             return None
 
-        def work() -> list[Guess | None]:
+        def work() -> list[DraftedToken | None]:
             guesses = list(found.run())
             if self.target_calls() > before:
                 for state in states:
@@ -143,7 +143,7 @@ def test_no_clock_decides(params: SamplingParams) -> None:
     assert first[1] != second[1]
 
 
-def law(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
+def distribution(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
     """Chance of every continuation of the prompt."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
@@ -156,21 +156,23 @@ def law(target: ToyRunner, length: int) -> dict[tuple[int, ...], float]:
 
 
 def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Of "outputs of three tokens have the target's law". Wrong: a token that says it was drawn from another row."""
+    """Of "outputs of three tokens have the target's distribution". Wrong: a token that says it was drawn from another
+    row.
+    """
     if wrong:
         true = pearl._first
         flat = torch.full((VOCAB,), 1 / VOCAB)
-        monkeypatch.setattr(pearl, "_first", lambda *given: (one := true(*given)) and Guess(one.token, flat))
+        monkeypatch.setattr(pearl, "_first", lambda *given: (one := true(*given)) and DraftedToken(one.token, flat))
     target, draft = models(1.5)
     live = engine(target, [drafter(target, draft, 2)], 9, max_num_seqs=128)
     params = SamplingParams(temperature=1.0, max_tokens=3, n=128, ignore_eos=True)
     found = [tokens(run(live, [PROMPT], params, seed))[0] for seed in range(5)]
     counts = Counter(tuple(one) for each in found for one in each)
-    chances = law(target, 3)
+    chances = distribution(target, 3)
     return g_test([counts[text] for text in chances], list(chances.values()))
 
 
-def test_outputs_have_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_have_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """(d), and its negative control."""
     assert p_value(False, monkeypatch) > ERROR
     assert p_value(True, monkeypatch) < ERROR
@@ -225,39 +227,39 @@ def test_the_short_context_of_a_draft_ends_it() -> None:
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_the_faster_way_is_taken_and_said_once(faster: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_faster_mode_is_taken_and_said_once(faster: bool, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    paces = Paces("pearl", None, lambda: now[0])
-    ways = []
+    choices = OverlapChoices("pearl", None, lambda: now[0])
+    modes = []
     with caplog.at_level(logging.INFO, "paceline.drafters"):
         for _ in range(STEPS * (TURNS + 4)):
-            ways.append(beside := paces.beside(2))
-            now[0] += 1.0 if beside == faster else 2.0
-            paces.stepped(2, 3, alone=not beside)
-    assert ways[: STEPS * TURNS] == [turn % 2 == 1 for turn in range(TURNS) for _ in range(STEPS)]
-    assert set(ways[STEPS * TURNS :]) == {faster}
+            modes.append(overlapped := choices.overlapped(2))
+            now[0] += 1.0 if overlapped == faster else 2.0
+            choices.stepped(2, 3, alone=not overlapped)
+    assert modes[: STEPS * TURNS] == [turn % 2 == 1 for turn in range(TURNS) for _ in range(STEPS)]
+    assert set(modes[STEPS * TURNS :]) == {faster}
     (record,) = caplog.records
     assert record.levelname == ("INFO" if faster else "WARNING")
     assert ("going on sequentially" in record.message) != faster
 
 
 def test_a_step_that_nobody_was_asked_for_counts_for_nothing() -> None:
-    paces = Paces("pearl", None)
+    choices = OverlapChoices("pearl", None)
     for _ in range(STEPS * TURNS):
-        paces.stepped(1, 5, alone=True)
-    assert paces.of(1) == Pace()
+        choices.stepped(1, 5, alone=True)
+    assert choices.of(1) == OverlapChoice()
 
 
 def test_the_window_is_what_fits_beside_a_pass() -> None:
     now = [0.0]
-    paces = Paces("pearl", None, lambda: now[0])
+    choices = OverlapChoices("pearl", None, lambda: now[0])
     for _ in range(3):
-        paces.beside(1)
+        choices.overlapped(1)
         now[0] += 0.4
-        paces.drafted(4)
+        choices.drafted(4)
         now[0] += 0.7
-        paces.stepped(1, 5, alone=True)
-    assert paces.of(1).window == 7
+        choices.stepped(1, 5, alone=True)
+    assert choices.of(1).window == 7
 
 
 def on(runner: ToyRunner, device: str) -> ToyRunner:
@@ -268,12 +270,12 @@ def on(runner: ToyRunner, device: str) -> ToyRunner:
 def test_on_one_gpu_it_is_sequential_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     target, draft = (on(one, "cuda:0") for one in models())
     made = drafter(target, draft, overlap=None)
-    assert made.paces.always is False
+    assert made.choices.always is False
     assert "going on sequentially" in caplog.text
     with pytest.raises(CapabilityError, match="another device"):
         drafter(target, draft, overlap=True)
     other = drafter(target, on(draft, "cuda:1"), overlap=True)
-    assert other.paces.always is True
+    assert other.choices.always is True
     assert not other.shared
 
 

@@ -138,7 +138,6 @@ def test_the_place_does_not_depend_on_how_the_tokens_came(
 
 
 def test_longer_runs_are_trusted_more() -> None:
-    assert list(PREDICTION_CONFIDENCE[1:]) == sorted(PREDICTION_CONFIDENCE[1:])
     assert proposal([5, 6, 7, 8, 9], [5, 6], 2).confidence.tolist() == pytest.approx(PREDICTION_CONFIDENCE[2:4])
     assert proposal(list(range(60)), range(50), 3).confidence.tolist() == pytest.approx([PREDICTION_CONFIDENCE[-1]] * 3)
 

@@ -10,7 +10,7 @@ import pytest
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.self import QuantizedCopyDrafter
 from paceline.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
@@ -56,14 +56,14 @@ def test_a_copy_says_what_its_target_says(plain: LLM, prompts: list[dict[str, An
     assert texts(fast, prompts, SEEDED)[0] == texts(plain, prompts, SEEDED)[0]
 
 
-def test_drawn_drafts_stand_as_often_as_the_laws_are_close(plain: LLM, prompts: list[dict[str, Any]]) -> None:
-    """1 - total variation of int8's law and the target's is near 1; that of a trimmed head's is not."""
+def test_drawn_drafts_stand_as_often_as_the_distributions_are_close(plain: LLM, prompts: list[dict[str, Any]]) -> None:
+    """1 - total variation of int8's distribution and the target's is near 1; that of a trimmed head's is not."""
     shares = []
     for options in ({}, {"draft_vocab_size": 261}):
         fast = plain.with_speculative_config({"method": "quantized_copy", "num_speculative_tokens": 3, **options})
         shares.append(texts(fast, prompts, SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True))[1])
     assert shares[0] > 0.95
-    assert shares[1] < 0.8, "the share sees a draft of another law"
+    assert shares[1] < 0.8, "the share sees a draft of another distribution"
 
 
 def test_a_copy_drafts_trees_whose_width_is_given_by_level(plain: LLM, prompts: list[dict[str, Any]]) -> None:
@@ -78,7 +78,7 @@ def test_a_copy_is_made_once_for_all_engines(plain: LLM) -> None:
     first, second = (
         plain.with_speculative_config({"method": "quantized_copy", "quantization": name}) for name in ("int8", "int8wo")
     )
-    one, other = (llm.engine.parts.crew.drafters[0].runner for llm in (first, second))  # type: ignore[attr-defined]
+    one, other = (llm.engine.parts.drafter_set.drafters[0].runner for llm in (first, second))  # type: ignore[attr-defined]
     assert one is other
     assert one.info.quantization == "int8"
     assert one.info.weight_bytes < plain.runner.info.weight_bytes / 3

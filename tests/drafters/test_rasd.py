@@ -166,7 +166,7 @@ class Careless(FixedController):
 
 
 def p_value(controller: type[FixedController], outputs: int) -> float:
-    """Of drawn drafts that share a fixed number of nodes with retrieved ones, against the target's law."""
+    """Of drawn drafts that share a fixed number of nodes with retrieved ones, against the target's distribution."""
     target, draft = (ToyRunner(SMALL, order=2, sharpness=1.5, noise=noise) for noise in (0.0, 0.3))
     documents = [[*PROMPT, *draft.greedy(PROMPT, LENGTH)]]
     made = []
@@ -179,18 +179,19 @@ def p_value(controller: type[FixedController], outputs: int) -> float:
     params = SamplingParams(temperature=0.9, max_tokens=LENGTH, n=64, ignore_eos=True)
     requests = run(live, [PROMPT] * (outputs // 64), params, seed=1)
     taken = {
-        name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests) for name in live.parts.crew.names
+        name: sum(one.metrics.drafters[name].num_accepted_tokens for one in requests)
+        for name in live.parts.drafter_set.names
     }
     assert min(taken.values()) > outputs / 50, taken
     counts = Counter(tuple(output.token_ids) for request in requests for output in request.outputs)
-    law = {}
+    distribution = {}
     for output in product(range(SMALL), repeat=LENGTH):
         rows = [(target.logits([*PROMPT, *output[:i]]).double() / 0.9).softmax(-1) for i in range(LENGTH)]
-        law[output] = prod(float(row[token]) for row, token in zip(rows, output, strict=True))
-    return g_test([counts[output] for output in law], list(law.values()))
+        distribution[output] = prod(float(row[token]) for row, token in zip(rows, output, strict=True))
+    return g_test([counts[output] for output in distribution], list(distribution.values()))
 
 
-def test_sharing_a_fixed_number_of_nodes_keeps_the_law() -> None:
+def test_sharing_a_fixed_number_of_nodes_keeps_the_distribution() -> None:
     assert p_value(FixedController, 1920) > ERROR
 
 

@@ -101,12 +101,6 @@ def test_chances_are_shares_times_trust() -> None:
     assert chance[3] + chance[4] == pytest.approx(float(TRUST[1, 2]))
 
 
-def test_trust_grows_with_the_match_and_with_what_was_seen() -> None:
-    assert bool((np.diff(TRUST, axis=0) >= 0).all())
-    assert bool((np.diff(TRUST[:, 1:], axis=1) >= 0).all())
-    assert 0.0 < TRUST.min() < TRUST.max() < 1.0
-
-
 def test_the_most_likely_nodes_are_kept() -> None:
     documents = [[1, 2, 3, 3, 3], [1, 2, 3, 3, 4], [1, 2, 4, 5, 6], [1, 2, 3, 3, 3]]
     one = drafter(documents)

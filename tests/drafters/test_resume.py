@@ -105,7 +105,7 @@ def decoded(llm: LLM, params: SamplingParams) -> list[Any]:
 
 def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Filled with the inputs that were not computed again, pass by pass."""
-    drafts, saved = llm.engine.parts.crew.drafters[0].drafts, list[int]()  # type: ignore[attr-defined]  # a self-drafter
+    drafts, saved = llm.engine.parts.drafter_set.drafters[0].drafts, list[int]()  # type: ignore[attr-defined]  # a self-drafter
     score = drafts.score
 
     def spy(caches: Any, roots: Any, trees: Any, known: Any, plan: Any) -> Any:
@@ -131,7 +131,7 @@ def spied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_text_is_the_targets_and_scoring_did_go_on(
     plain: LLM, config: dict[str, Any], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.drafters.self.base.LEAST", 1)
+    monkeypatch.setattr("paceline.drafters.self.base.MIN_RESUMED", 1)
     fast = plain.with_speculative_config(config)
     saved = spied(fast, monkeypatch)
     assert decoded(fast, params) == decoded(plain, params)
@@ -214,7 +214,7 @@ def test_where_it_fails_all_is_scored_and_the_drafter_is_dropped(plain: LLM, mon
     def broken(*given: Any) -> Any:
         raise RuntimeError("no states")
 
-    monkeypatch.setattr(llm.engine.parts.crew.drafters[0], "resume", broken)
+    monkeypatch.setattr(llm.engine.parts.drafter_set.drafters[0], "resume", broken)
     found = llm.generate(PROMPTS, GREEDY)
     assert [[one.token_ids for one in out.outputs] for out in found] == decoded(plain, GREEDY)
     assert all("no states" in out.metrics.dropped_drafters["layer_skip"] for out in found)

@@ -11,7 +11,15 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.vocab import MOST, Reading, Retokenizer, cut_of, encoder_of, shared_tokens, whole_characters
+from paceline.drafters.vocab import (
+    LONGEST_PIECE,
+    Reading,
+    Retokenizer,
+    cut_of,
+    encoder_of,
+    shared_tokens,
+    whole_characters,
+)
 from paceline.llm import BUNDLED
 from paceline.models.loading import Tokenizer
 
@@ -55,7 +63,7 @@ def test_the_steps_in_which_a_text_comes_do_not_matter(others: dict[str, Tokeniz
             fresh = by.open()
             fresh.follow(ids[:at])
             assert (tokens(reading), reading.pending) == (tokens(fresh), fresh.pending)
-            assert len(reading.tail) <= MOST, "a bounded look-back"
+            assert len(reading.tail) <= LONGEST_PIECE, "a bounded look-back"
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
@@ -130,8 +138,8 @@ def test_cuts_depend_on_what_is_before_them() -> None:
     text = "a" * 70 + " b" + "c" * 300
     assert cut_of(text) == 70 == cut_of(text[:72])
     assert cut_of(text[:71]) is None
-    assert cut_of("a" * MOST) is None
-    assert cut_of("a" * (MOST + 1)) == MOST
+    assert cut_of("a" * LONGEST_PIECE) is None
+    assert cut_of("a" * (LONGEST_PIECE + 1)) == LONGEST_PIECE
 
 
 def test_the_history_check_catches_cuts_where_the_text_happened_to_end(others: dict[str, Tokenizer]) -> None:

@@ -11,7 +11,7 @@ import tiny_checkpoint
 from tools.enumerate_draws import Choices
 from tools.one_sequence import PROMPT, begin, program, propose, recorded_with
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toy_models import ToyModels
 from toys import ToyRunner
 
@@ -85,21 +85,21 @@ def test_what_waits_too_long_is_fed_to_all_layers() -> None:
     assert models.exits.open_caches == 0
 
 
-def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_keeps_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, models = drafter_of(4, draft_exits=[1, 2], draft_exit_thresholds=[0.45, 0.55])
     draws = program(monkeypatch, drafter)
-    assert law_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
+    assert distribution_error(draws, random_target(1, 4, zeros=0.0), 4) < 1e-6, "float32 rows"
     assert {stop for _, stop, _ in models.exits.ran} == {1, 2, 4}, "every exit is taken somewhere"
 
 
-def test_the_law_check_catches_a_q_of_another_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_a_q_of_another_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, models = drafter_of(4, draft_exits=[1, 2], draft_exit_thresholds=[0.45, 0.55])
     draws = program(monkeypatch, drafter)
 
     def lying(choices: Choices) -> TokenTree:
         return recorded_with(draws(choices), lambda text: models.exits.at(text, 4))
 
-    assert law_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
+    assert distribution_error(lying, random_target(1, 4, zeros=0.0), 4) > WRONG
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""The hierarchy: the chain is the middle model's own, in law and greedily, and the target's law stays."""
+"""The hierarchy: the chain is the middle model's own, in distribution and greedily, and the target's distribution
+stays.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_law
+from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_distribution
 from tools.one_sequence import begin, enumerated, propose
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toy_models import ToyModels, nested
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.draft_model import SpecMQuantDrafter, reroot
@@ -125,20 +127,22 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", CASES)
-def test_the_target_keeps_its_law(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_the_target_keeps_its_distribution(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     draws, _ = program(monkeypatch, **options)
-    assert law_error(draws, random_target(2, VOCAB, zeros=0.0), 3) < 1e-6, "float32 rows"
+    assert distribution_error(draws, random_target(2, VOCAB, zeros=0.0), 3) < 1e-6, "float32 rows"
 
 
 @pytest.mark.parametrize("options", CASES[:2])
-def test_the_chain_has_the_middle_models_law(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_the_chain_has_the_middle_models_distribution(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     draws, models = program(monkeypatch, **options)
-    found = enumerate_law(lambda choices: tuple(draws(choices).tokens[:1].tolist()))
+    found = enumerate_distribution(lambda choices: tuple(draws(choices).tokens[:1].tolist()))
     row = models.middle.logits([1, 2]).double().softmax(0)
     assert distance(found, {(i,): float(row[i]) for i in range(VOCAB)}) < 1e-6
 
 
-def test_the_law_check_catches_a_chain_that_declares_the_small_models_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_a_chain_that_declares_the_small_models_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     draws, models = program(monkeypatch, **CASES[2])
 
     def lying(choices: Choices) -> TokenTree:
@@ -148,7 +152,7 @@ def test_the_law_check_catches_a_chain_that_declares_the_small_models_law(monkey
         }
         return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})
 
-    assert law_error(lying, random_target(2, VOCAB, zeros=0.0), 3) > WRONG
+    assert distribution_error(lying, random_target(2, VOCAB, zeros=0.0), 3) > WRONG
 
 
 def test_no_two_rounds_share_their_noise() -> None:

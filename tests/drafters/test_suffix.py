@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.suffix import SuffixDrafter, lookup
+from paceline.drafters.suffix import SuffixDrafter
+from paceline.drafters.suffix import drafter as suffix_drafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
@@ -176,7 +177,7 @@ def explained(texts: Sequence[Sequence[int]], match: Sequence[int], tree: TokenT
         if not most or prob < 0.1:
             return i == len(tree)
         token = int(tree.tokens[i]) if i < len(tree) else -1
-        trust = lookup.PARTED if sum(count > 0 for count in after.values()) > 1 else 1.0
+        trust = suffix_drafter.PARTED if sum(count > 0 for count in after.values()) > 1 else 1.0
         if (
             after.get(token) != most
             or abs(float(tree.confidence[i]) - trust * most / (seen + scarce[len(path)])) > 1e-6

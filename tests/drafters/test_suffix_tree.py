@@ -28,11 +28,13 @@ from paceline.drafters.suffix import (
     SuffixCache,
     SuffixDrafter,
     SuffixTree,
+    arrays_of,
     child_of,
     draft_from_trees,
-    growth,
+    record_of,
     step,
 )
+from paceline.drafters.suffix import tree as suffix_tree
 
 Counts = dict[tuple[int, ...], int]
 
@@ -138,8 +140,8 @@ def test_removal_restores_the_tree_before_the_text_came() -> None:
 
 def test_a_careless_removal_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: leaving the last suffix of a text in the tree."""
-    remove = growth.remove
-    monkeypatch.setattr(growth, "remove", lambda tree, start, stop, depth: remove(tree, start, stop - 1, depth))
+    remove = suffix_tree.remove
+    monkeypatch.setattr(suffix_tree, "remove", lambda tree, start, stop, depth: remove(tree, start, stop - 1, depth))
     tree = SuffixTree(3)
     span = tree.insert(ints([1, 2, 1, 2, 5]))
     tree.insert(ints([1, 2, 7]))
@@ -237,3 +239,28 @@ def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
         assert stepped.size == grown.size
     assert counts(stepped) == counts(grown)
     assert drafts > 100
+
+
+def test_compiled_code_sees_the_arrays_of_a_record() -> None:
+    tree = SuffixTree(6)
+    tree.grow(np.array([1, 2, 1, 2, 3], np.int32))
+    found = arrays_of(tree.record)
+    for name, array in tree.arrays._asdict().items():
+        read = getattr(found, name)
+        assert read.shape == array.shape
+        assert read.dtype == array.dtype
+        assert read.ctypes.data == array.ctypes.data
+    assert found.text.ctypes.data != tree.copy().arrays.text.ctypes.data
+
+
+def test_a_tree_that_moves_has_another_record() -> None:
+    tree = SuffixTree(6, 8)
+    before = tree.record
+    tree.grow(np.arange(100, dtype=np.int32))
+    assert not np.array_equal(tree.record, before)
+    assert np.array_equal(tree.record, record_of(tree.arrays))
+
+
+def test_arrays_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        record_of([np.zeros((4, 4), np.int32)[:, 0]])

@@ -4,9 +4,10 @@ target's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from toy_layers import ToyLayers, direction
@@ -14,7 +15,21 @@ from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.self import LayerSkipDrafter, SwiftDrafter, has_room, plan_of, replayed, swift
+from paceline.drafters.self import (
+    LayerSkipDrafter,
+    SearchRules,
+    SkipSearch,
+    SubLayers,
+    SwiftDrafter,
+    branched,
+    first_set,
+    has_room,
+    plan_of,
+    random_set,
+    replayed,
+    swift,
+    upper_bounds,
+)
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models.decoder import ALL_LAYERS, LayerPlan, NativeRunner, SteppedDrafts
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
@@ -32,7 +47,7 @@ def plain() -> LLM:
 
 def fast(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
     llm = plain.with_speculative_config({"method": "swift", "num_speculative_tokens": 6, **options})
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     assert isinstance(drafter, SwiftDrafter)
     return llm, drafter
 
@@ -44,9 +59,7 @@ def decoded(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> li
 
 
 @pytest.mark.parametrize(
-    "options",
-    [EARLY, {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}],
-    ids=str,
+    "options", [EARLY, {**EARLY, "draft_stop_threshold": 0.0, "skip_ratio": 0.8, "num_speculative_tokens": 3}], ids=str
 )
 def test_the_text_is_the_targets_while_it_searches(plain: LLM, options: dict[str, Any]) -> None:
     llm, drafter = fast(plain, **options)
@@ -247,7 +260,7 @@ def test_what_was_found_holds_for_a_tenants_next_text_and_for_no_other_tenant() 
         world.say(mine, 20)
         world.propose([mine])
     assert (mine.replays, mine.search.begun) == (1, 1)
-    assert world.drafter._way(mine).plan is world.drafter._way(state).plan
+    assert world.drafter._draft_plan(mine).plan is world.drafter._draft_plan(state).plan
     world.layers.idle = frozenset()
     third = world.text("another kind")
     world.say(third, 20)
@@ -315,6 +328,164 @@ def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: L
     ):
         with pytest.raises(ConfigError, match=words):
             plain.with_speculative_config({"method": "layer_skip", **options})
-    (drafter,) = plain.with_speculative_config({"method": "layer_skip", "target_speedup": 2}).engine.parts.crew.drafters
+    (drafter,) = plain.with_speculative_config(
+        {"method": "layer_skip", "target_speedup": 2}
+    ).engine.parts.drafter_set.drafters
     assert isinstance(drafter, LayerSkipDrafter)
     assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter._drafting.plan
+
+
+SEARCH_LAYERS, COUNT = 10, 6
+PLANTED = random_set(SEARCH_LAYERS, COUNT, np.random.default_rng(5))
+"""One of 8008."""
+NEVER = 10**6
+
+
+def overlap(skipped: SubLayers) -> float:
+    """Share of the planted set that was hit: 1 for it alone."""
+    return len(skipped & PLANTED) / COUNT
+
+
+def searched(rules: SearchRules, score: Callable[[SubLayers], float] = overlap, seed: int = 0) -> SkipSearch:
+    search = SkipSearch(SEARCH_LAYERS, COUNT, rules, seed)
+    search.measured(score(search.best))
+    while not search.done:
+        skipped = search.next()
+        search.tell(skipped, score(skipped))
+    return search
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_planted_set_is_found_by_the_process_and_not_by_chance(seed: int) -> None:
+    """With as many tries, random sets alone do not (negative control)."""
+    found = searched(SearchRules(stop_score=1.0, max_steps=80, bayes_every=2), seed=seed)
+    assert found.best == PLANTED
+    assert found.score == 1.0
+    assert found.steps < 80
+    chance = searched(SearchRules(stop_score=1.0, max_steps=80, bayes_every=NEVER), seed=seed)
+    assert chance.best != PLANTED
+    assert chance.steps == 80
+
+
+def test_every_set_is_tried_once_where_there_are_few() -> None:
+    search = SkipSearch(5, 2, SearchRules(stop_score=1.0, bayes_every=3), 0)
+    tried = [search.best]
+    search.measured(0.0)
+    while not search.done:
+        tried.append(search.next())
+        search.tell(tried[-1], 0.0)
+    assert len(set(tried)) == 15
+    assert len(tried) <= 16
+
+
+def test_it_ends_by_score_by_patience_and_by_steps() -> None:
+    first = overlap(first_set(SEARCH_LAYERS, COUNT))
+    assert searched(SearchRules(stop_score=first)).steps == 0
+    flat = searched(SearchRules(max_steps=50, patience=7, bayes_every=3), lambda skipped: 0.5)
+    assert (flat.steps, flat.idle) == (7, 7)
+    assert flat.best == first_set(SEARCH_LAYERS, COUNT)
+    assert searched(SearchRules(stop_score=1.0, max_steps=5, patience=50)).steps == 5
+
+
+def test_a_better_set_is_kept_and_begins_the_patience_anew() -> None:
+    search = SkipSearch(SEARCH_LAYERS, COUNT, SearchRules(patience=3))
+    search.measured(0.4)
+    one, two, three = search.next(), search.next(), search.next()
+    search.tell(one, 0.3)
+    search.tell(two, 0.5)
+    assert (search.best, search.score, search.idle) == (two, 0.5, 0)
+    search.tell(three, 0.5)
+    assert (search.best, search.idle, search.steps) == (two, 1, 3)
+
+
+def test_another_kind_of_text_begins_the_search_again() -> None:
+    search = searched(SearchRules(stop_score=1.0, max_steps=80, bayes_every=2))
+    search.measured(0.95)
+    assert search.begun == 1
+    assert not search.done
+    search.measured(0.5)
+    assert (search.begun, search.steps, search.best, search.score) == (2, 0, PLANTED, 0.5)
+
+
+def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the textbook's formulas with an inverse; with another noise they differ (negative control)."""
+    monkeypatch.setattr(swift, "LENGTHS", (2.0,))
+    rng = np.random.default_rng(1)
+    known, asked = (rng.integers(0, 2, (n, 9)).astype(float) for n in (12, 5))
+    scores = rng.random(12)
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        x = np.sqrt(5.0) * np.sqrt(((a[:, None] - b[None]) ** 2).sum(-1)) / 2.0
+        found: np.ndarray = (1 + x + x**2 / 3) * np.exp(-x)
+        return found
+
+    inverse = np.linalg.inv(kernel(known, known) + 0.01 * np.eye(12))
+    across, y = kernel(asked, known), (scores - scores.mean()) / scores.std()
+    mean = across @ inverse @ y
+    deviation = np.sqrt(1 - np.einsum("ij,jk,ik->i", across, inverse, across))
+    expected = scores.mean() + scores.std() * (mean + 2.5 * deviation)
+    assert np.allclose(upper_bounds(known, scores, asked), expected)
+    assert not np.allclose(upper_bounds(known, scores, asked, noise=0.5), expected)
+
+
+def test_equal_scores_and_one_score_are_no_trouble() -> None:
+    rows = np.eye(4)
+    assert np.isfinite(upper_bounds(rows, np.full(4, 0.3), 1 - rows)).all()
+    assert np.isfinite(upper_bounds(rows[:1], np.array([0.3]), rows)).all()
+
+
+def fast_with_branches(plain: LLM, **options: Any) -> tuple[LLM, SwiftDrafter]:
+    llm = plain.with_speculative_config({"method": "swift", **options})
+    (drafter,) = llm.engine.parts.drafter_set.drafters
+    assert isinstance(drafter, SwiftDrafter)
+    return llm, drafter
+
+
+def decoded_with_branches(llm: LLM, prompts: list[Any]) -> list[Any]:
+    found = llm.generate(prompts, GREEDY)
+    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
+    return [[one.token_ids for one in out.outputs] for out in found]
+
+
+def test_the_likeliest_branches_get_the_room_that_is_left() -> None:
+    levels = [([3, 4, 5], [0.5, 0.3, 0.0]), ([6, 7, 8], [0.8, 0.1, 0.05])]
+    tree = branched(levels, 4, source=2)
+    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([3, 6, 4, 7], [-1, 0, -1, 0])
+    assert tree.sources.tolist() == [2] * 4
+    assert len(branched(levels, 2, source=0)) == 2
+    assert len(branched(levels, 9, source=0)) == 5, "a token without any chance is no candidate"
+
+
+def test_side_branches_hang_off_the_chain_and_help(plain: LLM) -> None:
+    """Fewer steps than the chain alone takes, for the same text; only the chain goes on."""
+    options = {"draft_stop_threshold": 0.0, "max_search_steps": 0, "controller": "swift"}
+    steps = {}
+    for width in (1, 10):
+        llm, _ = fast_with_branches(plain, tree_width=width, draft_max_length=3, **options)
+        assert decoded_with_branches(llm, PROMPTS) == decoded_with_branches(plain, PROMPTS)
+        steps[width] = sum(out.metrics.num_steps for out in llm.generate(PROMPTS, GREEDY))
+    assert steps[10] < steps[1]
+    _, drafter = fast_with_branches(plain, tree_width=4, **options)
+    text, runner = [4, 5, 6], plain.runner
+    cache = runner.open()
+    runner.extend([cache], [text[:-1]])
+    (state,) = drafter.begin([Context("r", text, 3, cache=lambda: cache)])
+    (tree,) = drafter.propose([state], [Budget(12, 3)], [EMPTY_TREE])
+    assert tree.parents.tolist()[:3] == [-1, 0, 1]
+    assert len(tree) == 12
+    assert set(tree.parents.tolist()) <= {-1, 0, 1}
+    (short,) = drafter.propose([state], [Budget(3, 3)], [EMPTY_TREE])
+    assert short.parents.tolist() == [-1] * 3, "one level where there is room for no more"
+    assert short.tokens[0] == tree.tokens[0]
+    for node in range(3, 12):
+        assert tree.confidence[node] <= tree.confidence[tree.parents[node] + 1]
+    runner.release(cache)
+
+
+def test_a_runner_of_chains_refuses_side_branches() -> None:
+    with pytest.raises(
+        CapabilityError, match=r"tree_width must be 1, since the runner of toy scores chains only, got 3"
+    ):
+        SwiftDrafter(
+            DrafterArgs(vocab_size=11, index=0, max_context=64, target=ToyRunner(11, trees=False)), tree_width=3
+        )

@@ -15,7 +15,7 @@ from toys import ToyRunner
 from paceline.config import SpeculativeConfig
 from paceline.drafters import DrafterArgs
 from paceline.drafters.common import Arrays, Tables
-from paceline.engine import Crew, build_parts
+from paceline.engine import DrafterSet, build_parts
 from paceline.errors import ConfigError, DrafterError
 
 
@@ -205,9 +205,9 @@ def test_shared_tables_have_no_name(tmp_path: Path) -> None:
     assert make(tmp_path, shared=True).of("b").count_n[0] == 1
 
 
-def crew_of(*methods: dict[str, Any]) -> Crew:
+def drafter_set_of(*methods: dict[str, Any]) -> DrafterSet:
     config = SpeculativeConfig.parse({"method": list(methods)})
-    return build_parts(ToyRunner(), config, load=lambda name: ToyRunner())[1].crew
+    return build_parts(ToyRunner(), config, load=lambda name: ToyRunner())[1].drafter_set
 
 
 @pytest.mark.parametrize(
@@ -222,17 +222,21 @@ def test_two_of_a_method_must_not_save_to_one_file(tmp_path: Path, method: str, 
         with pytest.raises(
             ConfigError, match=f"tables must be a folder for each '{method}' .* another folder, got .*{method}.safe"
         ):
-            crew_of(first, {"method": method, "tables": same, **option})
-    crew = crew_of(first, {"method": method, "tables": other, **option})
-    assert [path.parent for path in crew.save_tables()] == [Path(folder), Path(other)]
+            drafter_set_of(first, {"method": method, "tables": same, **option})
+    drafter_set = drafter_set_of(first, {"method": method, "tables": other, **option})
+    assert [path.parent for path in drafter_set.save_tables()] == [Path(folder), Path(other)]
     with pytest.raises(
         ConfigError, match=r"folder must be a folder for each .*; leave it out, and give each its own 'tables'"
     ):
-        crew.save_tables(tmp_path / "third")
+        drafter_set.save_tables(tmp_path / "third")
     assert not (tmp_path / "third").exists()
 
 
 def test_methods_of_different_names_share_a_folder(tmp_path: Path) -> None:
-    crew = crew_of({"method": "aded", "tables": str(tmp_path)}, {"method": "suffix", "tables": str(tmp_path)})
-    assert sorted(path.name for path in crew.save_tables()) == ["aded.safetensors", "suffix.safetensors"]
-    assert len(crew_of({"method": "aded"}, {"method": "aded", "table_width": 3}, {"method": "ngram"}).drafters) == 3
+    drafter_set = drafter_set_of(
+        {"method": "aded", "tables": str(tmp_path)}, {"method": "suffix", "tables": str(tmp_path)}
+    )
+    assert sorted(path.name for path in drafter_set.save_tables()) == ["aded.safetensors", "suffix.safetensors"]
+    assert (
+        len(drafter_set_of({"method": "aded"}, {"method": "aded", "table_width": 3}, {"method": "ngram"}).drafters) == 3
+    )

@@ -1,5 +1,5 @@
-"""Token-level intersection: the output's law, noise of its own every step, the same drafts as a draft with the target's
-tokens.
+"""Token-level intersection: the output's distribution, noise of its own every step, the same drafts as a draft with the
+target's tokens.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shuffled_draft
 import torch
 from tools.enumerate_draws import Choices
 from tools.one_sequence import begin, enumerated
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toy_models import OTHER, ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import bundled_prompts
+from paceline.bench import bundled_prompts, write_shuffled_draft
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.vocab import TliDrafter
@@ -55,12 +54,12 @@ def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_the_output_keeps_the_law(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    assert law_error(program(monkeypatch, width), random_target(width, TOKENS), 3) < 1e-6, "float32 rows"
+def test_the_output_keeps_the_distribution(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    assert distribution_error(program(monkeypatch, width), random_target(width, TOKENS), 3) < 1e-6, "float32 rows"
 
 
 def raw(models: ToyModels, tree: TokenTree, parent: int) -> torch.Tensor:
-    """(v,) the draft's law before it was renormalised over the shared tokens."""
+    """(v,) the draft's distribution before it was renormalised over the shared tokens."""
     text = [
         OTHER.index("ab"),
         *(OTHER.index("?abc"[int(tree.tokens[i])]) if tree.tokens[i] else 0 for i in tree.path(parent)),
@@ -69,7 +68,9 @@ def raw(models: ToyModels, tree: TokenTree, parent: int) -> torch.Tensor:
     return torch.stack([whole[0], *(whole[OTHER.index(letter)] for letter in "abc")])
 
 
-def test_the_law_check_catches_an_intersection_that_is_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_catches_an_intersection_that_is_not_renormalised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     draws, (_, models) = program(monkeypatch, 1), drafter_of()
 
     def unscaled(choices: Choices) -> TokenTree:
@@ -79,9 +80,9 @@ def test_the_law_check_catches_an_intersection_that_is_not_renormalised(monkeypa
         )
 
     target = random_target(5, TOKENS, zeros=0.0)
-    assert law_error(unscaled, target, 3) < 1e-6, "the verifier normalises what it is given"
+    assert distribution_error(unscaled, target, 3) < 1e-6, "the verifier normalises what it is given"
     monkeypatch.setattr(recursive_rejection, "proposal", lambda trial, token, like: trial.row.to(like))
-    assert law_error(unscaled, target, 3) > WRONG
+    assert distribution_error(unscaled, target, 3) > WRONG
 
 
 def test_steps_whose_texts_are_equally_long_have_noise_of_their_own() -> None:
@@ -111,7 +112,7 @@ def test_a_text_that_begins_with_a_broken_character_waits(shuffled: Path) -> Non
         speculative_config={"method": "tli", "model": str(shuffled), "num_speculative_tokens": 3}, dtype="float32"
     )
     ids = llm.tokenizer.encode("a 🚀", add_special_tokens=False)
-    (drafter,) = llm.engine.parts.crew.drafters
+    (drafter,) = llm.engine.parts.drafter_set.drafters
     states = drafter.begin([Context("r", ids[:stop], stop) for stop in (len(ids) - 1, len(ids))])
     trees = drafter.propose(states, [Budget(3, 3)] * 2, [EMPTY_TREE] * 2)
     assert [len(tree) for tree in trees] == [0, 3]
@@ -121,7 +122,7 @@ def test_a_text_that_begins_with_a_broken_character_waits(shuffled: Path) -> Non
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled draft under another tokenizer that shares every token."""
-    return shuffled_draft.write(tmp_path_factory.mktemp("shuffled"))
+    return write_shuffled_draft(tmp_path_factory.mktemp("shuffled"))
 
 
 @pytest.mark.parametrize("method", ["tli", "slem"])

@@ -1,4 +1,4 @@
-"""Counts of tri-grams: chances worked out by hand, a proper law, bounded memory."""
+"""Counts of tri-grams: chances worked out by hand, a proper distribution, bounded memory."""
 
 from __future__ import annotations
 

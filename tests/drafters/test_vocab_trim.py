@@ -1,4 +1,4 @@
-"""Trimmed heads: which tokens stay, that the output keeps its law, and what bad files are answered with."""
+"""Trimmed heads: which tokens stay, that the output keeps its distribution, and what bad files are answered with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tools.enumerate_draws import Choices
 from tools.one_sequence import enumerated
 from tools.random_drafts import random_target
-from tools.random_trees import WRONG, law_error
+from tools.random_trees import WRONG, distribution_error
 from toy_models import ToyModels, letters
 from toys import ToyRunner
 
@@ -148,12 +148,12 @@ def program(monkeypatch: pytest.MonkeyPatch, width: int) -> Any:
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_the_law_holds_with_tokens_that_are_never_drafted(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    assert law_error(program(monkeypatch, width), random_target(width, 4, zeros=0.0), 3) < 1e-6, "float32 rows"
+def test_the_distribution_holds_with_tokens_that_are_never_drafted(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    assert distribution_error(program(monkeypatch, width), random_target(width, 4, zeros=0.0), 3) < 1e-6, "float32 rows"
 
 
-def test_the_law_check_catches_a_q_that_forgets_the_trimming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong: the trials carry the whole head's law."""
+def test_the_distribution_check_catches_a_q_that_forgets_the_trimming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong: the trials carry the whole head's distribution."""
     draws, (_, draft) = program(monkeypatch, 1), args_of(4)
 
     def whole(choices: Choices) -> TokenTree:
@@ -166,4 +166,4 @@ def test_the_law_check_catches_a_q_that_forgets_the_trimming(monkeypatch: pytest
         }
         return tree.replace(trials=trials)
 
-    assert law_error(whole, random_target(1, 4, zeros=0.0), 3) > WRONG
+    assert distribution_error(whole, random_target(1, 4, zeros=0.0), 3) > WRONG

@@ -9,7 +9,7 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
-from paceline.engine import Crew, Engine, Parts, Request, check_prompt
+from paceline.engine import DrafterSet, Engine, Parts, Request, check_prompt
 from paceline.verifiers import GreedyVerifier, RecursiveRejection
 
 
@@ -23,10 +23,10 @@ def engine(
     **sizes: Any,
 ) -> Engine:
     """An engine that drafts `tokens` tokens a step with each drafter."""
-    crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    controller = controller or FixedController(tokens, drafters=crew.names)
-    controller.drafters = len(crew.names)
-    parts = Parts(runner, crew, controller, GreedyVerifier(), sampled or RecursiveRejection())
+    drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
+    controller = controller or FixedController(tokens, drafters=drafter_set.names)
+    controller.drafters = len(drafter_set.names)
+    parts = Parts(runner, drafter_set, controller, GreedyVerifier(), sampled or RecursiveRejection())
     return Engine(parts, EngineConfig(**sizes), eos_ids=(0,))
 
 

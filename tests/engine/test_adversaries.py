@@ -1,18 +1,18 @@
-"""Hostile drafters in the engine: greedy tokens, the output law and other requests stay as they were; broken ones are
-dropped.
+"""Hostile drafters in the engine: greedy tokens, the output distribution and other requests stay as they were; broken
+ones are dropped.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import adversaries
 import pytest
 from engine.harness import engine, run, tokens
-from engine.test_engine_law import LENGTH, PROMPT, TEMPERATURE, VOCAB, target_law
+from engine.test_engine_distribution import LENGTH, PROMPT, TEMPERATURE, VOCAB, target_distribution
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
 
@@ -35,24 +35,21 @@ def build(kind: type, runner: ToyRunner) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("auto", [False, True], ids=["fixed", "auto"])
-def test_tokens_stay_and_nothing_leaks(kind: type, temperature: float, auto: bool) -> None:
-    runner = ToyRunner(VOCAB, order=None)
-    drafter = build(kind, runner)
-    controller = AutoController(Costs(), [drafter.name]) if auto else None
-    params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True)
-    plain, fast = (
-        run(engine(runner), PROMPTS, params),
-        run(engine(runner, [drafter], 6, controller=controller), PROMPTS, params),
-    )
-    if temperature == 0 or kind.__name__ != "Gambler":  # drawn drafts keep the law, not the tokens of a seed
-        assert tokens(fast) == tokens(plain)
-    assert all(output.finish_reason == "length" for request in fast for output in request.outputs)
-    assert runner.open_caches == 0
-    if kind in VALID:
-        assert drafter.open == 0
-        assert not any(request.metrics.dropped_drafters for request in fast)
+def test_tokens_stay_and_nothing_leaks(kind: type) -> None:
+    for temperature, auto in product((0.0, 1.0), (False, True)):
+        runner = ToyRunner(VOCAB, order=None)
+        drafter = build(kind, runner)
+        controller = AutoController(Costs(), [drafter.name]) if auto else None
+        params = SamplingParams(temperature=temperature, max_tokens=14, ignore_eos=True)
+        plain = run(engine(runner), PROMPTS, params)
+        fast = run(engine(runner, [drafter], 6, controller=controller), PROMPTS, params)
+        if temperature == 0 or kind.__name__ != "Gambler":  # drawn drafts keep the distribution, not a seed's tokens
+            assert tokens(fast) == tokens(plain), (temperature, auto)
+        assert all(output.finish_reason == "length" for request in fast for output in request.outputs)
+        assert runner.open_caches == 0
+        if kind in VALID:
+            assert drafter.open == 0
+            assert not any(request.metrics.dropped_drafters for request in fast)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +81,14 @@ def test_a_message_over_several_lines_is_told_in_one(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VALID if kind.__name__ != "Oracle"], ids=lambda kind: kind.__name__)
-def test_the_output_law_stays(kind: type) -> None:
+def test_the_output_distribution_stays(kind: type) -> None:
     target = ToyRunner(VOCAB, order=2, sharpness=1.0)
     live = engine(target, [build(kind, target)], 6)
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, n=64, ignore_eos=True)
     requests = run(live, [PROMPT] * 60, params, seed=5000)
     counts = Counter(tuple(o.token_ids) for request in requests for o in request.outputs)
-    law = target_law(target)
-    assert g_test([counts[k] for k in law], list(law.values())) > ERROR
+    distribution = target_distribution(target)
+    assert g_test([counts[k] for k in distribution], list(distribution.values())) > ERROR
 
 
 @pytest.mark.parametrize("way", ["append", "clear", "last", "first", "replace"])

@@ -23,7 +23,7 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
-from paceline.engine import Crew, Engine, build_parts, crew, loop, policy, probe
+from paceline.engine import DrafterSet, Engine, build_parts, drafter_set, loop, policy, probe
 
 PASS, ROW = 1e-2, 1e-5
 CHEAP, DEAR = 1e-4, 3e-2
@@ -61,14 +61,14 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     made, machines = World(CHEAP), count()
     for module in (store, policy):
         monkeypatch.setattr(module, "user_cache", lambda part: tmp_path / str(next(machines)))
-    score, propose = ToyRunner.score, Crew._propose_one
+    score, propose = ToyRunner.score, DrafterSet._propose_one
 
     def scored(self: ToyRunner, caches: Any, roots: Any, trees: Any, **more: Any) -> Any:
         if self.info.fingerprint == target().info.fingerprint and not self.noise:
             made.now += PASS + ROW * sum(len(tree) for tree in trees)
         return score(self, caches, roots, trees, **more)
 
-    def proposed(self: Crew, index: int, *rest: Any) -> Any:
+    def proposed(self: DrafterSet, index: int, *rest: Any) -> Any:
         trees = propose(self, index, *rest)
         if self.drafters[index].name != "ngram":
             made.drafted += sum(len(tree) for tree in trees)
@@ -76,9 +76,9 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
         return trees
 
     monkeypatch.setattr(ToyRunner, "score", scored)
-    monkeypatch.setattr(Crew, "_propose_one", proposed)
+    monkeypatch.setattr(DrafterSet, "_propose_one", proposed)
     monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: made.now))
-    for module in (loop, crew, probe):
+    for module in (loop, drafter_set, probe):
         monkeypatch.setattr(module, "perf_counter", lambda: made.now)
     return made
 
@@ -150,8 +150,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def p_value(rule: str) -> float:
-    """Of every token under `auto`, given the text before it, against the target's law: their places in it must be
-    uniform.
+    """Of every token under `auto`, given the text before it, against the target's distribution: their places in it must
+    be uniform.
 
     Tokens are put in the order of their chances, which a rule that leans towards the likely ones must disturb.
     """
@@ -169,9 +169,9 @@ def p_value(rule: str) -> float:
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "typical" not in rule])
-def test_every_exact_rule_keeps_the_law_under_auto(world: World, rule: str) -> None:
+def test_every_exact_rule_keeps_the_distribution_under_auto(world: World, rule: str) -> None:
     assert p_value(rule) > ERROR
 
 
-def test_the_law_check_catches_the_relaxed_rule(world: World) -> None:
+def test_the_distribution_check_catches_the_relaxed_rule(world: World) -> None:
     assert p_value("typical_acceptance_sampler") < ERROR

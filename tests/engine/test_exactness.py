@@ -12,7 +12,7 @@ from paceline.controllers.auto import CostStore
 from paceline.engine import Exactness, exactness, find_exactness
 from paceline.llm import BUNDLED
 from paceline.models import load_runner
-from paceline.models.decoder import StrictPasses, native, unavailable
+from paceline.models.decoder import StrictPasses, native, strict_unavailable
 
 
 @pytest.fixture
@@ -106,4 +106,4 @@ def test_angles_that_depend_on_the_length_are_refused(tmp_path, monkeypatch):
 def test_a_wrong_value_is_refused():
     with pytest.raises(ConfigError, match="exactness must be one of auto, strict, got 'exact'"):
         LLM(exactness="exact")
-    assert "use exactness='auto'" in str(unavailable("m", "why"))
+    assert "use exactness='auto'" in str(strict_unavailable("m", "why"))

@@ -15,7 +15,7 @@ from tiny_checkpoint import write
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_DRAFT
+from paceline.bench import BUNDLED_DRAFT
 from paceline.controllers import LimitedController, Signal
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
@@ -54,11 +54,11 @@ class Meter:
     """Bytes that speculation holds in each step, beside what was predicted for it."""
 
     def __init__(self, llm: LLM) -> None:
-        crew = llm.engine.parts.crew
-        self.footprint = footprint_of(llm.runner, crew.drafters)
+        drafter_set = llm.engine.parts.drafter_set
+        self.footprint = footprint_of(llm.runner, drafter_set.drafters)
         self.slot = slot_bytes(llm.runner) or 0
         self.steps: list[tuple[int, int, int]] = []
-        self.drafts = list(crew.drafters)
+        self.drafts = list(drafter_set.drafters)
         self._opened: list[Any] = []
         llm.engine.watchers.append(self)
         for drafter in self.drafts:
@@ -145,7 +145,7 @@ def test_drafts_of_a_diffusion_model_are_counted(kind: str, stores: bool) -> Non
     """Logits of all drafted slots at once, and what a block-causal model stores of the text."""
     config = {"method": "deer", "model": str(BUNDLED / kind), "num_speculative_tokens": 5}
     llm = LLM(speculative_config=config, threads=1, enable_prefix_caching=False, speculative_memory_bytes=10**9)
-    (drafter,), vocab = llm.engine.parts.crew.drafters, llm.runner.info.vocab_size
+    (drafter,), vocab = llm.engine.parts.drafter_set.drafters, llm.runner.info.vocab_size
     found = footprint_of(llm.runner, [drafter])
     assert found.row == vocab * 2 + drafter.denoiser.vocab_size * 4  # type: ignore[attr-defined]
     held: list[tuple[int, int]] = []

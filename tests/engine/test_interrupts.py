@@ -18,7 +18,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engine import Scheduler
 from paceline.models.decoder import Arena, NativeCache
 
-FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/crew.py",
+FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/drafter_set.py",
          "engine/driver.py",
          "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/cache_memory.py",
          "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
@@ -56,7 +56,7 @@ def small(arena: Arena, limit: int | None = None) -> None:
 
 
 def arenas(llm: LLM) -> list[Arena]:
-    draft = next(d for d in llm.engine.parts.crew.drafters if isinstance(d, DraftModelDrafter))
+    draft = next(d for d in llm.engine.parts.drafter_set.drafters if isinstance(d, DraftModelDrafter))
     found: list[Any] = [llm.runner, draft.runner]
     assert len({id(runner) for runner in found}) == 2
     return [runner.arena for runner in found]

@@ -15,7 +15,7 @@ from paceline.config import SamplingParams
 from paceline.controllers import Outcome, Plan
 from paceline.controllers.policies import FixedController
 from paceline.drafters import Context, Drafter
-from paceline.engine import crew, loop
+from paceline.engine import drafter_set, loop
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1, 2, 3], [3, 3]]
@@ -273,7 +273,7 @@ def test_that_a_sequence_ends_is_not_charged_to_its_last_step(monkeypatch: pytes
         def observe(self, outcome: Outcome) -> None:
             told.append(outcome.times.other + outcome.times.verify + outcome.seconds)
 
-    for module in (loop, crew):
+    for module in (loop, drafter_set):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     runner = ToyRunner(16, order=None)
     live = engine(runner, [Slow(runner)], controller=Listens(3))

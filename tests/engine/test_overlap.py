@@ -17,7 +17,7 @@ from toys import ToyRunner
 
 from paceline import registry
 from paceline.config import SamplingParams
-from paceline.drafters import Ahead, DrafterArgs, Guess
+from paceline.drafters import Ahead, DraftedToken, DrafterArgs
 from paceline.drafters.draft_model import PearlDrafter
 from paceline.engine import NOTHING, Beside, Helper, Task, with_longer_draft, with_none
 from paceline.errors import DrafterError
@@ -27,7 +27,13 @@ from paceline.tree import EMPTY_TREE, TokenTree
 VOCAB = 5
 LOW, HIGH = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2]), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-FILES = ("engine/overlap.py", "engine/loop.py", "engine/crew.py", "drafters/pearl.py", "drafters/pearl_state.py")
+FILES = (
+    "engine/overlap.py",
+    "engine/loop.py",
+    "engine/drafter_set.py",
+    "draft_model/pearl.py",
+    "draft_model/pearl_state.py",
+)
 
 
 class Working(Adversary):
@@ -74,10 +80,10 @@ def test_the_work_runs_on_another_thread_with_threads_of_its_own(threads: int) -
 def test_both_go_on_at_the_same_time_and_the_end_waits() -> None:
     scored, worked = Event(), Event()
 
-    def work() -> Guess:
+    def work() -> DraftedToken:
         assert scored.wait(10), "the pass goes on while this works"
         worked.set()
-        return Guess(2, LOW)
+        return DraftedToken(2, LOW)
 
     with beside(Working(work), [EMPTY_TREE, TokenTree.chain([1])], []) as around:
         scored.set()
@@ -109,12 +115,12 @@ def test_an_error_of_the_pass_waits_for_the_work_too(threads: int) -> None:
 @pytest.mark.parametrize(
     ("guess", "tree", "words"),
     [
-        (Guess(VOCAB, LOW), EMPTY_TREE, "must lie in"),
-        (Guess(1, LOW[:2]), EMPTY_TREE, "has a row of"),
-        (Guess(1, LOW), TokenTree.build([1, 2], [-1, -1]), "branches"),
+        (DraftedToken(VOCAB, LOW), EMPTY_TREE, "must lie in"),
+        (DraftedToken(1, LOW[:2]), EMPTY_TREE, "has a row of"),
+        (DraftedToken(1, LOW), TokenTree.build([1, 2], [-1, -1]), "branches"),
     ],
 )
-def test_guesses_are_checked_before_a_verifier_sees_them(guess: Guess, tree: TokenTree, words: str) -> None:
+def test_guesses_are_checked_before_a_verifier_sees_them(guess: DraftedToken, tree: TokenTree, words: str) -> None:
     dropped: list[Any] = []
     with beside(Working(lambda: guess), [tree], dropped) as around:
         pass
@@ -143,7 +149,7 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
     """Where p = q it always stands and no token follows it; where p gives it nothing it never does."""
     verifier = registry.load("verifiers", name)()
     tree = TokenTree.chain(drafted)
-    made = with_longer_draft(tree, Guess(4, LOW))
+    made = with_longer_draft(tree, DraftedToken(4, LOW))
     scored = torch.stack([torch.log(torch.eye(VOCAB)[token] + 1e-30) for token in drafted] + [torch.log(LOW)])
     for rows in (scored, [*scored]):
         for seed in range(20):
@@ -153,11 +159,11 @@ def test_a_verdict_ends_with_the_token_behind_the_tree(name: str, drafted: list[
             assert verdict.path == tuple(range(len(drafted)))
     other = torch.cat((scored[:-1], torch.log(HIGH).unsqueeze(0)))
     (verdict,) = verifier.verify([made], [with_none(other, made)], [KeyedDraws(0, 7)])
-    assert verdict.tokens == (*drafted, 2), "negative control: another law"
+    assert verdict.tokens == (*drafted, 2), "negative control: another distribution"
 
 
-def test_the_row_behind_a_tree_holds_no_law() -> None:
-    made = with_longer_draft(EMPTY_TREE, Guess(4, LOW))
+def test_the_row_behind_a_tree_holds_no_distribution() -> None:
+    made = with_longer_draft(EMPTY_TREE, DraftedToken(4, LOW))
     for rows in (torch.log(LOW).unsqueeze(0), [torch.log(LOW)]):
         given = with_none(rows, made)
         assert torch.equal(given[0], torch.log(LOW))
@@ -202,4 +208,4 @@ def test_only_drafters_that_work_ahead_begin_a_thread(drafts: bool) -> None:
     target = ToyRunner(VOCAB, seed=3)
     made = live(target, ToyRunner(VOCAB, seed=3, noise=0.5)) if drafts else engine(target, [], 0)
     run(made, [[1, 2]], GREEDY)
-    assert (made.parts.crew.helper._pool is not None) == drafts
+    assert (made.parts.drafter_set.helper._pool is not None) == drafts

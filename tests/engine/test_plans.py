@@ -19,8 +19,7 @@ from paceline.controllers import Controller, Footprint, LimitedController, Outco
 from paceline.controllers.auto import AutoController, Costs
 from paceline.controllers.policies import FixedController, HeuristicController, PPDController
 from paceline.drafters import Context
-from paceline.engine import Request, Scheduler
-from paceline.engine import crew as crew_module
+from paceline.engine import Request, Scheduler, drafter_set
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 1, 2, 1], [7, 8]]
@@ -322,7 +321,7 @@ def test_an_error_of_a_drafter_is_the_drafters() -> None:
     check_order(controller)
 
 
-@pytest.mark.parametrize(("where", "what"), [(crew_module, "merge"), (Scheduler, "fit")])
+@pytest.mark.parametrize(("where", "what"), [(drafter_set, "merge"), (Scheduler, "fit")])
 def test_an_error_of_the_engine_is_not_blamed_on_the_controller(
     where: Any, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,7 @@ from toys import ToyRunner
 from paceline import ConfigError, registry
 from paceline.config import SpeculativeConfig
 from paceline.controllers import Signal
-from paceline.engine import GIVEN, build_parts, check_methods, split_options
-from paceline.engine.build import _methods
+from paceline.engine import GIVEN, build_parts, check_methods, single_methods, split_options
 
 
 def controller(given: dict[str, Any]) -> Any:
@@ -67,7 +66,7 @@ def test_fewer_nodes_than_speculative_tokens_are_fine() -> None:
 def test_a_model_beside_a_list_is_that_of_the_methods_that_take_one(methods: list[Any]) -> None:
     config = SpeculativeConfig.parse({"method": methods, "model": "toy"})
     assert config is not None
-    assert [one.model for one in _methods(config, "default")] == [
+    assert [one.model for one in single_methods(config, "default")] == [
         {"ngram": None, "tli": "toy", "draft_model": "other"}[one.method if isinstance(one.method, str) else ""]
         for one in config.method
     ]
@@ -82,7 +81,7 @@ def test_vllms_name_for_another_tokenizer_stands_beside_controllers(given: dict[
     )
     assert config is not None
     check_methods(config)
-    assert [one.method for one in _methods(split_options(config)[0], None)][-1] == "tli"
+    assert [one.method for one in single_methods(split_options(config)[0], None)][-1] == "tli"
 
 
 KANGAROO = {"method": "ngram", "controller": "kangaroo"}
@@ -118,7 +117,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ),
         (
             {"nonsense": 1},
-            r"shared_tables, suffix_decoding_cache_prompts and \d+ more \(docs/methods.md\); with",
+            r"shared_tables, suffix_decoding_cache_prompts and \d+ more \(listed in the documentation\); with",
         ),
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),
@@ -185,7 +184,7 @@ def test_repetition_with_other_options_is_no_mistake(name: str) -> None:
     other = {"layer_skip": {"exit_layer": 1}, "ngram": {"prompt_lookup_max": 2}}[name]
     parsed = SpeculativeConfig.parse({"method": [name, {"method": name, **other}]})
     assert parsed is not None
-    assert len(_methods(split_options(parsed)[0], None)) == 2
+    assert len(single_methods(split_options(parsed)[0], None)) == 2
 
 
 class Greedy(registry.load("controllers", "kangaroo")):  # type: ignore[misc]

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from adapters import adapter_weights, written_adapter
 from golden.golden import CACHE, Skipped
 
 from paceline import LLM, SamplingParams, registry
-from paceline.bench.demo import smollm2_folder
-from paceline.bench.machine import machine
+from paceline.bench import adapter_weights, machine_facts, smollm2_folder, written_adapter
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 
@@ -74,7 +72,7 @@ def shown(outputs: Sequence[Any], *, timed: bool = False) -> dict[str, Any]:
 
 
 def found(golden: Any) -> dict[str, Any]:
-    facts = machine()
+    facts = machine_facts()
     cpu = f"{facts['cpu']}, {facts['capability']}"
     if golden and golden["cpu"] != cpu:
         raise Skipped(f"the file was made on {golden['cpu']}, this is {cpu}")

@@ -21,7 +21,7 @@ from paceline.grammar import (
     alternatives,
     literal,
     parse_ebnf,
-    regex,
+    parse_regex,
     sequence,
 )
 
@@ -182,7 +182,7 @@ def test_without_gaps_it_is_membership() -> None:
 
 
 def test_all_texts_are_never_empty() -> None:
-    grammar = Grammar({"s": regex.parse_regex("(?s:.)*")}, "s")
+    grammar = Grammar({"s": parse_regex("(?s:.)*")}, "s")
     for canvas in canvases(MERGED, range(1, 6), 100):
         stop = canvas.index(END) if END in canvas else len(canvas)
         assert fillings(grammar, list(MERGED), canvas).possible == (set(canvas[stop:]) <= {END, None})

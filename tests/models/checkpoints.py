@@ -159,9 +159,7 @@ CASES: dict[str, Case] = {
         keys=with_head,
     ),
     "llama-linear": Case(
-        model_type="llama",
-        new=_rope("linear", factor=3.0),
-        old={"rope_scaling": {"type": "linear", "factor": 3.0}},
+        model_type="llama", new=_rope("linear", factor=3.0), old={"rope_scaling": {"type": "linear", "factor": 3.0}}
     ),
     "llama-dynamic": Case(
         model_type="llama",
@@ -169,11 +167,7 @@ CASES: dict[str, Case] = {
         old={"max_position_embeddings": 32, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         by_length=True,
     ),
-    "llama-yarn": Case(
-        model_type="llama",
-        new=_rope("yarn", **YARN),
-        old={"rope_scaling": {"type": "yarn", **YARN}},
-    ),
+    "llama-yarn": Case(model_type="llama", new=_rope("yarn", **YARN), old={"rope_scaling": {"type": "yarn", **YARN}}),
     "mistral": Case(model_type="mistral", new={"sliding_window": 8}, old={"sliding_window": 8, "rope_theta": 10000.0}),
     "qwen2": Case(
         model_type="qwen2",

@@ -12,7 +12,7 @@ Tensors = dict[str, torch.Tensor]
 Past = list[tuple[torch.Tensor, torch.Tensor]]
 
 VOCAB, WIDTH, HEADS, KV, INNER, LAYERS = 40, 16, 4, 2, 24, 3
-HEAD_DIM = 6  # not WIDTH / HEADS, where a layout has the key
+HEAD_DIM = 6  # not WIDTH / HEADS, where a family has the key
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

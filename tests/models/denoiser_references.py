@@ -1,4 +1,4 @@
-"""Tiny random diffusion checkpoints as their layouts write them, each with its plain float64 reference."""
+"""Tiny random diffusion checkpoints as their families write them, each with its plain float64 reference."""
 
 from __future__ import annotations
 
@@ -248,4 +248,11 @@ def llada2(folder: Path, seed: int = 0, **changes: Any) -> Reference:
     )  # fmt: skip
 
 
-LAYOUTS = {"llada": llada, "dream": dream, "sdar": sdar, "sdar_moe": sdar_moe, "llada_moe": llada_moe, "llada2": llada2}
+FAMILIES = {
+    "llada": llada,
+    "dream": dream,
+    "sdar": sdar,
+    "sdar_moe": sdar_moe,
+    "llada_moe": llada_moe,
+    "llada2": llada2,
+}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numba import njit
-from tiny_llama import close, runner_of, tiny_llama, tokens
+from tiny_llama import close, runner_of, stepwise, tiny_llama, tokens, whole_pass
 
 from paceline.models.cpu import HALF_MAX_QUERIES, MAX_QUERIES, CompiledDecoder, weigh
 from paceline.models.decoder import NativeRunner
@@ -16,21 +16,6 @@ COUNT, SLOTS, DIMS = 37, 60, 64
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 72}
 IDS = tokens(80)
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
-
-
-def stepwise(runner: NativeRunner, ids: list[int], width: int = 1) -> torch.Tensor:
-    """(n, v) logits of tokens fed in chains of `width`."""
-    cache, rows = runner.open(), []
-    for at in range(0, len(ids), width):
-        part = ids[at : at + width]
-        tree = TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE
-        rows.append(runner.score([cache], part[:1], [tree]).logits)
-        runner.commit([cache], [range(len(part) - 1)])
-    return torch.cat(rows)
-
-
-def whole(runner: NativeRunner, ids: list[int]) -> torch.Tensor:
-    return runner.extend([runner.open()], [ids], all_logits=True).logits
 
 
 def wide_heads(dtype: torch.dtype, head_dim: int, **kwargs) -> NativeRunner:
@@ -90,23 +75,23 @@ def test_wide_heads_have_the_same_bits_however_the_text_is_fed(dtype, head_dim):
     runner = wide_heads(dtype, head_dim)
     assert isinstance(runner.passes, CompiledDecoder)
     plain, cache = stepwise(runner, IDS), runner.open()
-    assert torch.equal(whole(runner, IDS), plain)
+    assert torch.equal(whole_pass(runner, IDS), plain)
     for width in (2, 3, 5, 9):
         assert torch.equal(stepwise(runner, IDS, width), plain), width
     runner.extend([cache], [IDS[:40]])
     rows = runner.score([cache], IDS[40:41], [TREE]).logits
     for node in range(len(TREE)):
         path = [int(TREE.tokens[i]) for i in TREE.path(node)]
-        assert torch.equal(rows[1 + node], whole(runner, [*IDS[:41], *path])[-1])
+        assert torch.equal(rows[1 + node], whole_pass(runner, [*IDS[:41], *path])[-1])
     assert not torch.equal(rows[1], rows[2])
 
 
 @pytest.mark.parametrize("head_dim", [64, 96])
 def test_wide_heads_are_those_of_the_operators(head_dim):
     ours, plain = wide_heads(torch.float32, head_dim), wide_heads(torch.float32, head_dim, compiled=False)
-    want = whole(plain, IDS)
-    assert close(whole(ours, IDS), want)
-    assert not close(whole(ours, [IDS[0] ^ 1, *IDS[1:]]), want)
+    want = whole_pass(plain, IDS)
+    assert close(whole_pass(ours, IDS), want)
+    assert not close(whole_pass(ours, [IDS[0] ^ 1, *IDS[1:]]), want)
 
 
 def test_chains_of_many_lengths_side_by_side_have_the_bits_of_each_alone():
@@ -118,5 +103,5 @@ def test_chains_of_many_lengths_side_by_side_have_the_bits_of_each_alone():
         alone = runner.score([cache], [1 + i], [chains[i]]).logits
         assert torch.equal(scores.of(i), alone)
         tokens = [*IDS[: 3 + 20 * i], 1 + i, *map(int, chains[i].tokens)]
-        assert torch.equal(alone, whole(runner, tokens)[-len(alone) :])
+        assert torch.equal(alone, whole_pass(runner, tokens)[-len(alone) :])
     assert np.array_equal(np.diff(scores.rows), [1, 2, 7, 21])

@@ -1,4 +1,4 @@
-"""models/checkpoint.py: whole files, shards, and every way in which files can be broken."""
+"""Whole files, shards, and every way in which files can be broken."""
 
 from __future__ import annotations
 

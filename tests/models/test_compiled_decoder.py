@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numba import njit
-from tiny_llama import CPU, close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
+from tiny_llama import CPU, close, oracle, runner_of, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
 from paceline.models import LayerSpec, RopeSpec
 from paceline.models.cpu import (
@@ -61,21 +61,6 @@ def of_kind(monkeypatch):
     return make
 
 
-def stepwise(runner, ids, width=1):
-    """(n, v) logits of tokens fed in chains of `width`."""
-    cache, rows = runner.open(), []
-    for at in range(0, len(ids), width):
-        part = ids[at : at + width]
-        tree = TokenTree.chain(part[1:]) if len(part) > 1 else EMPTY_TREE
-        rows.append(runner.score([cache], part[:1], [tree]).logits)
-        runner.commit([cache], [range(len(part) - 1)])
-    return torch.cat(rows)
-
-
-def whole(runner, ids):
-    return runner.extend([runner.open()], [ids], all_logits=True).logits
-
-
 @in_each_kind
 def test_the_self_test_passes_and_could_fail(dtype, kind, monkeypatch):
     assert self_test.agrees(dtype, kind)
@@ -86,9 +71,9 @@ def test_the_self_test_passes_and_could_fail(dtype, kind, monkeypatch):
 
 def test_float32_is_that_of_transformers():
     runner, want = compiled_runner(), oracle(tiny_llama(**WIDE), IDS)
-    assert close(whole(runner, IDS), want)
+    assert close(whole_pass(runner, IDS), want)
     assert close(stepwise(runner, IDS), want)
-    assert not close(whole(runner, [IDS[0] ^ 1, *IDS[1:]]), want)
+    assert not close(whole_pass(runner, [IDS[0] ^ 1, *IDS[1:]]), want)
 
 
 @pytest.mark.parametrize("kind", [kind for dtype, kind in KINDS if dtype is torch.bfloat16])
@@ -97,7 +82,7 @@ def test_bfloat16_errs_no_more_than_the_operators(of_kind, kind):
     exact = oracle(tiny_llama(**WIDE).to(torch.bfloat16).double(), IDS)
     ours, operators = of_kind(torch.bfloat16, kind), runner_of(model, compiled=False)
     assert isinstance(operators.passes, EagerPasses)
-    errors = [float((whole(runner, IDS).double() - exact).abs().mean()) for runner in (ours, operators)]
+    errors = [float((whole_pass(runner, IDS).double() - exact).abs().mean()) for runner in (ours, operators)]
     assert 0 < errors[0] < 1.05 * errors[1]
 
 
@@ -105,7 +90,7 @@ def test_bfloat16_errs_no_more_than_the_operators(of_kind, kind):
 def test_a_row_has_the_same_bits_however_the_text_is_fed(of_kind, dtype, kind):
     runner = of_kind(dtype, kind)
     plain = stepwise(runner, IDS)
-    assert torch.equal(whole(runner, IDS), plain)
+    assert torch.equal(whole_pass(runner, IDS), plain)
     for width in range(2, 17):
         assert torch.equal(stepwise(runner, IDS, width), plain), width
     assert not torch.equal(plain[1:], plain[:-1])
@@ -134,12 +119,12 @@ def test_tree_rows_and_moved_entries_have_the_bits_of_plain_decoding(of_kind, dt
     rows = runner.score([cache], IDS[40:41], [TREE]).logits
     for node in range(len(TREE)):
         path = [int(TREE.tokens[i]) for i in TREE.path(node)]
-        assert torch.equal(rows[1 + node], whole(runner, [*IDS[:41], *path])[-1])
+        assert torch.equal(rows[1 + node], whole_pass(runner, [*IDS[:41], *path])[-1])
     runner.commit([cache], [(1, 3, 5)])
     kept = [*IDS[:41], 6, 8, 5]
     after = runner.score([cache], [9], [EMPTY_TREE]).logits
-    assert torch.equal(after, whole(runner, [*kept, 9])[-1:])
-    assert not torch.equal(after, whole(runner, [*kept[:-1], 6, 9])[-1:])
+    assert torch.equal(after, whole_pass(runner, [*kept, 9])[-1:])
+    assert not torch.equal(after, whole_pass(runner, [*kept[:-1], 6, 9])[-1:])
 
 
 @in_each_kind
@@ -150,11 +135,11 @@ def test_one_thread_gives_the_bits_of_two(of_kind, dtype, kind, monkeypatch):
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            rows.append(whole(runner, IDS[:70]))
+            rows.append(whole_pass(runner, IDS[:70]))
     finally:
         torch.set_num_threads(before)
     monkeypatch.setattr(compiled_decoder, "find_team", lambda: None)
-    rows.append(whole(of_kind(dtype, kind), IDS[:70]))
+    rows.append(whole_pass(of_kind(dtype, kind), IDS[:70]))
     assert all(torch.equal(rows[0], other) for other in rows[1:])
 
 
@@ -230,10 +215,10 @@ def pair(changes):
 def test_features_of_families(name):
     ours, plain = pair(FEATURES[name])
     assert isinstance(ours.passes, CompiledDecoder)
-    want = whole(plain, IDS[:30])
+    want = whole_pass(plain, IDS[:30])
     assert want.std() > 0.05
-    assert close(whole(ours, IDS[:30]), want)
-    assert not close(whole(ours, [IDS[1], *IDS[1:30]]), want)
+    assert close(whole_pass(ours, IDS[:30]), want)
+    assert not close(whole_pass(ours, [IDS[1], *IDS[1:30]]), want)
     if name not in {
         "odd vocabulary",
         "odd inner width",
@@ -247,7 +232,7 @@ def test_features_of_families(name):
             if name.startswith("rotation")
             else {}
         )
-        without = whole(pair(other)[0], IDS[:30])
+        without = whole_pass(pair(other)[0], IDS[:30])
         assert not close(without, want), "the feature makes no difference, so that equality says nothing of it"
 
 
@@ -289,7 +274,7 @@ def test_shared_and_scattered_caches(copy_limit):
     forks = [cache, runner.fork(cache), runner.fork(cache)]
     for step, tree in enumerate([TREE, TokenTree.chain([1, 2]), EMPTY_TREE]):
         scores = runner.score(forks, [step, step + 1, step + 2], [tree, EMPTY_TREE, tree])
-        assert torch.equal(scores.of(1), whole(runner, [*IDS[:37], *range(1, step + 2)])[-1:])
+        assert torch.equal(scores.of(1), whole_pass(runner, [*IDS[:37], *range(1, step + 2)])[-1:])
         runner.commit(forks, [()] * 3)
     assert (forks[1].base < 0) == (copy_limit == 0)
 
@@ -323,7 +308,7 @@ def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, mo
     eligibility.machine_lacks.cache_clear()
     assert isinstance(runner.passes, EagerPasses)
     assert len([record for record in caplog.records if "compiled passes" in record.message]) == 1
-    assert close(whole(runner, IDS[:9]), oracle(tiny_llama(**WIDE), IDS[:9]))
+    assert close(whole_pass(runner, IDS[:9]), oracle(tiny_llama(**WIDE), IDS[:9]))
 
 
 def test_a_cache_directory_that_cannot_be_written_does_no_harm(monkeypatch):
@@ -352,7 +337,7 @@ def test_weights_are_handed_over():
     spec = spec_of(tiny_llama(**WIDE).config)
     runner = NativeRunner(spec, weights, name="t", device=CPU, dtype=torch.float32)
     assert not weights
-    assert np.isfinite(whole(runner, IDS[:5]).numpy()).all()
+    assert np.isfinite(whole_pass(runner, IDS[:5]).numpy()).all()
 
 
 def test_exponential_is_right_to_two_units_in_the_last_place():

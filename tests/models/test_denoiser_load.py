@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models.denoiser import end_tokens, is_denoiser, load_denoiser, mask_token_id
 from tests.models.denoiser_reference import VOCAB
-from tests.models.denoiser_references import LAYOUTS, llada, llada2, llada_moe, sdar
+from tests.models.denoiser_references import FAMILIES, llada, llada2, llada_moe, sdar
 from tests.tiny_checkpoint import edit_json, edit_weights
 
 
@@ -22,9 +22,9 @@ def test_the_front_door_tells_them_from_other_models() -> None:
     assert not any(is_denoiser({"model_type": kind}) for kind in ("llama", "qwen3", "qwen2", "bert", None))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_checkpoint_without_a_mask_token_is_refused(layout: str, tmp_path: Path) -> None:
-    LAYOUTS[layout](tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_without_a_mask_token_is_refused(family: str, tmp_path: Path) -> None:
+    FAMILIES[family](tmp_path)
     edit_json(tmp_path / "config.json", mask_token_id=None)
     with pytest.raises(UnsupportedModelError, match="without a mask token cannot be decoded by diffusion") as caught:
         load_denoiser(tmp_path)
@@ -75,11 +75,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "changes", "message"), WRONG, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("family", "changes", "message"), WRONG, ids=lambda value: str(value)[:30])
 def test_what_is_not_implemented_is_refused_by_name(
-    layout: str, changes: dict[str, Any], message: str, tmp_path: Path
+    family: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    LAYOUTS[layout](tmp_path)
+    FAMILIES[family](tmp_path)
     edit_json(tmp_path / "config.json", **changes)
     with pytest.raises(PacelineError, match=message) as caught:
         load_denoiser(tmp_path)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from paceline.models.denoiser import Call, NativeDenoiser, left_rows, load_denoiser
-from tests.diffusion.toys_t4 import t4
+from tests.diffusion.toys import t4
 from tests.models.denoiser_reference import VOCAB, Reference
-from tests.models.denoiser_references import LAYOUTS
+from tests.models.denoiser_references import FAMILIES
 
 LENGTH = 11
 FULL = ("llada", "dream", "llada_moe")
@@ -38,14 +38,14 @@ def far(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a[finite] - b[finite]).abs().max())
 
 
-@pytest.fixture(scope="module", params=sorted(LAYOUTS))
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NativeDenoiser, Reference]:
     folder = tmp_path_factory.mktemp(request.param)
-    reference = LAYOUTS[request.param](folder)
+    reference = FAMILIES[request.param](folder)
     return load_denoiser(folder, dtype="float64", device="cpu"), reference
 
 
-def test_layouts_say_what_they_are(pair: tuple[NativeDenoiser, Reference]) -> None:
+def test_families_say_what_they_are(pair: tuple[NativeDenoiser, Reference]) -> None:
     model, reference = pair
     assert (model.vocab_size, model.mask_token_id, model.eos_token_ids) == (VOCAB, VOCAB - 1, (3,))
     assert model.needs_left == reference.shifted
@@ -106,7 +106,7 @@ def test_copies_of_a_window_side_by_side(pair: tuple[NativeDenoiser, Reference])
 
 
 def test_the_reference_notices_a_wrong_mask(tmp_path: Path) -> None:
-    reference = LAYOUTS["sdar"](tmp_path)
+    reference = FAMILIES["sdar"](tmp_path)
     model = load_denoiser(tmp_path, dtype="float64", device="cpu")
     ids, slots = text(), np.arange(LENGTH)
     [ours] = model.forward([Call(ids, slots)])
@@ -137,13 +137,13 @@ def test_a_canvas_does_not_depend_on_its_company(kind: str) -> None:
         assert torch.equal(alone, ours) or torch.equal(alone.nan_to_num(7), ours.nan_to_num(7))
 
 
-@pytest.mark.parametrize("layout", ["t4", "sdar", "sdar_moe", "llada2"])
-def test_the_exact_block_cache_keeps_every_bit(layout: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["t4", "sdar", "sdar_moe", "llada2"])
+def test_the_exact_block_cache_keeps_every_bit(family: str, tmp_path: Path) -> None:
     """In float32: a block against stored blocks gives the bits of the pass that computes them all."""
-    if layout == "t4":
+    if family == "t4":
         model = t4("block", dtype=torch.float32)
     else:
-        LAYOUTS[layout](tmp_path)
+        FAMILIES[family](tmp_path)
         model = load_denoiser(tmp_path, dtype="float32", device="cpu")
     ids, slots = text(6, 30) % model.vocab_size, np.arange(30)
     cache = model.new_cache(30)
@@ -197,7 +197,7 @@ def test_stored_slots_are_overwritten() -> None:
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 )
 def test_bfloat16_is_near_float32(device: str, tmp_path: Path) -> None:
-    LAYOUTS["llada"](tmp_path)
+    FAMILIES["llada"](tmp_path)
     exact, coarse = (load_denoiser(tmp_path, dtype=dtype, device=device) for dtype in ("float32", "bfloat16"))
     call = Call(text(), np.arange(LENGTH))
     a, b = (model.forward([call])[0] for model in (exact, coarse))

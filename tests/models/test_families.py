@@ -1,4 +1,4 @@
-"""models/families.py with rope_keys, layer_keys and config_keys: what config.json says, in the new and the old way."""
+"""What config.json says, in the new and the old way."""
 
 from __future__ import annotations
 

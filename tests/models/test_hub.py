@@ -1,4 +1,4 @@
-"""models/hub.py: folders, hub ids, the offline cache, and the formats that are refused by name."""
+"""Folders, hub ids, the offline cache, and the formats that are refused by name."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from paceline.models.decoder import (
     linear,
     make_linear,
     pinned,
-    refusal,
     strict_attention,
     what_varies,
+    why_not_strict,
 )
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72, "max_position_embeddings": 1024}
@@ -183,7 +183,7 @@ def test_long_inputs_come_in_parts_with_the_same_rows(monkeypatch):
 
 def test_refusals_name_the_reason():
     spec = spec_of(tiny_llama(**WIDE).config)
-    assert refusal(spec, CPU) is None
-    assert "CUDA" in str(refusal(spec, torch.device("cuda")))
+    assert why_not_strict(spec, CPU) is None
+    assert "CUDA" in str(why_not_strict(spec, torch.device("cuda")))
     rope = replace(spec.ropes["default"], kind="dynamic")
-    assert "dynamic" in str(refusal(replace(spec, ropes={"default": rope}), CPU))
+    assert "dynamic" in str(why_not_strict(replace(spec, ropes={"default": rope}), CPU))

@@ -1,4 +1,4 @@
-"""models/load.py: native or fallback, dtypes, devices, contexts, and errors before anything is read."""
+"""Native or fallback, dtypes, devices, contexts, and errors before anything is read."""
 
 from __future__ import annotations
 

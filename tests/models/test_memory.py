@@ -1,4 +1,4 @@
-"""models/memory.py: what a model needs, what is at hand, and what is done when the one exceeds the other."""
+"""What a model needs, what is at hand, and what is done when the one exceeds the other."""
 
 from __future__ import annotations
 

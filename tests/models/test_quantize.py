@@ -1,4 +1,4 @@
-"""models/quantize.py: rounding to int8 and int4, and models that are loaded with it."""
+"""Rounding to int8 and int4, and models that are loaded with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiny_checkpoint import write
 from tiny_llama import spec_of, tiny_llama, weights_of
 
 from paceline import LLM, SamplingParams
-from paceline.bench.demo import BUNDLED_TARGET
+from paceline.bench import BUNDLED_TARGET
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner

@@ -1,19 +1,19 @@
-"""models/replay.py: a dynamic model's prompt counts as one pass however it is fed; decoding goes on as in
-transformers.
-"""
+"""Rotary kinds whose angles depend on the length: every way of feeding a text ends as one pass over it would."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from models import checkpoints
-from models.checkpoints import fresh
+from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.decoder import NativeRunner, ReplayRunner
+from paceline.models.decoder import LongRopeRunner, ReplayRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32
@@ -85,8 +85,142 @@ def test_embeddings_cannot_be_run_again(runner: ReplayRunner) -> None:
         runner.extend([sequence], [TEXT[20:40]])
 
 
-def test_the_check_catches_chunks_with_angles_of_their_own(runner: ReplayRunner) -> None:
+def test_the_check_catches_chunks_with_angles_of_their_own(
+    runner: ReplayRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sequence = fed(runner, TEXT[:10], 10)
-    NativeRunner.extend(runner, [sequence], [TEXT[10:45]])
-    logits = NativeRunner.score(runner, [sequence], [TEXT[45]], [EMPTY_TREE]).logits
+    monkeypatch.setattr(ReplayRunner, "_before_chunk", lambda *args: None)
+    runner.extend([sequence], [TEXT[10:45]])
+    logits = runner.score([sequence], [TEXT[45]], [EMPTY_TREE]).logits
     assert float((logits - oracle(TEXT[:45], TEXT[45:46])).abs().max()) > 10 * TOLERANCE
+
+
+LONGROPE, ORIGINAL = "phi3-longrope", 32
+LONG_TEXT = torch.randint(3, 128, (60,), generator=torch.Generator().manual_seed(2)).tolist()
+TREE = TokenTree.build([70, 71, 72, 73, 74, 75], [-1, 0, 1, 0, 3, 2])
+PATHS = ([0, 1, 2, 5], [0, 3, 4])
+LONG_TOLERANCE = 1e-4
+
+Logits = Callable[[list[int]], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def longrope(tmp_path_factory: pytest.TempPathFactory) -> LongRopeRunner:
+    loaded: Any = load_runner(checkpoints.write(LONGROPE, "new", tmp_path_factory.mktemp("longrope")))
+    assert isinstance(loaded, LongRopeRunner)
+    assert loaded.original == ORIGINAL
+    return loaded
+
+
+@cache
+def last(tokens: tuple[int, ...]) -> torch.Tensor:
+    """(v,) logits after a text, in one pass of transformers."""
+    return reference(LONGROPE, list(tokens))[-1]
+
+
+def close(logits: torch.Tensor, tokens: list[int]) -> bool:
+    return bool((logits - last(tuple(tokens))).abs().max() < LONG_TOLERANCE)
+
+
+def fed_in_chunks(longrope: Any, tokens: list[int], chunk: int = 1000) -> Any:
+    sequence = longrope.open()
+    for start in range(0, len(tokens), chunk):
+        longrope.extend([sequence], [tokens[start : start + chunk]])
+    return sequence
+
+
+def check_step(longrope: Any, sequence: Any, text: list[int], root: int, tree: TokenTree = TREE) -> None:
+    """Every row of a scored tree equals a pass over its own text."""
+    logits = longrope.score([sequence], [root], [tree]).logits
+    for node in range(-1, len(tree)):
+        path = [*text, root, *tree.tokens[list(tree.path(node))].tolist()]
+        assert close(logits[node + 1], path), f"node {node} at length {len(path)}"
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 31, 32, 33, 50])
+@pytest.mark.parametrize("length", [31, 32, 33, 50])
+def test_longrope_prompts_in_chunks(longrope: LongRopeRunner, chunk: int, length: int) -> None:
+    sequence = fed_in_chunks(longrope, LONG_TEXT[:length], chunk)
+    check_step(longrope, sequence, LONG_TEXT[:length], 9)
+
+
+@pytest.mark.parametrize("length", range(26, 36))
+def test_trees_over_the_border(longrope: LongRopeRunner, length: int) -> None:
+    for path in PATHS:
+        sequence = fed_in_chunks(longrope, LONG_TEXT[:length])
+        check_step(longrope, sequence, LONG_TEXT[:length], 9)
+        longrope.commit([sequence], [path])
+        text = [*LONG_TEXT[:length], 9, *TREE.tokens[path].tolist()]
+        assert sequence.length == len(text)
+        check_step(longrope, sequence, text, 8)
+        longrope.commit([sequence], [path[:1]])
+        check_step(longrope, sequence, [*text, 8, 70], 7)
+
+
+def test_back_and_forth(longrope: LongRopeRunner) -> None:
+    sequence = fed_in_chunks(longrope, LONG_TEXT[:40])
+    for length in (38, 30, 33, 20, 20):
+        if length <= sequence.length:
+            longrope.truncate(sequence, length)
+        else:
+            longrope.extend([sequence], [LONG_TEXT[sequence.length : length]])
+        check_step(longrope, sequence, LONG_TEXT[:length], 9)
+
+
+def test_forks_part(longrope: LongRopeRunner) -> None:
+    sequence = fed_in_chunks(longrope, LONG_TEXT[:29])
+    check_step(longrope, sequence, LONG_TEXT[:29], 9)
+    other = longrope.fork(sequence)
+    longrope.extend([other], [LONG_TEXT[29:36]])
+    check_step(longrope, other, LONG_TEXT[:36], 9)
+    check_step(longrope, sequence, LONG_TEXT[:29], 9)
+    longrope.release(other)
+    check_step(longrope, sequence, LONG_TEXT[:29], 9)
+
+
+def test_batches_and_computed_inputs(longrope: LongRopeRunner) -> None:
+    sequences = [fed_in_chunks(longrope, LONG_TEXT[:length]) for length in (10, 30, 40)]
+    small, whole = TokenTree.build([70, 71], [-1, 0]), TREE
+    longrope.score(sequences, [9] * 3, [small] * 3)
+    scores = longrope.score(sequences, [9] * 3, [whole] * 3, computed=[3] * 3, taps=[1])
+    for i, length in enumerate((10, 30, 40)):
+        rows = scores.of(i)
+        for node in range(2, len(whole)):
+            path = [*LONG_TEXT[:length], 9, *whole.tokens[list(whole.path(node))].tolist()]
+            assert close(rows[node - 2], path)
+    assert scores.taps[1].shape == (3 * (len(whole) - 2), 64)
+
+
+def test_all_blocks_come_back(longrope: LongRopeRunner) -> None:
+    held = len(longrope.arena.pool.counts) - longrope.arena.pool.free
+    sequence = fed_in_chunks(longrope, LONG_TEXT[:29])
+    check_step(longrope, sequence, LONG_TEXT[:29], 9)
+    longrope.commit([sequence], [[0, 1, 2, 5]])
+    check_step(longrope, sequence, [*LONG_TEXT[:29], 9, 70, 71, 72, 75], 8)
+    forked = longrope.fork(sequence)
+    longrope.release(sequence)
+    longrope.release(forked)
+    assert len(longrope.arena.pool.counts) - longrope.arena.pool.free == held
+
+
+def test_embeddings_cannot_cross(longrope: LongRopeRunner) -> None:
+    sequence = longrope.open()
+    longrope.extend_embeddings([sequence], [longrope.embed(LONG_TEXT[:30])])
+    with pytest.raises(CapabilityError, match="cannot cross 32 tokens"):
+        longrope.extend([sequence], [LONG_TEXT[30:40]])
+    longrope.truncate(sequence, 5)
+    longrope.extend([sequence], [LONG_TEXT[5:10]])
+    longrope.truncate(sequence, 5)
+    with pytest.raises(CapabilityError, match="cannot cross 32 tokens"):
+        longrope.extend([sequence], [LONG_TEXT[5:40]])
+    whole = longrope.extend_embeddings([longrope.open()], [longrope.embed(LONG_TEXT[:40])])
+    assert close(whole.logits[0], LONG_TEXT[:40])
+
+
+def test_the_check_catches_a_cache_of_mixed_angles(longrope: LongRopeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence = fed_in_chunks(longrope, LONG_TEXT[:20])
+    for name in ("_before_chunk", "_replace_long_rows"):
+        monkeypatch.setattr(LongRopeRunner, name, lambda *args: None)
+    longrope.extend([sequence], [LONG_TEXT[20:40]])
+    logits = longrope.score([sequence], [9], [EMPTY_TREE]).logits
+    assert not close(logits[0], [*LONG_TEXT[:40], 9])

@@ -1,4 +1,4 @@
-"""models/rope.py against transformers' formulas and against values worked out by hand."""
+"""Rotary tables against the formulas of transformers and against values worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""models/weights.py: fusing, casting, and tensors that are missing, surplus or of the wrong shape."""
+"""Fusing, casting, and tensors that are missing, surplus or of the wrong shape."""
 
 from __future__ import annotations
 

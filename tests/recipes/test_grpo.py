@@ -5,11 +5,10 @@ tiny model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,12 @@ import pytest
 import torch
 
 from paceline.diffusion import Predictions
+from recipes.bundled_diffusion import cj_grpo, coupled_grpo, grpo, model, write
+from recipes.bundled_diffusion import rollouts as rollouts_module
+from recipes.bundled_diffusion import run as run_module
+from recipes.common import training
 from tests.diffusion.toys import Joint
-from tests.recipes.loaded import loaded
-from tests.test_recipe_diffusion import net_of
+from tests.recipes.test_denoisers import net_of
 
 MASK, EOS = 19, 3
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
@@ -30,71 +32,65 @@ METHODS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def recipe() -> Iterator[SimpleNamespace]:
-    with loaded("grpo", "coupled_grpo", "cj_grpo", "rollouts", "model", "pair", "run", "write") as modules:
-        yield modules
-
-
-def rolled(recipe: SimpleNamespace, net: Any, method: dict[str, Any], length: int = 8) -> tuple[Any, list[Any]]:
+def rolled(net: Any, method: dict[str, Any], length: int = 8) -> tuple[Any, list[Any]]:
     """Two completions of two prompts, with rewards as they come; and the outcomes themselves."""
     generator = torch.Generator().manual_seed(0)
-    outcomes = recipe.rollouts.sampled(net, PROMPTS, method, length=length, temperature=1.0, generator=generator)
-    return recipe.rollouts.gathered(outcomes, [1.0, 0.0, 0.0, 1.0]), outcomes
+    outcomes = rollouts_module.sampled(net, PROMPTS, method, length=length, temperature=1.0, generator=generator)
+    return rollouts_module.gathered(outcomes, [1.0, 0.0, 0.0, 1.0]), outcomes
 
 
-def net64(recipe: SimpleNamespace, seed: int = 0) -> Any:
-    return net_of(recipe, "plain", seed).double()
+def net64(seed: int = 0) -> Any:
+    return net_of("plain", seed).double()
 
 
 def advantages() -> torch.Tensor:
     return torch.tensor([1.0, -0.5, -2.0, 0.75], dtype=torch.float64)
 
 
-def test_advantages_by_hand(recipe: SimpleNamespace) -> None:
+def test_advantages_by_hand() -> None:
     reward = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
-    ours = recipe.grpo.leave_one_out(reward)
+    ours = grpo.leave_one_out(reward)
     by_hand = [[r - (sum(row) - r) / 3 for r in row] for row in reward.tolist()]
     assert torch.allclose(ours, torch.tensor(by_hand))
-    relative = recipe.grpo.group_relative(reward)
+    relative = grpo.group_relative(reward)
     assert torch.allclose(relative.mean(1), torch.zeros(3), atol=1e-6)
     assert relative[:2].std(1).tolist() == pytest.approx([1, 1], abs=1e-3)
     assert relative[2].tolist() == ours[2].tolist() == [0, 0, 0, 0]
 
 
-def test_the_objective_is_clipped_on_the_side_that_gains(recipe: SimpleNamespace) -> None:
+def test_the_objective_is_clipped_on_the_side_that_gains() -> None:
     ratio = torch.tensor([0.2, 1.0, 3.0])
     zero = torch.zeros(3)
-    assert recipe.grpo.clipped(ratio.log(), zero, torch.tensor(2.0), 0.5).tolist() == pytest.approx([-0.4, -2, -3])
-    assert recipe.grpo.clipped(ratio.log(), zero, torch.tensor(-2.0), 0.5).tolist() == pytest.approx([1, 2, 6])
+    assert grpo.clipped(ratio.log(), zero, torch.tensor(2.0), 0.5).tolist() == pytest.approx([-0.4, -2, -3])
+    assert grpo.clipped(ratio.log(), zero, torch.tensor(-2.0), 0.5).tolist() == pytest.approx([1, 2, 6])
 
 
-def test_k3_is_the_divergence_in_expectation(recipe: SimpleNamespace) -> None:
+def test_k3_is_the_divergence_in_expectation() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.05, 0.05, 0.9])
-    each = recipe.grpo.k3(p.log(), q.log())
+    each = grpo.k3(p.log(), q.log())
     divergence = (p * (p / q).log()).sum().item()
     assert bool((each >= 0).all())
     assert (p * each).sum().item() == pytest.approx(divergence, rel=1e-5)
-    assert recipe.grpo.k3(p.log(), p.log()).abs().max().item() == 0
+    assert grpo.k3(p.log(), p.log()).abs().max().item() == 0
     assert abs((p * (p / q).log() ** 2 / 2).sum().item() - divergence) > 0.05  # negative control: the second estimate
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_log_probs_are_those_of_the_rollout(recipe: SimpleNamespace, method: dict[str, Any]) -> None:
+def test_the_log_probs_are_those_of_the_rollout(method: dict[str, Any]) -> None:
     """Every token once, in the state in which it was written; in shuffled states they are others."""
-    net = net64(recipe)
-    rollouts, outcomes = rolled(recipe, net, method)
-    views = recipe.cj_grpo.trajectory_views(rollouts, MASK)
+    net = net64()
+    rollouts, outcomes = rolled(net, method)
+    views = cj_grpo.trajectory_views(rollouts, MASK)
     assert torch.equal(views.rows.long().sum(), rollouts.written.long().sum())
     assert rollouts.written.sum(1).tolist() == [8] * 4
     assert rollouts.rounds.tolist() == [len(one.trajectory.rounds) for one in outcomes]
     with torch.no_grad():
-        again = recipe.grpo.log_probs(net, rollouts, views)
+        again = grpo.log_probs(net, rollouts, views)
     assert torch.allclose(again, rollouts.log_p, rtol=0, atol=1e-9)
     order = torch.randperm(len(views.noisy), generator=torch.Generator().manual_seed(0))
     wrong = torch.where(views.rows, MASK, views.noisy[order])  # the scored slots stay masked
     with torch.no_grad():
-        shuffled = recipe.grpo.log_probs(net, rollouts, replace(views, noisy=wrong))
+        shuffled = grpo.log_probs(net, rollouts, replace(views, noisy=wrong))
     assert (shuffled - rollouts.log_p).abs().max() > 1e-2
 
 
@@ -124,30 +120,30 @@ def gradient(net: Any, loss: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_first_update_is_the_plain_policy_gradient(recipe: SimpleNamespace, method: dict[str, Any]) -> None:
+def test_the_first_update_is_the_plain_policy_gradient(method: dict[str, Any]) -> None:
     """r = 1: the gradient is that of the rollouts' own log-probabilities, and the loss -mean A."""
-    net, advantage = net64(recipe), advantages()
-    rollouts, outcomes = rolled(recipe, net, method)
-    views = recipe.cj_grpo.trajectory_views(rollouts, MASK)
+    net, advantage = net64(), advantages()
+    rollouts, outcomes = rolled(net, method)
+    views = cj_grpo.trajectory_views(rollouts, MASK)
     with torch.no_grad():
-        old = recipe.grpo.log_probs(net, rollouts, views)
-    loss = recipe.grpo.Batch(rollouts, views, old, old, advantage).loss(net, epsilon=0.5, beta=0.04)
+        old = grpo.log_probs(net, rollouts, views)
+    loss = grpo.Batch(rollouts, views, old, old, advantage).loss(net, epsilon=0.5, beta=0.04)
     assert loss.item() == pytest.approx(-advantage.mean().item(), abs=1e-9)
     ours, theirs = gradient(net, loss), gradient(net, direct(net, outcomes, advantage))
     assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-9)
     assert not torch.allclose(ours, gradient(net, direct(net, outcomes, advantage, wrong=True)), rtol=1e-2, atol=1e-4)
 
 
-def test_the_divergence_from_the_reference_is_weighed_in(recipe: SimpleNamespace) -> None:
+def test_the_divergence_from_the_reference_is_weighed_in() -> None:
     """In the first update the loss is -mean A + beta KL, k3 averaged over the tokens of each round; it has a
     gradient.
     """
-    net, advantage = net64(recipe), advantages()
-    rollouts, outcomes = rolled(recipe, net, METHODS[2])
-    views = recipe.cj_grpo.trajectory_views(rollouts, MASK)
+    net, advantage = net64(), advantages()
+    rollouts, outcomes = rolled(net, METHODS[2])
+    views = cj_grpo.trajectory_views(rollouts, MASK)
     with torch.no_grad():
-        old, reference = (recipe.grpo.log_probs(one, rollouts, views) for one in (net, net64(recipe, seed=1)))
-    batch = recipe.grpo.Batch(rollouts, views, old, reference, advantage)
+        old, reference = (grpo.log_probs(one, rollouts, views) for one in (net, net64(seed=1)))
+    batch = grpo.Batch(rollouts, views, old, reference, advantage)
     by_hand = []
     for i, outcome in enumerate(outcomes):
         rounds = [(reference - old)[i, torch.from_numpy(one.slots)] for one in outcome.trajectory.rounds]
@@ -159,12 +155,12 @@ def test_the_divergence_from_the_reference_is_weighed_in(recipe: SimpleNamespace
     assert not torch.allclose(gradient(net, losses[0.04]), gradient(net, losses[0.0]), rtol=1e-3, atol=1e-6)
 
 
-def test_draws_follow_the_law(recipe: SimpleNamespace) -> None:
-    """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another law fails. Measures as in
-    decoding.
+def test_draws_follow_the_distribution() -> None:
+    """Chi-square with 3 degrees of freedom, beyond 21.1 once in 10,000 seeds; another distribution fails. Measures as
+    in decoding.
     """
     logits = torch.tensor([[0.3, -1.0, -torch.inf, 1.2, 0.5]]).repeat(20_000, 1)
-    found = recipe.rollouts.drawn(logits, 1.0, torch.Generator().manual_seed(0))
+    found = rollouts_module.drawn(logits, 1.0, torch.Generator().manual_seed(0))
     counts = np.bincount(found.tokens, minlength=5)
     assert counts[2] == 0
 
@@ -180,13 +176,13 @@ def test_draws_follow_the_law(recipe: SimpleNamespace) -> None:
     assert np.allclose(found.confidence[best], theirs.confidence[best], atol=1e-6)
 
 
-def test_one_round_is_the_full_mask(recipe: SimpleNamespace) -> None:
-    net = net64(recipe)
-    rollouts, _ = rolled(recipe, net, {"method": "static", "denoising_steps": 1})
-    ours = recipe.cj_grpo.trajectory_views(rollouts, MASK)
-    full = recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator(), pairs=0)
+def test_one_round_is_the_full_mask() -> None:
+    net = net64()
+    rollouts, _ = rolled(net, {"method": "static", "denoising_steps": 1})
+    ours = cj_grpo.trajectory_views(rollouts, MASK)
+    full = coupled_grpo.coupled_views(rollouts, MASK, torch.Generator(), pairs=0)
     with torch.no_grad():
-        one, other = (recipe.grpo.log_probs(net, rollouts, views) for views in (ours, full))
+        one, other = (grpo.log_probs(net, rollouts, views) for views in (ours, full))
     assert torch.allclose(one[rollouts.text], other[rollouts.text], atol=1e-12)
 
 
@@ -198,10 +194,10 @@ def with_end(rollouts: Any) -> Any:
 
 
 @pytest.mark.parametrize("pairs", [1, 3])
-def test_coupled_masks_cover_each_slot_once_a_pair(recipe: SimpleNamespace, pairs: int) -> None:
-    net = net64(recipe)
-    rollouts = with_end(rolled(recipe, net, {"method": "ass"})[0])
-    views = recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(0), pairs=pairs)
+def test_coupled_masks_cover_each_slot_once_a_pair(pairs: int) -> None:
+    net = net64()
+    rollouts = with_end(rolled(net, {"method": "ass"})[0])
+    views = coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(0), pairs=pairs)
     masked = (views.noisy == MASK).view(2 * pairs + 1, 4, -1)
     assert torch.equal(masked[0], rollouts.written)
     for k in range(pairs):
@@ -214,34 +210,34 @@ def test_coupled_masks_cover_each_slot_once_a_pair(recipe: SimpleNamespace, pair
     assert not bool((views.weight[~rollouts.text]).any())
 
 
-def test_inverse_shares_are_one_over_the_rates(recipe: SimpleNamespace) -> None:
+def test_inverse_shares_are_one_over_the_rates() -> None:
     """t and 1 - t, so their inverses sum to one."""
-    rollouts, _ = rolled(recipe, net64(recipe), {"method": "ass"})
-    views = recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(0), inverse=True)
+    rollouts, _ = rolled(net64(), {"method": "ass"})
+    views = coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(0), inverse=True)
     full, first, second = views.share[:, 0].view(3, 4)
     assert full.tolist() == [0.5] * 4
     assert torch.allclose(1 / (2 * first) + 1 / (2 * second), torch.ones(4, dtype=torch.float64))
     assert first.std() > 0
 
 
-def test_groups_that_are_all_alike_teach_nothing(recipe: SimpleNamespace) -> None:
-    net = net64(recipe)
-    rollouts, _ = rolled(recipe, net, {"method": "ass"})
+def test_groups_that_are_all_alike_teach_nothing() -> None:
+    net = net64()
+    rollouts, _ = rolled(net, {"method": "ass"})
     run = SimpleNamespace(net=net, options=SimpleNamespace(group=2))
-    policy = recipe.grpo.Policy(run, net, recipe.cj_grpo.trajectory_views, recipe.grpo.group_relative, False, None, [])
+    policy = grpo.Policy(run, net, cj_grpo.trajectory_views, grpo.group_relative, False, None, [])
     mixed, alike = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.ones(4)
     made = list(policy.batches(replace(rollouts, reward=mixed), 3, torch.Generator()))
     assert [len(batch.rollouts.ids) for batch in made] == [2, 2, 2]
     assert not list(policy.batches(replace(rollouts, reward=alike), 3, torch.Generator()))
 
 
-def test_a_coupled_log_prob_by_hand(recipe: SimpleNamespace) -> None:
+def test_a_coupled_log_prob_by_hand() -> None:
     """Half of that under the mask that covers the slot, half of that under the full mask."""
-    net = net64(recipe)
-    rollouts, _ = rolled(recipe, net, {"method": "ass"})
-    views = recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(1))
+    net = net64()
+    rollouts, _ = rolled(net, {"method": "ass"})
+    views = coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        ours = recipe.grpo.log_probs(net, rollouts, views)
+        ours = grpo.log_probs(net, rollouts, views)
         for i in range(4):
             n = int(rollouts.length[i])
             states = views.noisy[views.owner == i][:, :n]
@@ -253,21 +249,19 @@ def test_a_coupled_log_prob_by_hand(recipe: SimpleNamespace) -> None:
                 assert ours[i, slot].item() == pytest.approx(sum(seen) / 2, abs=1e-9)
 
 
-def test_the_same_masks_give_a_ratio_of_one(recipe: SimpleNamespace) -> None:
-    net = net64(recipe)
-    rollouts, _ = rolled(recipe, net, {"method": "ass"})
-    views, others = (
-        recipe.coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(seed)) for seed in (0, 1)
-    )
+def test_the_same_masks_give_a_ratio_of_one() -> None:
+    net = net64()
+    rollouts, _ = rolled(net, {"method": "ass"})
+    views, others = (coupled_grpo.coupled_views(rollouts, MASK, torch.Generator().manual_seed(seed)) for seed in (0, 1))
     with torch.no_grad():
-        new, old, elsewhere = (recipe.grpo.log_probs(net, rollouts, one) for one in (views, views, others))
+        new, old, elsewhere = (grpo.log_probs(net, rollouts, one) for one in (views, views, others))
     assert bool(((new - old).exp() == 1).all())
     assert ((new - elsewhere).exp() - 1).abs().max() > 1e-2  # negative control: other masks in the denominator
 
 
 def log_prob_table() -> np.ndarray:
     """(32, 5) log-probability of each token of a string of five, given those that a mask (its bits) leaves, under a
-    joint law.
+    joint distribution.
     """
     rng = np.random.default_rng(0)
     toy = Joint(rng.dirichlet(np.full(3**5, 0.05)).reshape((3,) * 5) + 1e-6)
@@ -281,7 +275,7 @@ def log_prob_table() -> np.ndarray:
     return table
 
 
-def test_complementary_masks_have_less_variance(recipe: SimpleNamespace) -> None:
+def test_complementary_masks_have_less_variance() -> None:
     """On an enumerated joint, against two independent masks of the same rates: the same mean; independent masks fail
     the check.
     """
@@ -293,11 +287,11 @@ def test_complementary_masks_have_less_variance(recipe: SimpleNamespace) -> None
         return pairs[0] + pairs[1]
 
     def independent() -> np.ndarray:
-        first, _, t = recipe.coupled_grpo.complementary(free, generator)
+        first, _, t = coupled_grpo.complementary(free, generator)
         second = torch.rand(free.shape, generator=generator) < (1 - t)[:, None]
         return estimate(first, second)
 
-    first, second, t = recipe.coupled_grpo.complementary(free, generator)
+    first, second, t = coupled_grpo.complementary(free, generator)
     assert bool(((t >= 0.2) & (t <= 0.8)).all())
     coupled, apart, control = estimate(first, second), independent(), independent()
     assert coupled.mean() == pytest.approx(apart.mean(), abs=5 * apart.std() / np.sqrt(20_000))
@@ -306,61 +300,59 @@ def test_complementary_masks_have_less_variance(recipe: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize("name", ["coupled", "cj"])
-def test_both_learn_what_is_rewarded(recipe: SimpleNamespace, name: str) -> None:
+def test_both_learn_what_is_rewarded(name: str) -> None:
     """Even tokens are rewarded; a few dozen updates on rollouts of a random model make them likely."""
-    net, generator = net_of(recipe, "plain", 3), torch.Generator().manual_seed(0)
+    net, generator = net_of("plain", 3), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(net.parameters(), lr=6e-3)
-    views_of = recipe.coupled_grpo.coupled_views if name == "coupled" else recipe.cj_grpo.trajectory_views
+    views_of = coupled_grpo.coupled_views if name == "coupled" else cj_grpo.trajectory_views
     shares, method = [], {"method": "static", "denoising_steps": 2}
     for _ in range(14):
-        outcomes = recipe.rollouts.sampled(net, [[5, 6]] * 16, method, length=4, temperature=1.0, generator=generator)
+        outcomes = rollouts_module.sampled(net, [[5, 6]] * 16, method, length=4, temperature=1.0, generator=generator)
         shares.append([float(np.mean([token % 2 == 0 for token in one.canvas.output])) for one in outcomes])
-        rollouts = recipe.rollouts.gathered(outcomes, shares[-1])
+        rollouts = rollouts_module.gathered(outcomes, shares[-1])
         views = views_of(rollouts, MASK, generator)
         with torch.no_grad():
-            old = recipe.grpo.log_probs(net, rollouts, views)
-        advantage = recipe.grpo.group_relative(rollouts.reward[None])[0]
-        recipe.grpo.Batch(rollouts, views, old, old, advantage).loss(net, epsilon=0.5, beta=0.0).backward()
+            old = grpo.log_probs(net, rollouts, views)
+        advantage = grpo.group_relative(rollouts.reward[None])[0]
+        grpo.Batch(rollouts, views, old, old, advantage).loss(net, epsilon=0.5, beta=0.0).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert np.mean(shares[-3:]) > np.mean(shares[:3]) + 0.2
 
 
-def test_each_update_sees_the_weights_that_the_last_one_left(
-    recipe: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_update_sees_the_weights_that_the_last_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only matrices of the layers learn, which autocast rounds: the ratio is 1 in the first update, and in no other."""
-    net, moved = net_of(recipe, "plain"), []
-    rollouts, _ = rolled(recipe, net, {"method": "ass"})
-    clipped = recipe.grpo.clipped
+    net, moved = net_of("plain"), []
+    rollouts, _ = rolled(net, {"method": "ass"})
+    clipped = grpo.clipped
 
     def watched(new: torch.Tensor, old: torch.Tensor, *rest: Any) -> torch.Tensor:
         moved.append((new - old).detach().abs().max().item())
         return clipped(new, old, *rest)
 
-    monkeypatch.setattr(recipe.grpo, "roll_out", lambda *_, **__: rollouts)
-    monkeypatch.setattr(recipe.grpo, "clipped", watched)
+    monkeypatch.setattr(grpo, "roll_out", lambda *_, **__: rollouts)
+    monkeypatch.setattr(grpo, "clipped", watched)
     given = {"group": 2, "prompts": 0, "updates": 3, "sync": 64, "rate": 0.1, "clip": 1.0, "epsilon": 0.5, "beta": 0.0}
     options = SimpleNamespace(minutes=1.0, most_steps=9, seed=0, method={}, length=8, temperature=1.0, **given)
     optimizer = torch.optim.AdamW([part for part in net.layers.parameters() if part.ndim > 1], lr=0.1)
-    views_of, relative = recipe.cj_grpo.trajectory_views, recipe.grpo.group_relative
-    run = recipe.run.Run(net=net, optimizer=optimizer, options=options, progress=recipe.pair.Progress(), warmup=10)
-    policy = recipe.grpo.Policy(run, net_of(recipe, "plain"), views_of, relative, False, None, [])
+    views_of, relative = cj_grpo.trajectory_views, grpo.group_relative
+    run = run_module.Run(net=net, optimizer=optimizer, options=options, progress=training.Progress(), warmup=10)
+    policy = grpo.Policy(run, net_of("plain"), views_of, relative, False, None, [])
     run.step(policy.learn, torch.Generator())
     assert moved[0] == 0
     assert moved[1] > 1e-3
     assert abs(moved[2] - moved[1]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["coupled_grpo", "cj_grpo"])
-def test_a_run_goes_on(recipe: SimpleNamespace, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", [coupled_grpo, cj_grpo], ids=lambda script: script.__name__)
+def test_a_run_goes_on(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps, then a third; the state is one that write.py takes."""
-    net = net_of(recipe, "plain", width=8, layers=1, mlp=8, vocab_size=6145)
+    net = net_of("plain", width=8, layers=1, mlp=8, vocab_size=6145)
     state, out = tmp_path / "state.safetensors", tmp_path / "out"
-    recipe.pair.keep(state, net, torch.optim.AdamW(net.parameters()), recipe.pair.Progress())
-    rewarded = partial(recipe.rollouts.roll_out, reward=lambda item, text: float(len(text) % 2))
-    monkeypatch.setattr(recipe.grpo, "roll_out", rewarded)
-    monkeypatch.setattr(recipe.grpo, "POOL", 8)
+    training.keep(state, net, torch.optim.AdamW(net.parameters()), training.Progress())
+    rewarded = partial(rollouts_module.roll_out, reward=lambda item, text: float(len(text) % 2))
+    monkeypatch.setattr(grpo, "roll_out", rewarded)
+    monkeypatch.setattr(grpo, "POOL", 8)
     given = [
         "--model",
         str(state),
@@ -376,14 +368,14 @@ def test_a_run_goes_on(recipe: SimpleNamespace, name: str, tmp_path: Path, monke
         "1",
     ]
     for steps in ("2", "3"):
-        getattr(recipe, name).main([*given, "--most-steps", steps])
+        script.main([*given, "--most-steps", steps])
     history = json.loads((out / "history.json").read_text())
     assert [row["step"] for row in history] == [0, 2, 3]
-    after = recipe.model.read_state(out / "state.safetensors")
+    after = model.read_state(out / "state.safetensors")
     still = [key for key, value in net.state_dict().items() if torch.equal(after.state_dict()[key], value)]
     assert not still, f"these never learned: {still}"
-    recipe.write.main([str(out / "state.safetensors"), str(tmp_path / "model")])
-    again = recipe.model.read_net(tmp_path / "model")
+    write.main([str(out / "state.safetensors"), str(tmp_path / "model")])
+    again = model.read_net(tmp_path / "model")
     assert all(
         torch.allclose(a, b, atol=0.02, rtol=0.01) for a, b in zip(again.parameters(), after.parameters(), strict=True)
     )

@@ -1,4 +1,4 @@
-"""Keyed noise: the law it should have (G-tests, fixed seeds), independence between keys, the same bits for any
+"""Keyed noise: the distribution it should have (G-tests, fixed seeds), independence between keys, the same bits for any
 subset.
 """
 
@@ -15,8 +15,8 @@ from tools.gtest import ERROR, assert_follows, g_test, independence
 from paceline.sampling import KeyedDraws, draw_seed, gumbel_noise
 from paceline.sampling import draws as module
 
-LAW = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.009, 0.001, 0.0])
-WEIGHTS = LAW.log() + 3.0
+DISTRIBUTION = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.009, 0.001, 0.0])
+WEIGHTS = DISTRIBUTION.log() + 3.0
 SAMPLES = 10_000
 CPU = torch.device("cpu")
 
@@ -34,22 +34,22 @@ def coins(seed: int, probability: float, *, depth: int = 0, trial: int = 0) -> n
     return np.array([KeyedDraws(seed, position).bernoulli(depth, trial, probability) for position in range(SAMPLES)])
 
 
-# ------------------------------------------------------------------------------------------------ laws
+# ------------------------------------------------------------------------------------------------ distributions
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1, -5])
 def test_gumbel_draws_from_the_softmax(seed):
-    assert_follows(gumbel_counts(seed, WEIGHTS), LAW.double().numpy())
+    assert_follows(gumbel_counts(seed, WEIGHTS), DISTRIBUTION.double().numpy())
 
 
 def test_gumbel_draws_from_the_softmax_over_seeds():
     tokens = [KeyedDraws(seed, 7).gumbel(2, WEIGHTS) for seed in range(SAMPLES)]
-    assert_follows(np.bincount(tokens, minlength=8), LAW.double().numpy())
+    assert_follows(np.bincount(tokens, minlength=8), DISTRIBUTION.double().numpy())
 
 
 def test_categorical_draws_from_the_probabilities():
-    tokens = [KeyedDraws(3, position).categorical(1, LAW) for position in range(SAMPLES)]
-    assert_follows(np.bincount(tokens, minlength=8), LAW.double().numpy())
+    tokens = [KeyedDraws(3, position).categorical(1, DISTRIBUTION) for position in range(SAMPLES)]
+    assert_follows(np.bincount(tokens, minlength=8), DISTRIBUTION.double().numpy())
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.1, 0.001])
@@ -209,7 +209,7 @@ def test_seeds_of_outputs_differ():
 def test_the_check_catches_biased_noise(monkeypatch):
     noise = module._noise_on_host
     monkeypatch.setattr(module, "_noise_on_host", lambda *given: noise(*given) * np.float32(1.1))
-    assert g_test(gumbel_counts(0, WEIGHTS), LAW.double().numpy()) < ERROR
+    assert g_test(gumbel_counts(0, WEIGHTS), DISTRIBUTION.double().numpy()) < ERROR
 
 
 def test_the_check_catches_neighbours_that_share_their_noise(monkeypatch):

@@ -8,8 +8,7 @@ import torch
 from sampling.slow_rules import random_logits, slow_kept
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from paceline.sampling import filter_rows
-from paceline.sampling.filters import _filter_on_device
+from paceline.sampling import filter_rows, filters
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -24,7 +23,7 @@ def kept(logits: torch.Tensor, **options: float) -> list[list[int]]:
 def both(logits: torch.Tensor, options: dict) -> tuple[torch.Tensor, torch.Tensor]:
     host, device = logits.clone(), logits.clone()
     filter_rows(host, **options)
-    _filter_on_device(device, options["top_k"], options["top_p"], options["min_p"])
+    filters._filter_on_device(device, options["top_k"], options["top_p"], options["min_p"])
     return host, device
 
 

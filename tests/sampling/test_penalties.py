@@ -9,7 +9,7 @@ from paceline.sampling import Penalties
 
 def penalised(penalties: Penalties, logits: np.ndarray, paths: list) -> np.ndarray:
     rows = torch.from_numpy(logits.copy())
-    penalties.apply(rows, paths)
+    penalties.apply(rows, paths, ())
     return rows.numpy()
 
 

@@ -1,10 +1,10 @@
 """Exact enumeration: run a random program once per branch of its decisions and add up the probabilities.
 
 In: a program that makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's).
-Out: the law of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens, in
-float64.
+Out: the distribution of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens,
+in float64.
 
-    law = enumerate_law(lambda choices: coin + choices.choose([0.5, 0.5]))
+    distribution = enumerate_distribution(lambda choices: coin + choices.choose([0.5, 0.5]))
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=Hashable)
 Tokens = tuple[int, ...]
 Target = Callable[[Tokens], npt.NDArray[np.float64]]
 """The tokens after the root -> (v,) probabilities of the next one."""
-Law = dict[Tokens, float]
+Distribution = dict[Tokens, float]
 
 
 class Choices:
@@ -39,37 +39,41 @@ class Choices:
 
     def choose(self, probabilities: Sequence[float]) -> int:
         """An outcome of a decision with these probabilities; impossible outcomes are not explored."""
-        law = [float(p) for p in probabilities]
+        distribution = [float(p) for p in probabilities]
         place = len(self.made)
-        taken = self._script[place] if place < len(self._script) else next((i for i, p in enumerate(law) if p > 0), 0)
-        self.made.append((taken, law))
+        taken = (
+            self._script[place]
+            if place < len(self._script)
+            else next((i for i, p in enumerate(distribution) if p > 0), 0)
+        )
+        self.made.append((taken, distribution))
         return taken
 
     @property
     def probability(self) -> float:
         """Of the run so far."""
-        return float(np.prod([law[taken] for taken, law in self.made]))
+        return float(np.prod([distribution[taken] for taken, distribution in self.made]))
 
     def next_script(self) -> list[int] | None:
         """The script of the next run in depth-first order, None after the last."""
         for place in range(len(self.made) - 1, -1, -1):
-            taken, law = self.made[place]
-            for other in range(taken + 1, len(law)):
-                if law[other] > 0:
+            taken, distribution = self.made[place]
+            for other in range(taken + 1, len(distribution)):
+                if distribution[other] > 0:
                     return [*(t for t, _ in self.made[:place]), other]
         return None
 
 
-def enumerate_law(program: Callable[[Choices], T]) -> dict[T, float]:
-    """The exact law of a program's result. The program must depend on nothing but its choices."""
-    law: defaultdict[T, float] = defaultdict(float)
+def enumerate_distribution(program: Callable[[Choices], T]) -> dict[T, float]:
+    """The exact distribution of a program's result. The program must depend on nothing but its choices."""
+    distribution: defaultdict[T, float] = defaultdict(float)
     script: list[int] | None = []
     while script is not None:
         choices = Choices(script)
         result = program(choices)
-        law[result] += choices.probability
+        distribution[result] += choices.probability
         script = choices.next_script()
-    return dict(law)
+    return dict(distribution)
 
 
 class EnumeratingDraws:
@@ -94,13 +98,13 @@ class EnumeratingDraws:
     def categorical(self, depth: int, probabilities_v: torch.Tensor) -> int:
         return self._decide(("categorical", depth), probabilities_v.tolist())
 
-    def _decide(self, key: tuple[object, ...], law: list[float]) -> int:
+    def _decide(self, key: tuple[object, ...], distribution: list[float]) -> int:
         if key in self._known:
             before, taken = self._known[key]
-            assert before == law, f"the noise of {key} was used for another decision before"
+            assert before == distribution, f"the noise of {key} was used for another decision before"
             return taken
-        taken = self._choices.choose(law)
-        self._known[key] = (law, taken)
+        taken = self._choices.choose(distribution)
+        self._known[key] = (distribution, taken)
         return taken
 
 
@@ -119,8 +123,10 @@ def rows_of(tree: TokenTree, target: Target) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def output_law(verifier: Verifier, propose: Callable[[Choices], TokenTree], target: Target, length: int) -> Law:
-    """Law of the first `length` tokens written by one verified tree, completed by the target's own draws."""
+def output_distribution(
+    verifier: Verifier, propose: Callable[[Choices], TokenTree], target: Target, length: int
+) -> Distribution:
+    """Distribution of the first `length` tokens written by one verified tree, completed by the target's own draws."""
 
     def step(choices: Choices) -> Tokens:
         tree = propose(choices)
@@ -128,25 +134,25 @@ def output_law(verifier: Verifier, propose: Callable[[Choices], TokenTree], targ
         assert isinstance(verdict, Verdict), verdict
         return verdict.tokens
 
-    law: defaultdict[Tokens, float] = defaultdict(float)
-    for tokens, probability in enumerate_law(step).items():
-        for text, share in target_law(target, length, tokens[:length]).items():
-            law[text] += probability * share
-    return dict(law)
+    distribution: defaultdict[Tokens, float] = defaultdict(float)
+    for tokens, probability in enumerate_distribution(step).items():
+        for text, share in target_distribution(target, length, tokens[:length]).items():
+            distribution[text] += probability * share
+    return dict(distribution)
 
 
-def target_law(target: Target, length: int, start: Tokens = ()) -> Law:
-    """Law of `length` tokens by plain decoding, given that they begin with `start`."""
-    law: Law = {}
+def target_distribution(target: Target, length: int, start: Tokens = ()) -> Distribution:
+    """Distribution of `length` tokens by plain decoding, given that they begin with `start`."""
+    distribution: Distribution = {}
     vocabulary = range(len(target(())))
     for rest in product(vocabulary, repeat=length - len(start)):
         text, probability = start + rest, 1.0
         for place in range(len(start), length):
             probability *= float(target(text[:place])[text[place]])
-        law[text] = probability
-    return law
+        distribution[text] = probability
+    return distribution
 
 
-def distance(law: Law, other: Law) -> float:
+def distance(distribution: Distribution, other: Distribution) -> float:
     """Largest difference of the two probabilities of any text."""
-    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in law.keys() | other.keys())
+    return max(abs(distribution.get(text, 0.0) - other.get(text, 0.0)) for text in distribution.keys() | other.keys())

@@ -1,4 +1,4 @@
-"""The G-test with a declared error: does a sample follow a law?
+"""The G-test with a declared error: does a sample follow a distribution?
 
 In: counts and probabilities. Out: a p-value, or an assertion whose chance of a false alarm is the declared error.
 Seeds are fixed in the tests that use it, so an assertion that held once holds always; the error says how lucky that
@@ -20,16 +20,16 @@ Numbers = Sequence[float] | npt.NDArray[np.float64] | npt.NDArray[np.int64]
 
 
 def g_test(counts: Numbers, probabilities: Numbers) -> float:
-    """p-value of "these counts were drawn from this law" (likelihood ratio against chi-square).
+    """p-value of "these counts were drawn from this distribution" (likelihood ratio against chi-square).
 
     Cells with an expected count below 5 are pooled; anything seen in a cell of probability 0 gives 0.
     """
-    counts_k, law_k = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
-    if counts_k.shape != law_k.shape or not np.isclose(law_k.sum(), 1.0, atol=1e-6):
-        raise ValueError(f"need one probability per count, summing to 1, got {law_k.shape} that sum to {law_k.sum()}")
-    if counts_k[law_k == 0].any():
+    counts_k, p_k = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    if counts_k.shape != p_k.shape or not np.isclose(p_k.sum(), 1.0, atol=1e-6):
+        raise ValueError(f"need one probability per count, summing to 1, got {p_k.shape} that sum to {p_k.sum()}")
+    if counts_k[p_k == 0].any():
         return 0.0
-    expected_k = law_k * counts_k.sum()
+    expected_k = p_k * counts_k.sum()
     large_k = expected_k >= SMALLEST_CELL
     observed = np.append(counts_k[large_k], counts_k[~large_k].sum())
     expected = np.append(expected_k[large_k], expected_k[~large_k].sum())
@@ -51,7 +51,8 @@ def independence(table: npt.NDArray[np.int64]) -> float:
 
 
 def assert_follows(counts: Numbers, probabilities: Numbers, error: float = ERROR) -> None:
-    """Fail if the counts are less likely than `error` under the law; a right sampler fails in that share of seeds."""
+    """Fail if the counts are less likely than `error` under the distribution; a right sampler fails in that share of
+    seeds."""
     p_value = g_test(counts, probabilities)
     assert p_value >= error, (
         f"G-test p-value {p_value:.2e} < declared error {error:.0e}: counts {counts} do not follow {probabilities}"

@@ -1,6 +1,6 @@
 """One sequence through a drafter, and a draft whose draws are enumerated.
 
-In: a drafter, a text. Out: its state, its trees, programs for `tools.random_trees.law_error`.
+In: a drafter, a text. Out: its state, its trees, programs for `tools.random_trees.distribution_error`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def program(monkeypatch: pytest.MonkeyPatch, drafter: Any, nodes: int = 3) -> Ca
 
 
 def recorded_with(tree: TokenTree, logits: Callable[[list[int]], torch.Tensor]) -> TokenTree:
-    """The tree behind `PROMPT`, with its trials recorded as drawn from the law of other logits, (v,) of a text."""
+    """The tree behind `PROMPT`, with its trials recorded as drawn from the distribution of other logits, (v,) of a
+    text."""
     rows = {p: logits([*PROMPT, *(int(tree.tokens[i]) for i in tree.path(p))]).softmax(0) for p in tree.trials}
     return tree.replace(trials={p: (Trial(each[0].node, rows[p]),) for p, each in tree.trials.items()})

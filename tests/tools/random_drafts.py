@@ -19,7 +19,7 @@ from paceline.tree import CANDIDATE, PROBE, ROOT, TokenTree, Trial
 Weights = npt.NDArray[np.float64]
 
 
-def random_law(rng: np.random.Generator, vocabulary: int, zeros: float = 0.2) -> Weights:
+def random_distribution(rng: np.random.Generator, vocabulary: int, zeros: float = 0.2) -> Weights:
     """Probabilities of which some are exactly 0 and some are close to 1."""
     weights = rng.gamma(rng.choice([0.3, 1.0, 5.0]), size=vocabulary) + 1e-6
     weights[rng.random(vocabulary) < zeros] = 0.0
@@ -33,7 +33,7 @@ def random_target(seed: int, vocabulary: int, zeros: float = 0.2) -> Target:
 
     @cache
     def target(path: Tokens) -> Weights:
-        return random_law(np.random.default_rng([seed, 1, *path]), vocabulary, zeros)
+        return random_distribution(np.random.default_rng([seed, 1, *path]), vocabulary, zeros)
 
     return target
 
@@ -70,8 +70,8 @@ class RandomDrafter:
     def _grow(self, parent: int, path: Tokens, choices: Choices) -> list[Trial]:
         """The trials at one parent: how many, of which kind and from which row is fixed by the path to it."""
         rng = np.random.default_rng([self.seed, 2, *path])
-        laws = [random_law(rng, self.vocabulary) for _ in range(2)]
-        rows = [torch.from_numpy(law) for law in laws]
+        distributions = [random_distribution(rng, self.vocabulary) for _ in range(2)]
+        rows = [torch.from_numpy(distribution) for distribution in distributions]
         trials: list[Trial] = []
         for _ in range(int(rng.choice([0, 1, 2, 3], p=[0.1, 0.35, 0.35, 0.2]))):
             point, which, remove = rng.random() < 0.4, int(rng.integers(2)), rng.random() < 0.5
@@ -83,7 +83,7 @@ class RandomDrafter:
             elif self._left > 0:
                 tried = {self._tokens[trial.node] for trial in trials} if remove else set()
                 removed = tuple(sorted(tried))
-                q = laws[which].copy()
+                q = distributions[which].copy()
                 q[list(removed)] = 0.0
                 if q.sum() > 0:
                     self._left -= 1

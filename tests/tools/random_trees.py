@@ -1,5 +1,5 @@
 """Random merged trees with confidences that know the drawn tokens, for exact enumeration of what cutting does to the
-output law.
+output distribution.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from tools.enumerate_draws import Choices, Target, distance, output_law, paths_of, target_law
+from tools.enumerate_draws import Choices, Target, distance, output_distribution, paths_of, target_distribution
 from tools.random_drafts import RandomDrafter
 
 from paceline.tree import TokenTree, merge
@@ -34,6 +34,8 @@ def merged(seed: int, vocabulary: int, *, depth: int = 2, draws: int = 2) -> Pro
     return lambda choices: merge([telling(first(choices), seed), telling(second(choices), seed + 1)])
 
 
-def law_error(propose: Propose, target: Target, length: int) -> float:
-    """Distance of the output law of verified trees from the target's."""
-    return distance(output_law(RecursiveRejection(), propose, target, length), target_law(target, length))
+def distribution_error(propose: Propose, target: Target, length: int) -> float:
+    """Distance of the output distribution of verified trees from the target's."""
+    return distance(
+        output_distribution(RecursiveRejection(), propose, target, length), target_distribution(target, length)
+    )

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tools.enumerate_draws import Choices, EnumeratingDraws, distance, enumerate_law, output_law, rows_of, target_law
+from tools.enumerate_draws import (
+    Choices,
+    EnumeratingDraws,
+    distance,
+    enumerate_distribution,
+    output_distribution,
+    rows_of,
+    target_distribution,
+)
 
 from paceline.tree import ROOT, GroupTrial, TokenTree, Trial, Verdict
 
@@ -54,9 +62,9 @@ def acceptance_rate(verifier: Any, propose: Propose, p: Weights = P) -> float:
         assert isinstance(verdict, Verdict)
         return bool(verdict.path)
 
-    return enumerate_law(stands).get(True, 0.0)
+    return enumerate_distribution(stands).get(True, 0.0)
 
 
 def flat_error(verifier: Any, propose: Propose, p: Weights = P) -> float:
-    """Distance of the output law from p, over two tokens."""
-    return distance(output_law(verifier, propose, lambda path: p, 2), target_law(lambda path: p, 2))
+    """Distance of the output distribution from p, over two tokens."""
+    return distance(output_distribution(verifier, propose, lambda path: p, 2), target_distribution(lambda path: p, 2))

@@ -1,4 +1,4 @@
-"""Cutting trees: what stays, and that no cut changes the output law; every tempting shortcut does."""
+"""Cutting trees: what stays, and that no cut changes the output distribution; every tempting shortcut does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.enumerate_draws import Choices
 from tools.random_drafts import random_target
-from tools.random_trees import TOLERANCE, WRONG, law_error, merged
+from tools.random_trees import TOLERANCE, WRONG, distribution_error, merged
 
 from paceline.tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial, merge, prune, select_nodes
 
@@ -58,13 +58,6 @@ def test_a_tree_that_fits_comes_back_itself() -> None:
     assert select_nodes(EMPTY_TREE, 5) is EMPTY_TREE
 
 
-def test_depth_and_reach_limit_points() -> None:
-    tree = TokenTree.chain([1, 2, 3], confidence=[0.9, 0.5, 0.9])
-    assert len(select_nodes(tree, 9, max_depth=2)) == 2
-    assert len(select_nodes(tree, 9, min_reach=0.45)) == 2
-    assert len(select_nodes(tree, 9, min_reach=0.95)) == 0
-
-
 def test_probes_stay_with_their_parents_and_cost_nothing() -> None:
     tree = TokenTree.build(
         [1, 2, 3, 0, 0], [-1, -1, 0, 0, 2], kinds=[0, 0, 0, PROBE, PROBE], confidence=[0.6, 0.3, 0.5, 0, 0]
@@ -83,7 +76,6 @@ def test_drawn_trials_are_cut_from_the_end_of_the_drawing() -> None:
     trials = {-1: [Trial(0, ROWS[0]), Trial(1, ROWS[0], (1,))], 0: [Trial(2, ROWS[1])], 1: [Trial(3, ROWS[2])]}
     tree = TokenTree.build([1, 2, 3, 0], [-1, -1, 0, 1], trials=trials, confidence=[0.01, 0.9, 0.01, 0.9])
     assert [select_nodes(tree, n).tokens.tolist() for n in range(5)] == [[], [1], [1, 2], [1, 2, 3], [1, 2, 3, 0]]
-    assert select_nodes(tree, 4, max_depth=1).tokens.tolist() == [1, 2]
     assert select_nodes(tree, 4, drawn_nodes=1).tokens.tolist() == [1]
     assert [t.removed for t in select_nodes(tree, 2).trials[ROOT]] == [(), (1,)]
 
@@ -123,22 +115,19 @@ def test_points_drop_out_from_under_cut_draws() -> None:
     assert [t.drawn for t in select_nodes(tree, 2).trials[ROOT]] == [False, True]
 
 
-CUTS = [{"nodes": n} for n in range(7)] + [
-    {"nodes": 9, "max_depth": 1},
-    {"nodes": 4, "min_reach": 0.2},
-    {"nodes": 5, "drawn_nodes": 2},
-    {"nodes": 5, "drawn_nodes": 0},
-]
+CUTS = [{"nodes": n} for n in range(7)] + [{"nodes": 5, "drawn_nodes": 2}, {"nodes": 5, "drawn_nodes": 0}]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_no_cut_changes_the_output_law(cut: dict[str, float]) -> None:
+def test_no_cut_changes_the_output_distribution(cut: dict[str, float]) -> None:
     """Trees of two merged drafters with draws, equal draws, points and probes, whose confidences know the drawn
     tokens.
     """
     for seed in range(10):
         propose = merged(seed, 3)
-        assert law_error(lambda c, p=propose: select_nodes(p(c), **cut), random_target(seed, 3), 3) < TOLERANCE, seed
+        assert (
+            distribution_error(lambda c, p=propose: select_nodes(p(c), **cut), random_target(seed, 3), 3) < TOLERANCE
+        ), seed
 
 
 def by_reach(tree: TokenTree, nodes: int) -> TokenTree:
@@ -160,11 +149,11 @@ def points_first_by_reach(tree: TokenTree, nodes: int) -> TokenTree:
 
 
 @pytest.mark.parametrize("wrong", [by_reach, unlikely_draws_out, points_first_by_reach])
-def test_the_law_check_catches_cuts_that_look_at_drawn_tokens(wrong) -> None:
+def test_the_distribution_check_catches_cuts_that_look_at_drawn_tokens(wrong) -> None:
     errors = []
     for seed, nodes in itertools.product(range(20), (1, 2, 3)):
         propose = merged(seed, 3)
-        errors.append(law_error(lambda c, p=propose, n=nodes: wrong(p(c), n), random_target(seed, 3), 3))
+        errors.append(distribution_error(lambda c, p=propose, n=nodes: wrong(p(c), n), random_target(seed, 3), 3))
         if max(errors) > WRONG:
             return
     pytest.fail(f"{wrong.__name__} was not caught, worst error {max(errors)}")
@@ -184,9 +173,9 @@ def deep_first(choices: Choices) -> TokenTree:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_drafters_that_go_deep_first_keep_the_law(nodes: int) -> None:
+def test_drafters_that_go_deep_first_keep_the_distribution(nodes: int) -> None:
     for seed in range(5):
-        assert law_error(lambda c: select_nodes(deep_first(c), nodes), random_target(seed, 3), 3) < TOLERANCE
+        assert distribution_error(lambda c: select_nodes(deep_first(c), nodes), random_target(seed, 3), 3) < TOLERANCE
 
 
 def two_equal_draws(choices: Choices) -> TokenTree:
@@ -206,5 +195,8 @@ def test_repeats_are_no_free_rides() -> None:
         return tree if len(tree) <= 1 else select_nodes(tree, 1)
 
     targets = [random_target(seed, 4) for seed in range(10)]
-    assert max(law_error(lambda c: select_nodes(two_equal_draws(c), 1), target, 2) for target in targets) < TOLERANCE
-    assert max(law_error(free_repeats, target, 2) for target in targets) > WRONG
+    assert (
+        max(distribution_error(lambda c: select_nodes(two_equal_draws(c), 1), target, 2) for target in targets)
+        < TOLERANCE
+    )
+    assert max(distribution_error(free_repeats, target, 2) for target in targets) > WRONG

@@ -1,6 +1,8 @@
-"""The token tree: construction, checks at the boundary, mask, paths and encodings against naive definitions."""
+"""The token tree: construction, shared columns of chains, checks, masks, paths and encodings."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DrafterError
-from paceline.tree import COLUMNS, EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree import (
+    COLUMNS,
+    EMPTY_TREE,
+    PROBE,
+    ROOT,
+    TokenTree,
+    Trial,
+    chain_columns,
+    chain_sources,
+    first_nodes,
+    is_sound_chain,
+)
 
 VOCAB = 5
 
@@ -56,54 +69,12 @@ def test_children_are_the_candidates_in_node_order(tree: TokenTree) -> None:
         assert sum(tree.confidence[i] for i in expected) <= 1.0 + 1e-6
 
 
-def traverse(first: np.ndarray, sibling: np.ndarray, tokens: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """Depth first through first children and next siblings, as a grammar matcher goes: position -> tokens on its
-    path.
-    """
-    found: dict[int, tuple[int, ...]] = {}
-
-    def visit(position: int, path: tuple[int, ...]) -> None:
-        found[position] = path
-        child = int(first[position])
-        while child != -1:
-            visit(child, (*path, int(tokens[child])))
-            child = int(sibling[child])
-
-    visit(0, ())
-    return found
-
-
-@given(trees())
-def test_the_xgrammar_encoding_reaches_every_node_by_its_path(tree: TokenTree) -> None:
-    first, sibling, tokens = tree.to_xgrammar()
-    assert {a.dtype for a in (first, sibling, tokens)} == {np.dtype(np.int64)}
-    assert {len(a) for a in (first, sibling, tokens)} == {len(tree) + 1}
-    assert sibling[0] == -1, "xgrammar refuses a root with siblings"
-    assert traverse(first, sibling, tokens) == {
-        0: (),
-        **{i + 1: tuple(int(tree.tokens[j]) for j in naive_path(tree, i)) for i in range(len(tree))},
-    }
-
-
-def test_the_xgrammar_encoding_of_a_known_tree() -> None:
-    """Convention of xgrammar's own tests: position 0 with children 1 and 2 is next_token [1, -1, -1], next_sibling [-1,
-    2, -1].
-    """
-    first, sibling, tokens = TokenTree.build([5, 4], [ROOT, ROOT]).to_xgrammar()
-    assert (first.tolist(), sibling.tolist(), tokens.tolist()) == ([1, -1, -1], [-1, 2, -1], [-1, 5, 4])
-
-
-def test_the_traversal_check_catches_swapped_encodings() -> None:
-    first, sibling, tokens = TokenTree.build([5, 4, 3], [ROOT, ROOT, 0]).to_xgrammar()
-    assert traverse(sibling, first, tokens) != traverse(first, sibling, tokens)
-
-
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=6))
 def test_a_chain_is_what_build_makes_of_it(tokens: list[int]) -> None:
     chain, built = TokenTree.chain(tokens, source=3), TokenTree.build(tokens, range(-1, len(tokens) - 1), sources=3)
     assert chain.is_chain
-    for name in ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds"):
+    for name in COLUMNS:
         column, other = getattr(chain, name), getattr(built, name)
         assert column.dtype == other.dtype
         assert np.array_equal(column, other)
@@ -128,7 +99,6 @@ ROW = torch.full((VOCAB,), 1.0 / VOCAB)
         (lambda: TokenTree.build([1], [-1], confidence=[float("nan")]), "between 0 and 1"),
         (lambda: TokenTree.chain([1, 2], confidence=[0.5, -0.1]), "between 0 and 1"),
         (lambda: TokenTree.chain([1, 2], confidence=[0.5]), "confidence"),
-        (lambda: TokenTree.build([1], [-1], slots=[1, 2]), "slots"),
         (lambda: TokenTree.build([1, 2], [-1, -1], trials={-1: [Trial(0, ROW)]}), "trials at node -1"),
         (lambda: TokenTree.build([1, 2], [-1, 0], trials={-1: [Trial(1, ROW)]}), "trials at node -1"),
     ],
@@ -178,3 +148,57 @@ def test_a_read_only_tree_is_the_same_tree() -> None:
         with pytest.raises(ValueError, match="read-only"):
             getattr(shown, name)[0] = 1
     tree.tokens[0] = 9  # its owner may go on writing
+
+
+CHAIN = TokenTree.chain([5, 6, 7], confidence=[0.9, 0.8, 0.7], source=2)
+
+
+def test_columns_are_shared_by_length_and_cannot_be_made_writable() -> None:
+    assert CHAIN.parents is chain_columns(3).parents
+    assert CHAIN.sources is chain_sources(3, 2)
+    for column in (*chain_columns(3), chain_sources(3, 2)):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            column.flags.writeable = True
+
+
+def test_a_chain_of_shared_columns_is_sound_and_a_built_one_is_left_to_the_full_check() -> None:
+    assert is_sound_chain(CHAIN, 8)
+    assert is_sound_chain(CHAIN, 8, 2)
+    assert not is_sound_chain(CHAIN, 8, 1)
+    assert first_nodes(3) == CHAIN.path(2)
+    built = TokenTree.build([5, 6, 7], [-1, 0, 1])
+    assert not is_sound_chain(built, 8)
+    built.check(8, 3)
+    assert built.is_chain
+    assert built.max_depth == CHAIN.max_depth == 3
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tokens": np.array([5, 6, 8], np.int32)},
+        {"tokens": np.array([5, -1, 7], np.int32)},
+        {"tokens": np.array([5.0, 6.0, 7.0])},
+        {"tokens": np.array([[5], [6], [7]], np.int32)},
+        {"confidence": np.array([0.9, np.nan, 0.7], np.float32)},
+        {"confidence": np.array([0.9, 1.1, 0.7], np.float32)},
+        {"confidence": np.array([0.9, 0.8], np.float32)},
+        {"sources": np.zeros(2, np.int32)},
+        {"depths": np.array([1, 2, 4], np.int32)},
+        {"parents": np.array([-1, 0, 2], np.int32)},
+    ],
+)
+def test_what_is_wrong_beside_shared_columns_is_still_found(columns: dict[str, Any]) -> None:
+    wrong = CHAIN.replace(**columns)
+    assert not is_sound_chain(wrong, 8)
+    with pytest.raises((DrafterError, TypeError)):
+        wrong.check(8, 3)
+
+
+def test_the_chance_of_a_chain_has_the_bits_of_the_trees() -> None:
+    chances = np.random.default_rng(0).random(20).astype(np.float32)
+    chain = TokenTree.chain(list(range(20)), confidence=chances.tolist())
+    branched = TokenTree.build([*range(20), 99], [-1, *range(19), -1], confidence=[*chances.tolist(), 0.0])
+    assert not branched.is_chain
+    assert np.array_equal(chain.reach(), branched.reach()[:20])
+    assert not np.array_equal(chain.reach(), chances)

@@ -1,4 +1,6 @@
-"""Block verification: the target's law, never fewer accepted tokens than one by one, refused where draws branch."""
+"""Block verification: the target's distribution, never fewer accepted tokens than one by one, refused where draws
+branch.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from tools.enumerate_draws import (
     EnumeratingDraws,
     Target,
     distance,
-    enumerate_law,
-    output_law,
+    enumerate_distribution,
+    output_distribution,
     rows_of,
-    target_law,
+    target_distribution,
 )
 from tools.gtest import ERROR, g_test
-from tools.random_drafts import RandomDrafter, random_law, random_target
+from tools.random_drafts import RandomDrafter, random_distribution, random_target
 from toys import ToyRunner
 
 from paceline.config import SpeculativeConfig
@@ -46,7 +48,7 @@ class Chain:
         trials: dict[int, list[Trial]] = {}
         for depth in range(self.depth):
             rng = np.random.default_rng([self.seed, 7, *tokens])
-            q = random_law(rng, self.vocabulary)
+            q = random_distribution(rng, self.vocabulary)
             if self.stops and tokens and rng.random() < 0.4:
                 break
             if self.points and rng.random() < 0.4:
@@ -61,13 +63,15 @@ def worst(verifier: Any = None, seeds: Sequence[int] = range(25), depth: int = 3
     found = 0.0
     for seed in seeds:
         target = random_target(seed, 3)
-        law = output_law(verifier or BlockVerification(), Chain(seed, 3, depth, **options), target, depth + 1)
-        found = max(found, distance(law, target_law(target, depth + 1)))
+        distribution = output_distribution(
+            verifier or BlockVerification(), Chain(seed, 3, depth, **options), target, depth + 1
+        )
+        found = max(found, distance(distribution, target_distribution(target, depth + 1)))
     return found
 
 
 @pytest.mark.parametrize("options", [{}, {"stops": True}, {"points": True}, {"points": True, "stops": True}])
-def test_the_law_is_the_targets(options: dict[str, bool]) -> None:
+def test_the_distribution_is_the_targets(options: dict[str, bool]) -> None:
     assert worst(**options) < TOLERANCE
 
 
@@ -78,7 +82,7 @@ def mean_accepted(verifier: Any, propose: Callable[[Choices], TokenTree], target
         assert isinstance(verdict, Verdict)
         return len(verdict.path)
 
-    return sum(length * chance for length, chance in enumerate_law(step).items())
+    return sum(length * chance for length, chance in enumerate_distribution(step).items())
 
 
 def test_no_fewer_tokens_are_accepted_than_one_by_one() -> None:
@@ -215,8 +219,8 @@ def test_a_draw_that_its_own_row_calls_impossible_is_passed_over(bad: list[float
         first = choices.choose([0.2, 0.3, 0.5])
         return TokenTree.build([first, 0], [ROOT, 0], trials={ROOT: [Trial(0, rows[0])], 0: [Trial(1, rows[1])]})
 
-    law = output_law(BlockVerification(), propose, lambda path: p, 3)
-    assert distance(law, target_law(lambda path: p, 3)) < TOLERANCE
+    distribution = output_distribution(BlockVerification(), propose, lambda path: p, 3)
+    assert distance(distribution, target_distribution(lambda path: p, 3)) < TOLERANCE
 
 
 def test_a_bad_row_ends_the_path_before_it_or_its_own_sequence_alone() -> None:
@@ -231,7 +235,7 @@ def test_a_bad_row_ends_the_path_before_it_or_its_own_sequence_alone() -> None:
     assert found[1:] == [Verdict((), (), 0), Verdict((0,), (0,), 0), Verdict((0, 1), (0, 0), 0)]
 
 
-def test_bad_rows_leave_the_law_of_what_comes_before_them() -> None:
+def test_bad_rows_leave_the_distribution_of_what_comes_before_them() -> None:
     """The row after token 0 is bad, of which the run is not told before it has drawn that token."""
     target = random_target(4, 3, zeros=0.0)
 
@@ -244,8 +248,8 @@ def test_bad_rows_leave_the_law_of_what_comes_before_them() -> None:
         assert isinstance(verdict, Verdict)
         return verdict.tokens[0]
 
-    law = enumerate_law(first)
-    assert [law.get(token, 0.0) for token in range(3)] == pytest.approx(list(target(())), abs=1e-12)
+    distribution = enumerate_distribution(first)
+    assert [distribution.get(token, 0.0) for token in range(3)] == pytest.approx(list(target(())), abs=1e-12)
 
 
 def parts(**config: object) -> object:

@@ -1,4 +1,4 @@
-"""Greedy draft sampling: its optimum by one test, the target's law, other trials as by recursive rejection."""
+"""Greedy draft sampling: its optimum by one test, the target's distribution, other trials as by recursive rejection."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tools.enumerate_draws import Choices, distance, output_law, target_law
-from tools.random_drafts import RandomDrafter, random_law, random_target
+from tools.enumerate_draws import Choices, distance, output_distribution, target_distribution
+from tools.random_drafts import RandomDrafter, random_distribution, random_target
 from tools.toy_vector import P, Q, acceptance_rate, drawn, flat_error
 
-from paceline.bench.optimal_acceptance import greedy_draft_acceptance
+from paceline.bench.judge import greedy_draft_acceptance
 from paceline.errors import NumericsError
 from paceline.sampling import KeyedDraws
 from paceline.tree import ROOT, TokenTree, Trial
@@ -31,11 +31,11 @@ def test_the_known_vector_is_reproduced_to_the_digits() -> None:
     assert acceptance_rate(RecursiveRejection(), two) < 0.89
 
 
-def test_it_reaches_its_optimum_with_the_targets_law() -> None:
+def test_it_reaches_its_optimum_with_the_targets_distribution() -> None:
     rng = np.random.default_rng(1)
     for _ in range(40):
         size, drafts = int(rng.integers(3, 8)), int(rng.integers(1, 4))
-        p, q = random_law(rng, size), random_law(rng, size, zeros=0.0)
+        p, q = random_distribution(rng, size), random_distribution(rng, size, zeros=0.0)
         propose = drawn(q, 1, replacement=False, points=top(q, drafts - 1))
         assert acceptance_rate(GreedyDraftSampling(), propose, p) == pytest.approx(
             greedy_draft_acceptance(p, q, drafts), abs=1e-9
@@ -47,12 +47,12 @@ def worst(seeds: range) -> float:
     found = 0.0
     for seed in seeds:
         target = random_target(seed, 3)
-        law = output_law(GreedyDraftSampling(), RandomDrafter(seed, 3, depth=2, draws=3), target, 3)
-        found = max(found, distance(law, target_law(target, 3)))
+        distribution = output_distribution(GreedyDraftSampling(), RandomDrafter(seed, 3, depth=2, draws=3), target, 3)
+        found = max(found, distance(distribution, target_distribution(target, 3)))
     return found
 
 
-def test_trees_of_all_kinds_keep_the_law() -> None:
+def test_trees_of_all_kinds_keep_the_distribution() -> None:
     assert worst(range(30)) < TOLERANCE
 
 
@@ -80,7 +80,7 @@ def test_the_check_catches_a_draw_cut_by_its_token() -> None:
     assert flat_error(GreedyDraftSampling(), cut) > WRONG
 
 
-def test_a_second_draw_that_depends_on_the_first_keeps_the_law() -> None:
+def test_a_second_draw_that_depends_on_the_first_keeps_the_distribution() -> None:
     """So does a point that was chosen by looking at a draw."""
 
     def propose(choices: Choices) -> TokenTree:

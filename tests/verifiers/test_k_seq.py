@@ -1,4 +1,4 @@
-"""k-SEQ: gamma to the digits, the target's law, what is refused; other trials as by recursive rejection."""
+"""k-SEQ: gamma to the digits, the target's distribution, what is refused; other trials as by recursive rejection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
-from tools.enumerate_draws import Choices, distance, output_law, target_law
-from tools.random_drafts import RandomDrafter, random_law, random_target
+from tools.enumerate_draws import Choices, distance, output_distribution, target_distribution
+from tools.random_drafts import RandomDrafter, random_distribution, random_target
 from tools.toy_vector import P, Q, Weights, acceptance_rate, drawn, flat_error
 
 from paceline.errors import ConfigError, NumericsError
@@ -20,8 +20,8 @@ from paceline.verifiers import KSeq, k_seq, plan_k_seq
 TOLERANCE, WRONG = 1e-9, 1e-3
 
 
-def tensors(*laws: Weights) -> list[torch.Tensor]:
-    return [torch.from_numpy(law) for law in laws]
+def tensors(*distributions: Weights) -> list[torch.Tensor]:
+    return [torch.from_numpy(distribution) for distribution in distributions]
 
 
 def test_the_known_vector_is_reproduced_to_the_digits() -> None:
@@ -33,7 +33,7 @@ def test_the_known_vector_is_reproduced_to_the_digits() -> None:
     assert flat_error(KSeq(), two) < TOLERANCE
 
 
-def test_one_draft_is_speculative_sampling_and_equal_laws_accept_all() -> None:
+def test_one_draft_is_speculative_sampling_and_equal_distributions_accept_all() -> None:
     assert (plan_k_seq(*tensors(P, Q), 1).gamma, plan_k_seq(*tensors(P, Q), 1).accepted) == (1.0, pytest.approx(0.7))
     assert acceptance_rate(KSeq(), drawn(Q, 1, replacement=True, group=True)) == pytest.approx(0.7, abs=1e-12)
     for drafts in (1, 2, 5):
@@ -46,7 +46,7 @@ def test_gamma_solves_its_equation_and_overdraws_nothing() -> None:
     rng = np.random.default_rng(0)
     for _ in range(150):
         size, drafts = int(rng.integers(2, 40)), int(rng.integers(2, 8))
-        p, q = random_law(rng, size), random_law(rng, size)
+        p, q = random_distribution(rng, size), random_distribution(rng, size)
 
         def excess(gamma: float, p: Weights = p, q: Weights = q, drafts: int = drafts) -> float:
             beta = np.minimum(q, p / gamma).sum()
@@ -79,7 +79,8 @@ class Chains:
         front = [ROOT] * self.chains
         for _ in range(self.depth):
             rows = {
-                at: random_law(np.random.default_rng([self.seed, 9, *paths[at]]), self.vocabulary) for at in set(front)
+                at: random_distribution(np.random.default_rng([self.seed, 9, *paths[at]]), self.vocabulary)
+                for at in set(front)
             }
             held = {at: torch.from_numpy(row) for at, row in rows.items()}
             ends = []
@@ -101,20 +102,20 @@ def worst(seeds: range) -> float:
     for seed in seeds:
         for chains, depth in ((2, 2), (3, 1)):
             target = random_target(seed, 3)
-            law = output_law(KSeq(), Chains(seed, 3, chains, depth), target, depth + 1)
-            found = max(found, distance(law, target_law(target, depth + 1)))
+            distribution = output_distribution(KSeq(), Chains(seed, 3, chains, depth), target, depth + 1)
+            found = max(found, distance(distribution, target_distribution(target, depth + 1)))
     return found
 
 
-def test_chains_keep_the_law() -> None:
+def test_chains_keep_the_distribution() -> None:
     assert worst(range(12)) < TOLERANCE
 
 
-def test_other_trials_keep_the_law() -> None:
+def test_other_trials_keep_the_distribution() -> None:
     for seed in range(25):
         target = random_target(seed, 3)
-        law = output_law(KSeq(), RandomDrafter(seed, 3, depth=2, draws=3), target, 3)
-        assert distance(law, target_law(target, 3)) < TOLERANCE
+        distribution = output_distribution(KSeq(), RandomDrafter(seed, 3, depth=2, draws=3), target, 3)
+        assert distance(distribution, target_distribution(target, 3)) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def cut_error(propose: Any) -> float:
     return max(flat_error(KSeq(), lambda c, nodes=nodes: select_nodes(propose(c), nodes)) for nodes in (1, 2, 3))
 
 
-def test_groups_that_were_cut_keep_the_law() -> None:
+def test_groups_that_were_cut_keep_the_distribution() -> None:
     """Of three draws the third fits into two nodes only where the first two are equal; gamma is that of three all the
     same.
     """
@@ -163,7 +164,7 @@ def test_the_check_catches_a_gamma_of_the_draws_that_are_left() -> None:
     assert flat_error(KSeq(), told) > WRONG
 
 
-def test_points_beside_a_group_keep_the_law() -> None:
+def test_points_beside_a_group_keep_the_distribution() -> None:
     def beside(choices: Choices) -> TokenTree:
         tree = drawn(Q, 2, replacement=True, group=True)(choices)
         if 1 in tree.tokens or tree.tokens[0] == 0:

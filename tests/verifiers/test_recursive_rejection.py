@@ -1,4 +1,4 @@
-"""The exact verifier: its output law is the target's, shown by enumeration without sampling noise."""
+"""The exact verifier: its output distribution is the target's, by enumeration and by keyed draws."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tools.enumerate_draws import (
     EnumeratingDraws,
     Target,
     distance,
-    enumerate_law,
-    output_law,
+    enumerate_distribution,
+    output_distribution,
     rows_of,
-    target_law,
+    target_distribution,
 )
+from tools.gtest import ERROR, g_test
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
@@ -31,8 +32,10 @@ WRONG = 1e-3
 
 
 def error_of(propose, target: Target, length: int) -> float:
-    """Distance of the verifier's output law from the target's."""
-    return distance(output_law(RecursiveRejection(), propose, target, length), target_law(target, length))
+    """Distance of the verifier's output distribution from the target's."""
+    return distance(
+        output_distribution(RecursiveRejection(), propose, target, length), target_distribution(target, length)
+    )
 
 
 def worst_error(seeds: range, *, vocabulary: int = 3, depth: int = 3, draws: int = 3) -> float:
@@ -80,7 +83,7 @@ def acceptance_rate(propose) -> float:
         (verdict,) = RecursiveRejection().verify([tree], [rows_of(tree, flat)], [EnumeratingDraws(choices)])
         return bool(verdict.path)
 
-    return enumerate_law(stands)[True]
+    return enumerate_distribution(stands)[True]
 
 
 @pytest.mark.parametrize(
@@ -106,15 +109,15 @@ def test_two_tokens_drawn_without_replacement_are_always_accepted():
         (verdict,) = RecursiveRejection().verify([tree], [rows_of(tree, lambda path: p)], [EnumeratingDraws(choices)])
         return bool(verdict.path)
 
-    assert enumerate_law(stands) == {True: pytest.approx(1.0)}
+    assert enumerate_distribution(stands) == {True: pytest.approx(1.0)}
 
 
 @pytest.mark.parametrize("seeds", [range(0, 40), range(60, 100)])
-def test_random_trees_of_mixed_trials_keep_the_law(seeds):
+def test_random_trees_of_mixed_trials_keep_the_distribution(seeds):
     assert worst_error(seeds, draws=4) < TOLERANCE
 
 
-def test_larger_vocabularies_keep_the_law():
+def test_larger_vocabularies_keep_the_distribution():
     assert worst_error(range(200, 215), vocabulary=5, depth=2, draws=3) < TOLERANCE
     assert worst_error(range(220, 240), vocabulary=6, depth=2, draws=2) < TOLERANCE
 
@@ -251,7 +254,7 @@ def test_what_depends_on_earlier_draws_alone_is_no_trap(propose):
 # ------------------------------------------------------------------------------------------------ numerics and errors
 
 
-def test_a_residual_without_mass_is_the_law_before():
+def test_a_residual_without_mass_is_the_distribution_before():
     r_v = torch.tensor([0.25, 0.75])
     assert residual(r_v, r_v.clone()) is r_v
     assert residual(r_v, torch.tensor([0.5, 0.5])).tolist() == [0.0, 1.0]
@@ -295,3 +298,89 @@ def test_tokens_accepted_before_a_bad_row_stand(drawn):
     tree = TokenTree.build([0, 0], [ROOT, 0], trials=trials)
     rows = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf], [torch.nan, 0.0]])
     assert RecursiveRejection().verify([tree], [rows], [KeyedDraws(1, 5)]) == [Verdict((0,), (0,), 0)]
+
+
+KEYED_P = torch.tensor([0.35, 0.3, 0.2, 0.1, 0.05])
+KEYED_Q = torch.tensor([0.1, 0.1, 0.2, 0.3, 0.3])
+
+
+def p_value(samples: int = 2400) -> float:
+    """G-test of the first token over positions, with two drawn trials without replacement and a point between them."""
+    counts, rng = np.zeros(5), np.random.default_rng(0)
+    for position in range(samples):
+        first, second = rng.choice(
+            5, size=2, replace=False, p=KEYED_Q.double().numpy() / KEYED_Q.double().numpy().sum()
+        ).tolist()
+        tokens = list(dict.fromkeys([first, 1, second]))
+        trials = [Trial(0, KEYED_Q), Trial(tokens.index(1)), Trial(tokens.index(second), KEYED_Q, (first,))]
+        tree = TokenTree.build(tokens, [ROOT] * len(tokens), trials={ROOT: trials})
+        (verdict,) = RecursiveRejection().verify(
+            [tree], [KEYED_P.log().repeat(1 + len(tokens), 1)], [KeyedDraws(3, position)]
+        )
+        assert isinstance(verdict, Verdict)
+        counts[verdict.tokens[0]] += 1
+    return g_test(counts, KEYED_P.double().numpy() / KEYED_P.double().numpy().sum())
+
+
+def test_draws_follow_the_target():
+    assert p_value() > ERROR
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("acceptance", lambda r_x, q_x: r_x), ("residual", lambda r_v, q_v: r_v)])
+def test_the_check_catches_a_wrong_rule_with_keyed_draws(monkeypatch, name, wrong):
+    monkeypatch.setattr(recursive_rejection, name, wrong)
+    assert p_value() < ERROR
+
+
+# ------------------------------------------------------------------------------------------------ the same tokens as
+# plain decoding
+
+
+VOCABULARY = 12
+
+
+def toy_logits(text: list[int]) -> torch.Tensor:
+    """float32 logits that depend on the last three tokens."""
+    rng = np.random.default_rng([17, *text[-3:]])
+    return torch.from_numpy((rng.normal(size=VOCABULARY) * 2).astype(np.float32))
+
+
+def guess(text: list[int], rng: np.random.Generator) -> TokenTree:
+    """A random tree of points, drawn with a bias to what the target finds likely."""
+    tokens, parents, texts = [], [], {ROOT: text}
+    for _ in range(int(rng.integers(0, 9))):
+        parent = int(rng.integers(-1, len(tokens)))
+        token = int(toy_logits(texts[parent]).topk(3).indices[rng.integers(3)])
+        if (parent, token) not in set(zip(parents, tokens, strict=True)):
+            parents.append(parent)
+            tokens.append(token)
+            texts[len(tokens) - 1] = [*texts[parent], token]
+    return TokenTree.build(tokens, parents)
+
+
+def decode(seed: int, length: int, *, drafts: bool, key_by_step: bool = False) -> tuple[list[int], int]:
+    """(tokens, steps) of decoding with or without drafts."""
+    text, steps, rng = [0, 0, 0], 0, np.random.default_rng(seed)
+    while len(text) < length + 3:
+        tree = guess(text, rng) if drafts else EMPTY_TREE
+        rows = torch.stack(
+            [toy_logits(text + [int(tree.tokens[i]) for i in tree.path(node)]) for node in range(-1, len(tree))]
+        )
+        draws = KeyedDraws(seed, steps if key_by_step else len(text))
+        (verdict,) = RecursiveRejection().verify([tree], [rows], [draws])
+        assert isinstance(verdict, Verdict)
+        text += verdict.tokens
+        steps += 1
+    return text[3 : length + 3], steps
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_points_give_the_tokens_of_plain_decoding(seed):
+    plain, steps = decode(seed, 300, drafts=False)
+    drafted, fewer = decode(seed, 300, drafts=True)
+    assert drafted == plain
+    assert fewer < 0.8 * steps
+
+
+def test_the_check_catches_noise_keyed_by_step():
+    assert decode(0, 300, drafts=True, key_by_step=True)[0] != decode(0, 300, drafts=False, key_by_step=True)[0]

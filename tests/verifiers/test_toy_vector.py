@@ -1,5 +1,5 @@
 """The known vector, p = (.5, .3, .2) and q = (.2, .3, .5): every rule on every way to draft, to the digits, and p as
-its law.
+its distribution.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from tools.toy_vector import P, Propose, Q, acceptance_rate, drawn, flat_error
 
 from paceline import registry
-from paceline.bench.optimal_acceptance import Tuples, draft_tuples, greedy_tuples, transport_plan
+from paceline.bench.judge import Tuples, draft_tuples, greedy_tuples, transport_plan
 from paceline.errors import CapabilityError
 from paceline.tree import ROOT, TokenTree
 from paceline.verifiers import recursive_rejection
@@ -91,4 +91,4 @@ def test_the_table_catches_a_rule_without_residual(monkeypatch: pytest.MonkeyPat
 def test_the_best_plan_to_the_digits(drafts: str, tuples: Tuples) -> None:
     plan = transport_plan(P, tuples)
     assert plan.acceptance == pytest.approx(BOUND[drafts], abs=5e-7)
-    assert abs(plan.law() - P).max() < 1e-9
+    assert abs(plan.distribution() - P).max() < 1e-9

@@ -8,7 +8,16 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from tools.enumerate_draws import Choices, Law, Tokens, distance, output_law, paths_of, rows_of, target_law
+from tools.enumerate_draws import (
+    Choices,
+    Distribution,
+    Tokens,
+    distance,
+    output_distribution,
+    paths_of,
+    rows_of,
+    target_distribution,
+)
 from tools.random_drafts import RandomDrafter, random_target
 
 from paceline.errors import NumericsError
@@ -25,39 +34,44 @@ def defined_path(tree: TokenTree, target, epsilon: float, delta: float) -> Token
     for node, tokens in enumerate(paths_of(tree)[1:]):
         if any(tree.kinds[i] != CANDIDATE for i in tree.path(node)):
             continue
-        laws = [target(tokens[:i]) for i in range(len(tokens))]
-        chances = [law[token] for law, token in zip(laws, tokens, strict=True)]
-        entropies = [-sum(p * math.log(p) for p in law if p > 0) for law in laws]
+        distributions = [target(tokens[:i]) for i in range(len(tokens))]
+        chances = [distribution[token] for distribution, token in zip(distributions, tokens, strict=True)]
+        entropies = [-sum(p * math.log(p) for p in distribution if p > 0) for distribution in distributions]
         if all(p > min(epsilon, delta * math.exp(-h)) for p, h in zip(chances, entropies, strict=True)):
             best = max(best, (len(tokens), float(np.log(chances).sum()), -node, tokens))
     return best[3]
 
 
-def defined_law(tree: TokenTree, target, length: int, epsilon: float, delta: float) -> Law:
-    return target_law(target, length, defined_path(tree, target, epsilon, delta)[:length])
+def defined_distribution(tree: TokenTree, target, length: int, epsilon: float, delta: float) -> Distribution:
+    return target_distribution(target, length, defined_path(tree, target, epsilon, delta)[:length])
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), THRESHOLDS)
-def test_its_law_is_its_definition(epsilon, delta):
+def test_its_distribution_is_its_definition(epsilon, delta):
     for seed in range(40):
         target = random_target(seed, 4)
         tree = RandomDrafter(seed, 4, depth=3, draws=0)(Choices([]))
-        law: defaultdict[Tokens, float] = defaultdict(
-            float, output_law(TypicalAcceptance(epsilon, delta), lambda _, t=tree: t, target, 4)
+        distribution: defaultdict[Tokens, float] = defaultdict(
+            float, output_distribution(TypicalAcceptance(epsilon, delta), lambda _, t=tree: t, target, 4)
         )
-        assert distance(law, defined_law(tree, target, 4, epsilon, delta)) < 1e-9
+        assert distance(distribution, defined_distribution(tree, target, 4, epsilon, delta)) < 1e-9
 
 
 def test_it_is_not_exact_and_the_check_sees_it():
     target = random_target(0, 4, zeros=0.0)
     tree = TokenTree.build([int(target(()).argmax())], [ROOT])
-    law = output_law(TypicalAcceptance(), lambda _: tree, target, 2)
-    assert distance(law, target_law(target, 2)) > 0.01
+    distribution = output_distribution(TypicalAcceptance(), lambda _: tree, target, 2)
+    assert distance(distribution, target_distribution(target, 2)) > 0.01
 
 
-def test_without_drafts_the_law_is_the_targets():
+def test_without_drafts_the_distribution_is_the_targets():
     target = random_target(1, 4)
-    assert distance(output_law(TypicalAcceptance(), lambda _: EMPTY_TREE, target, 2), target_law(target, 2)) < 1e-12
+    assert (
+        distance(
+            output_distribution(TypicalAcceptance(), lambda _: EMPTY_TREE, target, 2), target_distribution(target, 2)
+        )
+        < 1e-12
+    )
 
 
 def test_the_check_catches_the_entropy_of_another_row():

@@ -1,7 +1,4 @@
-"""Plain against accelerated decoding of a set of prompts, in turn, timed.
-
-In: a loaded LLM and prompts. Out: one row per prompt and totals. Not here: printing, peers.
-"""
+"""Plain against accelerated decoding of a set of prompts, in turn, timed."""
 
 from __future__ import annotations
 
@@ -14,12 +11,15 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.compare import Difference, differences
-from paceline.bench.verify import plain_from
+from paceline.bench.judge.proof import plain_from
+from paceline.bench.judge.tokens import Difference, differences
+from paceline.bench.timing import turns
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.llm import BUNDLED, LLM
 from paceline.utils import user_cache
+
+Timed = tuple[float, RequestOutput]
 
 BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 
@@ -71,7 +71,7 @@ class DemoRow:
 
 
 @dataclass(slots=True)
-class Total:
+class DemoTotal:
     """Rows added up: time of all prompts plain over time of all accelerated.
 
     Attributes:
@@ -100,7 +100,7 @@ def bundled_prompts() -> list[DemoPrompt]:
     return [DemoPrompt(**json.loads(line)) for line in text.split("\n") if line.strip()]
 
 
-def run(
+def run_demo(
     llm: LLM,
     prompts: Sequence[DemoPrompt],
     *,
@@ -113,24 +113,25 @@ def run(
     ids = [_tokens(llm, prompt.prompt) for prompt in prompts]
     for one in (plain, llm):
         _timed(one, ids[0], params, "warm-up")
+    runs: list[tuple[list[Timed], list[Timed]]] = [([], []) for _ in ids]
+    for repeat, number, order in turns(2, len(ids), repeats):
+        for which in order:  # under a name of its own, so that nobody learns from its answer in an earlier repeat
+            runs[number][which].append(_timed((plain, llm)[which], ids[number], params, f"repeat {repeat}"))
+        progress(repeat * len(ids) + number + 1, repeats * len(ids))
     rows = []
-    for index, (prompt, tokens) in enumerate(zip(prompts, ids, strict=True)):
-        turns = [f"repeat {repeat}" for repeat in range(repeats)]  # nobody may learn from its answer in an earlier one
-        pairs = [(_timed(plain, tokens, params, turn), _timed(llm, tokens, params, turn)) for turn in turns]
-        (_, slow), (_, fast) = pairs[0]
-        outputs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
+    for prompt, tokens, (slow, fast) in zip(prompts, ids, runs, strict=True):
+        outputs = slow[0][1].outputs[0].token_ids, fast[0][1].outputs[0].token_ids
         rows.append(
             DemoRow(
                 prompt,
                 tokens=len(outputs[0]),
-                plain_seconds=median(seconds for (seconds, _), _ in pairs),
-                fast_seconds=median(seconds for _, (seconds, _) in pairs),
-                steps=fast.metrics.num_steps,
-                accepted=fast.metrics.num_accepted_tokens,
+                plain_seconds=median(seconds for seconds, _ in slow),
+                fast_seconds=median(seconds for seconds, _ in fast),
+                steps=fast[0][1].metrics.num_steps,
+                accepted=fast[0][1].metrics.num_accepted_tokens,
                 differences=differences(llm.runner, tokens, *outputs, plain_from(plain, tokens, params)),
             )
         )
-        progress(index + 1, len(prompts))
     return rows
 
 
@@ -140,19 +141,19 @@ def _tokens(llm: LLM, message: str) -> list[int]:
     return llm.tokenizer.encode(message)
 
 
-def _timed(llm: LLM, tokens: list[int], params: SamplingParams, turn: str) -> tuple[float, RequestOutput]:
+def _timed(llm: LLM, tokens: list[int], params: SamplingParams, turn: str) -> Timed:
     start = perf_counter()
     (found,) = llm.generate({"prompt_token_ids": tokens, "cache_salt": turn}, params)
     found.raise_for_error()
     return perf_counter() - start, found
 
 
-def total(name: str, rows: Iterable[DemoRow]) -> Total:
+def total(name: str, rows: Iterable[DemoRow]) -> DemoTotal:
     """Add rows up."""
     rows = list(rows)
     tokens = sum(row.tokens for row in rows)
     steps = sum(row.steps for row in rows)
-    return Total(
+    return DemoTotal(
         name,
         prompts=len(rows),
         tokens=tokens,
@@ -165,7 +166,7 @@ def total(name: str, rows: Iterable[DemoRow]) -> Total:
     )
 
 
-def totals(rows: Sequence[DemoRow]) -> list[Total]:
+def demo_totals(rows: Sequence[DemoRow]) -> list[DemoTotal]:
     """One line per task, one for prompts with repetition, one for all."""
     tasks = sorted({row.prompt.task for row in rows})
     lines = [total(task, [row for row in rows if row.prompt.task == task]) for task in tasks]
@@ -174,7 +175,7 @@ def totals(rows: Sequence[DemoRow]) -> list[Total]:
     return [*lines, total("all", rows)]
 
 
-def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
+def demo_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
     """JSON-ready: totals and rows."""
     lines = [
         {
@@ -189,7 +190,7 @@ def to_dict(rows: Sequence[DemoRow]) -> dict[str, Any]:
             "near_ties": t.near_ties,
             "wrong": t.wrong,
         }
-        for t in totals(rows)
+        for t in demo_totals(rows)
     ]
     each = [
         {

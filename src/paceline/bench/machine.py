@@ -1,7 +1,4 @@
-"""What a figure must come with: machine, versions, command; and what the machine gives: bandwidth, memory, energy.
-
-In: a device. Out: JSON-ready records, meters. Not here: what a decoding step did (`bench.measures`).
-"""
+"""What a figure must come with: machine, versions, command; and what the machine gives: bandwidth, memory, energy."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from paceline import __version__
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +40,7 @@ def provenance(seed: int, arguments: Sequence[str] | None = None) -> dict[str, A
         "paceline": __version__,
         "python": platform.python_version(),
         "packages": packages,
-        "machine": machine(),
+        "machine": machine_facts(),
     }
 
 
@@ -55,7 +52,7 @@ def _last_part(word: str) -> str:
     return Path(word).name if word.startswith(("/", "~", "..")) else word
 
 
-def machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """The machine, in figures and names."""
     import psutil
     import torch

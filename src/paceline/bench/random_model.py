@@ -1,8 +1,5 @@
 """Random-weights models of a chosen shape, so that speed can be measured at any size without a checkpoint.
 
-In: a shape by name or by keys. Out: a checkpoint folder, written once into the cache folder, with the bundled
-tokenizer. Not here: loading it, choosing prompts.
-
     291m, 1b, 8b                                                    shapes by name
     llama:hidden=1024,layers=24,heads=16,kv_heads=8,mlp=2816,vocab=8192,context=4096,tie=1
 
@@ -85,7 +82,7 @@ SHAPES = {
 }
 
 
-def parse(text: str) -> RandomShape:
+def parse_shape(text: str) -> RandomShape:
     """The shape that `text` names, with or without "random:".
 
     Raises:
@@ -108,30 +105,30 @@ def parse(text: str) -> RandomShape:
     return RandomShape(**given)
 
 
-def open_folder(text: str, folder: Path | None = None) -> Path:
+def model_folder(text: str, folder: Path | None = None) -> Path:
     """The checkpoint of a shape, written in bfloat16 if it is not there yet.
 
     Args:
         text: see `parse`.
         folder: where; None is a folder of the cache named by the shape.
     """
-    shape = parse(text)
+    shape = parse_shape(text)
     if folder is None:
         digest = hashlib.sha256(shape.text.encode()).hexdigest()[:12]
         folder = user_cache("random") / f"llama-{shape.hidden}x{shape.layers}-{digest}"
     if not (folder / "config.json").exists():
-        write(shape, folder)
+        write_model(shape, folder)
     return folder
 
 
-def write(shape: RandomShape, folder: Path) -> None:
+def write_model(shape: RandomShape, folder: Path) -> None:
     """Write a checkpoint in one piece: the folder is there complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, suffix=".tmp"))
     try:
-        config = config_of(shape)
+        config = shape_config(shape)
         _write_shards(_tensors(config, shape.seed), temporary)
         _copy_tokenizer(temporary, shape.vocab)
         config.save_pretrained(temporary)  # last, since a folder with a config counts as complete
@@ -141,7 +138,7 @@ def write(shape: RandomShape, folder: Path) -> None:
         raise
 
 
-def config_of(shape: RandomShape) -> Any:
+def shape_config(shape: RandomShape) -> Any:
     """The shape as the configuration that transformers knows it by."""
     from transformers import LlamaConfig
 

@@ -1,7 +1,5 @@
 """Medians with bootstrap intervals, paired by prompt and by repeat.
 
-In: seconds per token, prompts x repeats. Out: estimates with 95 % intervals. Not here: which prompts, which settings.
-
 Axes in this file: p = prompts (or groups of a batch), r = repeats, d = bootstrap draws.
 
 Every figure resamples prompts with replacement and, within each drawn prompt, its repeats: prompts differ from each
@@ -12,7 +10,7 @@ delivers no token: its time per token is infinite, its ratio 0; nothing is dropp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,19 +40,36 @@ class Estimate:
         return asdict(self)
 
 
-def differs(value: float, low: float, high: float, n: int, **_: Any) -> bool:
+def rates_differ(value: float, low: float, high: float, n: int, **_: Any) -> bool:
     """Whether an estimate of a ratio, given by its fields, shows a difference: an interval without 1, of enough
     units.
     """
     return n >= ENOUGH and not low <= 1.0 <= high
 
 
-def resample(shape: tuple[int, int], draws: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Indices (d, p, 1) of prompts and (d, p, r) of repeats within them; one prompt alone is not resampled."""
-    prompts, repeats = shape
+def shown_faster(ratio: Mapping[str, Any] | None) -> bool:
+    """Whether an estimate of a ratio, as fields, shows more than 1; without measurements nothing is shown."""
+    return ratio is not None and ratio["value"] > 1.0 and rates_differ(**ratio)
+
+
+def resampled(
+    columns: Sequence[FloatArray], statistic: Callable[..., FloatArray], *, draws: int = DRAWS, seed: int = 0
+) -> FloatArray:
+    """(d,) the statistic of resampled measurements: prompts with replacement, then repeats of each drawn prompt.
+
+    Args:
+        columns: paired arrays (p, r), resampled alike; rows of fewer repeats end in NaN.
+        statistic: of arrays (..., p, r), gives (...).
+    """
+    p, r = columns[0].shape
     rng = np.random.default_rng(seed)
-    picked = rng.integers(0, prompts, (draws, prompts, 1))
-    return picked, rng.integers(0, repeats, (draws, prompts, repeats))
+    sizes = np.isfinite(columns[0]).sum(axis=1) if np.isnan(columns[0]).any() else np.full(p, r)
+    picked = rng.integers(0, p, (draws, p, 1))
+    repeats = rng.integers(0, np.broadcast_to(sizes[picked], (draws, p, r)))
+    drawn = [column[picked, repeats] for column in columns]
+    if (sizes < r).any():
+        drawn = [np.where(np.arange(r) < sizes[picked], one, np.nan) for one in drawn]
+    return np.asarray(statistic(*drawn))
 
 
 def bootstrap(
@@ -65,28 +80,37 @@ def bootstrap(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Estimate | None:
-    """The percentile interval of a statistic of paired measurements.
-
-    Args:
-        columns: arrays (p, r), resampled alike.
-        statistic: of arrays (..., p, r), gives (...).
-    Returns:
-        None without any measurement.
-    """
+    """A statistic of paired measurements (`resampled`) with its percentile interval; None without any measurement."""
     p, r = columns[0].shape
     if p == 0 or r == 0:
         return None
     value = float(statistic(*columns))
-    picked, repeats = resample((p, r), draws, seed)
-    drawn = statistic(*(column[picked, repeats] for column in columns))
+    drawn = resampled(columns, statistic, draws=draws, seed=seed)
+    low, high = quantiles_of(drawn[np.isfinite(drawn)] if np.isfinite(drawn).any() else np.array([value]), level)
+    return Estimate(value, low, high, p if p > 1 else r, level)
+
+
+def quantiles_of(drawn: FloatArray, level: float = LEVEL) -> tuple[float, float]:
+    """The percentile interval of resampled figures."""
     tail = (1 - level) / 2
-    low, high = np.quantile(
-        drawn[np.isfinite(drawn)] if np.isfinite(drawn).any() else np.array([value]), [tail, 1 - tail]
-    )
-    return Estimate(value, float(low), float(high), p if p > 1 else r, level)
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
 
 
-def rate(tokens_pr: FloatArray, seconds_pr: FloatArray) -> FloatArray:
+def interval_apart(
+    samples: Sequence[FloatArray], statistic: Callable[..., FloatArray], *, seed: int = 0
+) -> tuple[float, float]:
+    """The interval of a statistic of samples that are not paired: each is resampled by itself.
+
+    Args:
+        samples: arrays (n, ...), each with its own n.
+        statistic: of arrays (d, n, ...), gives (d,).
+    """
+    rng = np.random.default_rng(seed)
+    return quantiles_of(statistic(*(one[rng.integers(0, len(one), (DRAWS, len(one)))] for one in samples)))
+
+
+def median_rate(tokens_pr: FloatArray, seconds_pr: FloatArray) -> FloatArray:
     """Median over repeats of delivered tokens over all seconds; (..., p, r) -> (...)."""
     return np.asarray(np.median(tokens_pr.sum(-2) / seconds_pr.sum(-2), axis=-1))
 
@@ -118,7 +142,7 @@ def paired_ratios(
 
 def tokens_per_second(tokens_pr: FloatArray, seconds_pr: FloatArray, **options: Any) -> Estimate | None:
     """Throughput with its interval."""
-    return bootstrap([tokens_pr, seconds_pr], rate, **options)
+    return bootstrap([tokens_pr, seconds_pr], median_rate, **options)
 
 
 def speedup(

@@ -1,7 +1,4 @@
-"""`paceline analyze acceptance`: each rule of verification against the most that could be accepted.
-
-In: files of probabilities, or a text and two models. Out: tables or JSON, and a plot.
-"""
+"""`paceline analyze acceptance`: each rule of verification against the most that could be accepted."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ import typer
 from paceline.cli import outputs
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompt
+from paceline.cli.terminal import wrapped
 from paceline.errors import ConfigError
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.acceptance_rules import Analysis
+    from paceline.bench.judge import Analysis
 
 app = typer.Typer(name="analyze", help="Theory put to use: acceptance.", add_completion=False)
 
@@ -69,14 +67,16 @@ def acceptance(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
     given: dict[str, Any],
 ) -> None:
-    """Compare how often drafts stand under each rule of verification with the most that any exact rule could accept."""
+    """Compare how often each rule of verification accepts a draft with the most that any exact rule could accept."""
     counts, nodes = numbers("--drafts", drafts, MOST_DRAFTS), numbers("--budgets", budgets, MOST_NODES)
     number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
     integer("--positions", positions, 1)
     if html is not None:
-        from paceline.bench.acceptance_page import MARK
+        from paceline.bench import pyplot
+        from paceline.bench.report import ACCEPTANCE_MARK
 
-        outputs.must_be_page("--html", html, mark=MARK, verb="analyze", force=force)
+        pyplot()
+        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, verb="analyze", force=force)
     if p is None and q is None:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
     else:
@@ -88,23 +88,23 @@ def acceptance(
             "positions": positions != POSITIONS,
         }
         rows = _read_both(p, q, [*given, *(name for name, typed in changed.items() if typed)])
-    from paceline.bench.acceptance_rules import analyze
+    from paceline.bench.judge import analyze_acceptance
 
-    found = analyze(*rows, counts, nodes)
+    found = analyze_acceptance(*rows, counts, nodes)
     if html is not None:
         _write_page(html, found)
     print(json.dumps(found.to_dict()) if as_json else words(found))
 
 
 def _write_page(path: Path, found: Analysis) -> None:
-    from paceline.bench.acceptance_page import page
+    from paceline.bench.report import acceptance_html
 
     with outputs.writing("--html", path):
-        path.write_text(page(found, NOTE), encoding="utf-8")
+        path.write_text(acceptance_html(found, NOTE), encoding="utf-8")
 
 
 def _read_both(p: Path | None, q: Path | None, models: list[str]) -> tuple[Any, Any]:
-    """Rows of both files; refuses one without the other, and flags that say something about models."""
+    """Rows of both files; rejects one without the other, and flags that say something about models."""
     if p is None or q is None:
         raise ConfigError("--p and --q belong together; give both files, or a text for two models")
     if models:
@@ -126,7 +126,7 @@ def numbers(name: str, text: str, most: int) -> list[int]:
 
 
 def read_rows(path: Path) -> Any:
-    """What a file of probabilities holds; `bench.acceptance_rules` checks the values.
+    """What a file of probabilities holds; `paceline.bench.judge` checks the values.
 
     Raises:
         ConfigError: a file that cannot be read, or holds no numbers.
@@ -157,7 +157,7 @@ def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: fl
         raise ConfigError(
             "analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model"
         )
-    from paceline.bench.acceptance_rules import rows_of
+    from paceline.bench.judge import rows_of
     from paceline.cli.tune import default_drafts
 
     draft = draft or next(iter(default_drafts(given)), None)
@@ -204,4 +204,4 @@ def words(found: Analysis) -> str:
     with console.capture() as capture:
         for table in tables(found):
             console.print(table)
-    return capture.get() + NOTE
+    return capture.get() + "\n".join(wrapped([NOTE.replace("\n", " ")]))

@@ -1,9 +1,8 @@
 """The verbs of `paceline`, and what becomes of whatever ends one of them.
 
 Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what
-was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. In: arguments. Out: text.
-Not here: the verbs themselves (one file each; heavy imports happen inside them, so that help is fast), the process
-(`cli.main`).
+was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. Heavy imports happen inside
+the verbs, so that help is fast.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline import __version__
 from paceline.cli import (
     analyze,
     bench,
@@ -29,16 +27,18 @@ from paceline.cli import (
     doctor,
     explain,
     generate,
-    logs,
+    interrupts,
     methods,
+    profile,
     tune,
     verify,
-    waits,
 )
+from paceline.cli.terminal import report, set_log_level, spinner, start_logging
 from paceline.errors import PacelineError
 from paceline.utils import shown_by
+from paceline.version import __version__
 
-BAD_INPUT, BUG, INTERRUPTED, NO_READER = 2, 70, 130, 141
+BAD_INPUT, BUG, NO_READER = 2, 70, 141
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
 logger = logging.getLogger("paceline")
@@ -58,6 +58,7 @@ app.add_typer(bench.app, name="bench")
 app.command("explain")(explain.command)
 app.add_typer(analyze.app, name="analyze")
 app.command("tune")(tune.command)
+app.add_typer(profile.app, name="profile")
 app.command("doctor")(doctor.command)
 app.add_typer(datastore.app, name="datastore")
 
@@ -80,7 +81,7 @@ def options(
 ) -> None:
     """Options of every verb."""
     if log_level is not None:
-        logs.set_level(log_level)
+        set_log_level(log_level)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -91,11 +92,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _prepare_streams()
-    logs.start()
+    start_logging()
     try:
         # Not app(): that would turn interrupts, broken pipes and mistakes into messages of its own, over several lines.
         context = typer.main.get_command(app).make_context("paceline", list(arguments) or ["--help"])
-        with context, shown_by(waits.spinner):
+        with context, shown_by(spinner):
             context.command.invoke(context)
         sys.stdout.flush()
         return 0
@@ -114,12 +115,12 @@ def _last_words(error: BaseException) -> int:
     except OSError as second:
         error = second if not isinstance(error, KeyboardInterrupt) else error
         _abandon(sys.stdout)
-    code, line = _explain(error)
+    code, line = (interrupts.INTERRUPTED, "interrupted") if interrupts.came() else _explain(error)
     if code == BUG or isinstance(error, PacelineError):
         logger.debug("where it happened", exc_info=error)
     if line:
         try:
-            print(f"paceline: {' '.join(line.split())}", file=sys.stderr, flush=True)
+            report(f"paceline: {' '.join(line.split())}")
         except OSError:
             _abandon(sys.stderr)
     return code
@@ -128,9 +129,9 @@ def _last_words(error: BaseException) -> int:
 def _explain(error: BaseException) -> tuple[int, str]:
     """Exit code and line of an error; an empty line says nothing."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return INTERRUPTED, "interrupted"
+        return interrupts.INTERRUPTED, "interrupted"
     if isinstance(error, typer.Exit):
-        return error.exit_code, "interrupted" if error.exit_code == INTERRUPTED else ""
+        return error.exit_code, "interrupted" if error.exit_code == interrupts.INTERRUPTED else ""
     if isinstance(error, PacelineError):
         return BAD_INPUT, str(error)
     format_message = getattr(error, "format_message", None)

@@ -1,83 +1,203 @@
 """`paceline bench`: measures every method against plain decoding.
 
 Exit codes besides those of `cli.app`: 1 where a setting's outputs differ beyond its claim or all its prompts failed;
-130 after Ctrl-C, with what was done shown and written. In: arguments. Out: tables, a JSON document, an HTML report. Not
-here: measuring (`paceline.bench`), what is done with documents (`cli.bench_documents`).
+130 after Ctrl-C, with what was done shown and written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import bench_diffusion, bench_documents
-from paceline.cli import bench_flags as flags
-from paceline.cli.interrupts import AtOnce
+from paceline.cli import bench_diffusion, bench_documents, bench_peers
+from paceline.cli.bench_documents import Output
+from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
 from paceline.cli.options import engine_options, refuse_diffusion, with_flags
+from paceline.cli.terminal import progress_bar, say, stages
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paceline.bench.records import Options
-    from paceline.bench.workloads import Workload
+    from paceline.bench.run import Options
     from paceline.llm import LLM
+    from paceline.utils import Workload
 
-INTERRUPTED = 130
 RANDOM = "random:"
+
+DEFAULT: dict[str, Any] = {"limit": None, "max_tokens": 128, "repeats": 3}
+QUICK: dict[str, Any] = {"limit": 8, "max_tokens": 64, "repeats": 3}
+
+
+WORKLOAD_HELP = (
+    "PATH, FORMAT=PATH, synthetic:prompt=128,output=64,entropy=8 or bundled; may be repeated. Formats: spec-bench, "
+    "mt-bench, mt-redundant, humaneval, gsm8k, jsonl, text, trace. Default: the prompts that ship with the package."
+)
+SHAPE_HELP = "A random-weights model: 291m, 1b, 8b or llama:hidden=1024,layers=24,...; also --model random:SHAPE."
+PEERS_HELP = (
+    "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD between commas, or JSON with "
+    "options; may be repeated. `paceline bench peers list` shows them."
+)
+DIAL_TOKENS_HELP = "Speculative tokens of the dial; default: the controller's choice."
+SETTING_HELP = (
+    'A setting to measure, as ngram or {"method": "ngram"}; may be repeated. Default: auto and all that run here.'
+)
+
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option("--workload", "-w", metavar="WORKLOAD", help=WORKLOAD_HELP, rich_help_panel="Workload"),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", min=1, help="Conversations per workload.", rich_help_panel="Workload"),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="No chat template.", rich_help_panel="Workload")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", metavar="N", min=1, max=65536, help="Most new tokens; default 128.", rich_help_panel="Workload"
+    ),
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel="Workload")]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model", metavar="MODEL", help="Draft model for methods that take one.", rich_help_panel="Settings"
+    ),
+]
+Dial = Annotated[
+    str,
+    typer.Option(
+        "--dial",
+        metavar="P,P",
+        help="Acceptance dial: measure at these acceptances, as 0.6,0.8.",
+        rich_help_panel="Settings",
+    ),
+]
+DialTokens = Annotated[
+    int | None,
+    typer.Option("--dial-tokens", metavar="N", min=1, max=64, help=DIAL_TOKENS_HELP, rich_help_panel="Settings"),
+]
+RandomShape = Annotated[
+    str | None, typer.Option("--random-shape", metavar="SHAPE", help=SHAPE_HELP, rich_help_panel="Model")
+]
+Peers = Annotated[
+    list[str] | None, typer.Option("--peers", metavar="all|NAME,NAME", help=PEERS_HELP, rich_help_panel="Peers")
+]
+PeerUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--peer-url",
+        metavar="URL",
+        help="An OpenAI-compatible endpoint, as http://host:8000/v1.",
+        rich_help_panel="Peers",
+    ),
+]
+PeerModel = Annotated[
+    str | None,
+    typer.Option("--peer-model", metavar="NAME", help="Name of the model at that endpoint.", rich_help_panel="Peers"),
+]
+Batch = Annotated[str, typer.Option("--batch", metavar="N,N", help="Batch sizes.", rich_help_panel="Sweep")]
+Temperature = Annotated[
+    str, typer.Option("--temperature", metavar="T,T", help="Temperatures.", rich_help_panel="Sweep")
+]
+Load = Annotated[
+    str,
+    typer.Option(
+        "--load",
+        metavar="R,R",
+        help="Rates of a trace's replay: 2 is twice as fast as recorded.",
+        rich_help_panel="Sweep",
+    ),
+]
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Timed runs of every prompt; default 3.",
+        rich_help_panel="Sweep",
+    ),
+]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="8 conversations, 64 tokens: under a minute on the bundled model.", rich_help_panel="Sweep"
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="INT", min=0, max=2**53, help="Of sampling and of synthetic prompts.")
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the report there, one self-contained page.")
+]
+
 
 app = typer.Typer(
     name="bench",
-    help="Measure speed against plain decoding; refuse to where outputs differ.",
+    help="Measure speed against plain decoding, where outputs are equal.",
     invoke_without_command=True,
     add_completion=False,
 )
 
 
+def _repeated_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Make -s / --speculative-config of a command repeatable, none being allowed."""
+    signature, made = inspect.signature(command), []
+    repeatable = Annotated[
+        list[str] | None,
+        typer.Option("--speculative-config", "-s", metavar="JSON", help=SETTING_HELP, rich_help_panel="Settings"),
+    ]
+    for parameter in signature.parameters.values():
+        own = parameter.name != "speculative_config"
+        made.append(parameter if own else parameter.replace(default=None, annotation=repeatable))
+    command.__signature__ = signature.replace(parameters=made)  # type: ignore[attr-defined]  # read by typer
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+    return command
+
+
 @app.callback()
-@flags.repeated_settings
+@_repeated_settings
 @with_flags(sampling=False)
 def command(
     *,
     context: typer.Context,
-    workload: flags.Workloads = None,
-    draft_model: flags.DraftModel = None,
-    dial: flags.Dial = "",
-    dial_tokens: flags.DialTokens = None,
-    random_shape: flags.RandomShape = None,
-    limit: flags.Limit = None,
-    max_tokens: flags.MaxTokens = None,
-    raw: flags.Raw = False,
-    ignore_eos: flags.IgnoreEos = False,
-    batch: flags.Batch = "1",
-    temperature: flags.Temperature = "0",
-    load: flags.Load = "1",
-    repeats: flags.Repeats = None,
-    peers: flags.Peers = None,
-    peer_url: flags.PeerUrl = None,
-    peer_model: flags.PeerModel = None,
-    quick: flags.Quick = False,
-    seed: flags.Seed = 0,
-    output: flags.Output = None,
-    html: flags.Html = None,
+    workload: Workloads = None,
+    draft_model: DraftModel = None,
+    dial: Dial = "",
+    dial_tokens: DialTokens = None,
+    random_shape: RandomShape = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = None,
+    raw: Raw = False,
+    ignore_eos: IgnoreEos = False,
+    batch: Batch = "1",
+    temperature: Temperature = "0",
+    load: Load = "1",
+    repeats: Repeats = None,
+    peers: Peers = None,
+    peer_url: PeerUrl = None,
+    peer_model: PeerModel = None,
+    quick: Quick = False,
+    seed: Seed = 0,
+    output: Output = None,
+    html: Html = None,
     given: dict[str, Any],
 ) -> None:
     """Decode prompts with every method and plainly, in turn, and say what each gains."""
     if context.invoked_subcommand is not None:
         return
-    switches = {"quick": quick, "ignore_eos": ignore_eos, "raw": raw, "seed": seed}
     sweep = {"batch": batch, "temperature": temperature, "load": load}
     sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
     bench_documents.must_be_writable(output, html)
-    options = flags.options(**switches, **sweep, **sizes)
+    options = _options(quick=quick, sizes=sizes, sweep=sweep, seed=seed, ignore_eos=ignore_eos, raw=raw)
     _name_random(given, random_shape)
-    dials, others = (flags.numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
-    from paceline.bench.settings import dial_registered
+    dials, others = (_numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
+    from paceline.bench.run import dial_registered
 
     with dial_registered():
         document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
@@ -86,6 +206,52 @@ def command(
     raise typer.Exit(
         INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1
     )
+
+
+def _options(
+    *, quick: bool, sizes: Mapping[str, int | None], sweep: Mapping[str, str], seed: int, ignore_eos: bool, raw: bool
+) -> Options:
+    """How the benchmark runs; what was not typed takes its default, a smaller one with --quick.
+
+    Args:
+        sizes: limit, max_tokens, repeats.
+        sweep: batch, temperature, load, as typed.
+    Raises:
+        ConfigError: a list with something else than numbers in their range.
+    """
+    from paceline.bench.run import Options
+
+    chosen = (QUICK if quick else DEFAULT) | {name: value for name, value in sizes.items() if value is not None}
+    return Options(
+        **chosen,
+        batches=tuple(int(n) for n in _numbers("--batch", sweep["batch"], 1, 1024, whole=True)) or (1,),
+        temperatures=_numbers("--temperature", sweep["temperature"], 0.0, 10.0) or (0.0,),
+        rates=_numbers("--load", sweep["load"], 1e-6, 1e6) or (1.0,),
+        seed=seed,
+        ignore_eos=ignore_eos,
+        chat=not raw,
+        quick=quick,
+    )
+
+
+def _numbers(flag: str, text: str, low: float, high: float, *, whole: bool = False) -> tuple[float, ...]:
+    """Numbers between commas, each once.
+
+    Raises:
+        ConfigError: no number, or one outside low..high.
+    """
+    found: list[float] = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        try:
+            value = int(part) if whole else float(part)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            kind = "integers" if whole else "numbers"
+            raise ConfigError(f"{flag} must be {kind} in {low:g}..{high:g} between commas, got {text[:100]!r}")
+        if value not in found:
+            found.append(value)
+    return tuple(found)
 
 
 def _name_random(given: dict[str, Any], shape: str | None) -> None:
@@ -109,40 +275,40 @@ def _measure(
 
     `points` are those of the dial; `others` are --peers, --peer-url and --peer-model.
     """
-    from paceline.bench import guests
-    from paceline.bench.settings import defaults, dial, parse
+    from paceline.bench.peers import parse_peers
+    from paceline.bench.run import default_settings, dial_settings, parse_settings
 
-    wanted = guests.parse(*others)
-    chosen, dials = parse(given.pop("speculative_config", None) or []), dial(*points)
+    wanted = parse_peers(*others)
+    chosen, dials = parse_settings(given.pop("speculative_config", None) or []), dial_settings(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)
-    from paceline.bench import against, document, machine
-    from paceline.bench import load as load_test
-    from paceline.bench.harness import Harness
+    from paceline.bench import read_bandwidth
+    from paceline.bench.peers import PeersInTurn
+    from paceline.bench.run import Harness, build_document, load_sweep
 
     work = _workloads(texts, llm, options)
     skipped: list[dict[str, str]] = []
     if not chosen and not (dials and random):
-        chosen, skipped = defaults(llm, draft)
+        chosen, skipped = default_settings(llm, draft)
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
-    bandwidth = machine.read_bandwidth(llm.runner.info.device)
-    with _progress() as progress, against.Guests(llm, wanted, draft=draft, progress=progress) as peers:
-        harness = Harness(llm, [*chosen, *dials], options, progress, peers)
+    bandwidth = read_bandwidth(llm.runner.info.device)
+    with progress_bar() as bar, PeersInTurn(llm, wanted, draft=draft, progress=(show := stages(bar))) as peers:
+        harness = Harness(llm, [*chosen, *dials], options, show, peers)
         harness.run(work)
         for one in work:
             if one.arrivals is not None and not harness.results.interrupted:
-                load_test.sweep(harness, one)
-    return document.build(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
+                load_sweep(harness, one)
+    return build_document(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
 
 
 def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
-    """What is decoded; rates where nothing is replayed at them are refused."""
-    from paceline.bench import workloads
+    """What is decoded; rates where nothing is replayed at them are rejected."""
+    from paceline.bench.run import load_workloads
 
     info = llm.runner.info
     sizes = {"vocab_size": info.vocab_size, "max_context": info.max_context}
-    work = workloads.load_all(texts, **sizes, seed=options.seed, limit=options.limit)
+    work = load_workloads(texts, **sizes, seed=options.seed, limit=options.limit)
     if options.rates != (1.0,) and all(one.arrivals is None for one in work):
         raise ConfigError(
             "--load is the rate of a request trace, and no workload is one; leave it out, or add -w trace=FILE"
@@ -151,52 +317,46 @@ def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
 
 
 def _open(given: dict[str, Any], options: Options) -> LLM:
-    """The model, with room for the largest batch; Ctrl-C meanwhile ends the process, since nothing is measured yet."""
-    with AtOnce():
-        from paceline.bench.random_model import open_folder
-        from paceline.llm import LLM
+    """The model, with room for the largest batch; from then on Ctrl-C raises KeyboardInterrupt."""
+    from paceline.bench import model_folder
+    from paceline.llm import LLM
 
-        if str(given.get("model", "")).startswith(RANDOM):
-            given["model"] = str(open_folder(given["model"]))
-        refuse_diffusion(given)
-        chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
-        return LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar per stage on standard error, where that is a terminal."""
-    from paceline.cli.demo import progress_bar
-
-    with progress_bar() as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bar.update(task, visible=False)
-                tasks[stage] = bar.add_task(stage[:60], total=total)
-            bar.update(tasks[stage], completed=done)
-
-        yield show
+    if str(given.get("model", "")).startswith(RANDOM):
+        given["model"] = str(model_folder(given["model"]))
+    refuse_diffusion(given)
+    chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
+    llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
+    raise_from_now_on()
+    return llm
 
 
 def _show(document: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from paceline.bench import table
+    from paceline.bench.report import document_remarks, document_tables
 
     console = Console(highlight=False)
-    for one in table.tables(document, console.width):
+    for one in document_tables(document, console.width):
         console.print(one)
         console.print()
-    for line in table.remarks(document):
-        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+    say(*_by_reason(document_remarks(document)), indent="  ")
+
+
+def _by_reason(remarks: Iterable[str]) -> list[str]:
+    """The remarks, one for all settings that were left out for the same reason."""
+    lines: list[str] = []
+    names: dict[str, list[str]] = {}
+    for line in remarks:
+        kind, _, rest = line.partition(": ")
+        if kind != "left out":
+            lines.append(line)
+            continue
+        name, _, why = rest.partition(": ")
+        names.setdefault(why, []).append(name)
+    return lines + [f"left out: {', '.join(group)}: {why}" for why, group in names.items()]
 
 
 app.command("compare")(bench_documents.compare)
 app.command("diffusion")(bench_diffusion.command)
-if find_spec("paceline.bench.report") is not None:
-    app.command("report")(bench_documents.report)
-if find_spec("paceline.cli.peers") is not None:
-    app.add_typer(import_module("paceline.cli.peers").peers_app, name="peers")
+app.command("report")(bench_documents.report)
+app.add_typer(bench_peers.app, name="peers")

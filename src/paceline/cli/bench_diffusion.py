@@ -1,31 +1,32 @@
 """`paceline bench diffusion`: methods of decoding diffusion language models on tasks with exact answers.
 
-Exit code 1 where a line that claims to be lossless is not, a text of a constrained run does not parse, or a line
-failed. In: arguments. Out: tables, a JSON document, a plot. Not here: measuring (`bench.diffusion`), tables
-(`bench.diffusion_report`).
+It says how long it will take before it starts, and each result as soon as it is there; Ctrl-C keeps what is there (exit
+code 130). Exit code 1 where a line that claims to be lossless is not, a text of a constrained run does not parse, or a
+line failed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from paceline.cli import outputs
-from paceline.cli.bench_flags import Output
+from paceline.cli.bench_documents import Output
+from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
 from paceline.cli.options import with_log_level
+from paceline.cli.terminal import progress_bar
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.diffusion import Bench, Options
-    from paceline.bench.diffusion_lines import Line
+    from paceline.bench.diffusion import DiffusionBench, DiffusionLine, DiffusionOptions
 
 Part = Literal["methods", "caches", "constrained"]
 BUNDLED_NAMES = ("diffusion", "block_diffusion")
+STOPPED = "interrupted: the figures are of what was done until then."
 KINDS = ("pdf", "png", "svg")
 METHOD_HELP = (
     'A name or {"method": "threshold", "confidence_threshold": 0.8}; may be repeated. Default: all without training.'
@@ -44,10 +45,10 @@ def command(
         list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")
     ] = None,
     part: Annotated[Part, typer.Option("--part", help="What is compared.")] = "methods",
-    count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 20,
+    count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 1,
     timed: Annotated[
         int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")
-    ] = 13,
+    ] = 2,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed runs of each.")] = 2,
     length: Annotated[int, typer.Option("--length", metavar="N", help=LENGTH_HELP)] = 32,
     block_length: Annotated[int | None, typer.Option("--block-length", metavar="N", help=BLOCK_HELP)] = None,
@@ -68,24 +69,24 @@ def command(
             outputs.must_be_writable(flag, path)
     if plot is not None:
         _check_plot(plot, part)
-    from paceline.bench.diffusion import Options
-    from paceline.bench.parallel_tasks import TASKS
+    from paceline.bench.diffusion import TASKS, DiffusionOptions
 
     chosen = {"tasks": tuple(task)} if task else {}
     timed = min(timed, count * len(chosen.get("tasks", TASKS)))
-    options = Options(
+    options = DiffusionOptions(
         **chosen, count=count, timed=timed, repeats=repeats, length=length, block_length=block_length, seed=seed
     )
     bench = _open(model, options, dtype=dtype, device=device, threads=threads)
-    with _progress() as progress:
-        document, wrong = _measure(bench, part, method or [], progress)
+    raise_from_now_on()
+    with progress_bar() as bar:
+        document, wrong = _measure(bench, part, method or [], _Screen(bar))
     _show(document, part)
     _write(document, output, plot, model)
-    raise typer.Exit(1 if wrong else 0)
+    raise typer.Exit(INTERRUPTED if document["interrupted"] else 1 if wrong else 0)
 
 
 def _check_plot(path: Path, part: Part) -> None:
-    from paceline.bench.diffusion_plot import pyplot
+    from paceline.bench import pyplot
 
     if part != "methods":
         raise ConfigError(f"--plot draws --part methods, got --part {part}; leave one of them out")
@@ -94,7 +95,7 @@ def _check_plot(path: Path, part: Part) -> None:
     pyplot()
 
 
-def _open(model: str, options: Options, *, dtype: str, device: str, threads: int | None) -> Bench:
+def _open(model: str, options: DiffusionOptions, *, dtype: str, device: str, threads: int | None) -> DiffusionBench:
     """The model with its tokenizer and prompts; block lengths of a model with full attention default to half the
     text.
     """
@@ -102,7 +103,7 @@ def _open(model: str, options: Options, *, dtype: str, device: str, threads: int
 
     import torch
 
-    from paceline.bench.diffusion import Bench
+    from paceline.bench.diffusion import DiffusionBench
     from paceline.diffusion import TokenTexts
     from paceline.llm import BUNDLED
     from paceline.models.denoiser import load_denoiser
@@ -115,42 +116,128 @@ def _open(model: str, options: Options, *, dtype: str, device: str, threads: int
     if options.block_length is None and denoiser.attention == "full" and options.length % 2 == 0:
         options = replace(options, block_length=options.length // 2)
     made = str(denoiser.dtype).removeprefix("torch.")
-    return Bench(denoiser, tokenizer, options, dtype=made, token_text=TokenTexts(tokenizer))
+    return DiffusionBench(denoiser, tokenizer, options, dtype=made, token_text=TokenTexts(tokenizer))
 
 
-def _measure(
-    bench: Bench, part: Part, methods: list[str], progress: Callable[[str, int, int], None]
-) -> tuple[dict[str, Any], bool]:
+class _Screen:
+    """Standard error: what to expect, one bar for the whole run (on a terminal), results as they come."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.texts, self.before = bar, 0, 0
+        self.task = bar.add_task("starting", total=None)
+
+    def expect(self, what: str, texts: int, seconds: float) -> None:
+        """Say how long so many texts of these seconds each will take."""
+        self.texts = texts
+        self.say(f"{what}: up to about {_duration(texts * seconds)}. Ctrl-C ends it and keeps what is there.")
+
+    def say(self, line: str) -> None:
+        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def part(self, texts: int) -> Callable[[str, int, int], None]:
+        """The progress of the next so many of the texts."""
+        before = self.before
+        self.before += texts
+
+        def show(stage: str, done: int, total: int) -> None:
+            share = before + texts * done / max(1, total)
+            self.bar.update(self.task, description=stage[:46], completed=round(share), total=self.texts)
+
+        return show
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{round(seconds / 60)} min"
+
+
+def _measure(bench: DiffusionBench, part: Part, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
     """The document, and whether something is wrong with it."""
-    from paceline.bench import machine
+    from paceline.bench import provenance
 
-    come = {"kind": f"diffusion {part}", "provenance": machine.provenance(seed=bench.options.seed)}
-    if part == "caches":
-        from paceline.bench.diffusion_caches import caches, with_times
+    come = {"kind": f"diffusion {part}", "provenance": provenance(seed=bench.options.seed)}
+    measure = {"methods": _methods, "caches": _caches, "constrained": _constrained}[part]
+    document, wrong = measure(bench, methods, screen)
+    return come | document, wrong
 
-        found = with_times(bench, caches(bench, progress), progress)
-        return come | {"caches": found}, any(one["kept"] is False for one in found.values())
-    if part == "constrained":
-        from paceline.bench import diffusion_constrained as held
 
-        found = held.constrained(bench, progress, prompts=bench.options.count)
-        return come | {"constrained": found}, bool(held.broken(found))
-    from paceline.bench import diffusion
+def _methods(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
+    from paceline.bench.diffusion import (
+        broken_methods,
+        score_methods,
+        text_seconds,
+        texts_to_score,
+        texts_to_time,
+        time_methods,
+        with_method_times,
+    )
 
     lines, skipped = _lines(bench, methods)
-    document = diffusion.scores(bench, lines, progress) | {"skipped": skipped}
-    kept = [line for line in lines if line.name in document["lines"]]
-    document = diffusion.with_times(document, diffusion.times(bench, kept, progress))
-    return come | document, bool(diffusion.broken(document))
+    scored, timed = texts_to_score(bench, lines), texts_to_time(bench, lines)
+    what = f"{len(lines)} methods on {len(bench.asked)} prompts, {len(bench.to_time)} of them timed"
+    screen.expect(what, scored + timed, text_seconds(bench, lines[0]))
+
+    def told(name: str, line: dict[str, Any]) -> None:
+        screen.say(f"{name}: {line['score']['right']} of {line['score']['n']} right, {line['calls']:.1f} calls")
+
+    document = score_methods(bench, lines, screen.part(scored), told) | {"skipped": skipped}
+    times: dict[str, dict[str, Any]] = {}
+    if not document["interrupted"]:
+        kept = [line for line in lines if line.name in document["lines"]]
+        times, document["interrupted"] = time_methods(bench, kept, screen.part(timed))
+    return with_method_times(document, times), bool(broken_methods(document))
 
 
-def _lines(bench: Bench, methods: list[str]) -> tuple[list[Line], list[dict[str, str]]]:
-    from paceline.bench.diffusion_lines import defaults, must_fit, parse
+def _caches(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
+    from paceline.bench.diffusion import CACHE_ROWS, measure_caches, with_cache_times
+
+    texts = 4 * CACHE_ROWS[bench.denoiser.attention] * len(bench.asked)  # with and without, and both once more
+    _expect_static(bench, "cache policies", texts, screen)
+    found, interrupted = _collected(measure_caches(bench, screen.part(texts)), screen)
+    if not interrupted:
+        try:
+            found = with_cache_times(bench, found, screen.part(0))
+        except KeyboardInterrupt:
+            interrupted = True
+    wrong = any(one["kept"] is False for one in found.values())
+    return {"caches": found, "interrupted": interrupted}, wrong
+
+
+def _constrained(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
+    from paceline.bench.diffusion import CASES, broken_constrained, measure_constrained
+
+    texts = 2 * len(CASES) * bench.options.count
+    _expect_static(bench, "constraints", texts, screen)
+    rows = measure_constrained(bench, screen.part(texts), prompts=bench.options.count)
+    found, interrupted = _collected(rows, screen)
+    return {"constrained": found, "interrupted": interrupted}, bool(broken_constrained(found))
+
+
+def _expect_static(bench: DiffusionBench, what: str, texts: int, screen: _Screen) -> None:
+    from paceline.bench.diffusion import DiffusionLine, text_seconds
+
+    static = DiffusionLine.of("static", bench.options.block_length)
+    screen.expect(f"{what} on {len(bench.asked)} prompts", texts, text_seconds(bench, static))
+
+
+def _collected(rows: Iterator[tuple[str, dict[str, Any]]], screen: _Screen) -> tuple[dict[str, Any], bool]:
+    """The rows that were finished, and whether Ctrl-C ended them."""
+    found: dict[str, Any] = {}
+    try:
+        for name, row in rows:
+            found[name] = row
+            screen.say(f"{name}: done")
+    except KeyboardInterrupt:
+        return found, True
+    return found, False
+
+
+def _lines(bench: DiffusionBench, methods: list[str]) -> tuple[list[DiffusionLine], list[dict[str, str]]]:
+    from paceline.bench.diffusion import default_lines, must_fit, parse_lines
 
     size, canvas = bench.options.block_length, bench.canvas(bench.asked[0].prompt)
     if not methods:
-        return defaults(bench.denoiser, canvas, size)
-    lines = parse(methods, size)
+        return default_lines(bench.denoiser, canvas, size)
+    lines = parse_lines(methods, size)
     must_fit(lines, bench.denoiser, canvas, bench.token_text)
     return lines, []
 
@@ -158,39 +245,30 @@ def _lines(bench: Bench, methods: list[str]) -> tuple[list[Line], list[dict[str,
 def _show(document: dict[str, Any], part: Part) -> None:
     from rich.console import Console
 
-    from paceline.bench import diffusion_report as report
+    from paceline.bench.diffusion import caches_table, constrained_table, diffusion_remarks, methods_table
 
     console = Console(highlight=False)
     if part != "methods":
-        for one in (
-            report.caches(document["caches"]) if part == "caches" else report.constrained(document["constrained"])
-        ):
+        for one in caches_table(document["caches"]) if part == "caches" else constrained_table(document["constrained"]):
             console.print(one)
+        if document["interrupted"]:
+            console.print(STOPPED)
         return
-    for one in report.methods(document):
+    for one in methods_table(document):
         console.print(one)
-    for line in report.remarks(document):
+    for line in [*diffusion_remarks(document), *([STOPPED] if document["interrupted"] else [])]:
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _write(document: dict[str, Any], output: Path | None, plot: Path | None, model: str) -> None:
     if output is not None:
-        from paceline.bench.document import write_whole
+        from paceline.bench.run import write_whole
 
         with outputs.writing("--json (or --output)", output):
             write_whole(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        from paceline.bench.diffusion_plot import draw, pyplot
+        from paceline.bench import pyplot
+        from paceline.bench.diffusion import draw_methods
 
         with outputs.writing("--plot", plot):
-            draw(document, plot, Path(model).name, pyplot())
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar on standard error, where that is a terminal."""
-    from paceline.cli.demo import progress_bar
-
-    with progress_bar() as bar:
-        shown = bar.add_task("starting", total=None)
-        yield lambda stage, done, total: bar.update(shown, description=stage[:60], completed=done, total=total)
+            draw_methods(document, plot, Path(model).name, pyplot())

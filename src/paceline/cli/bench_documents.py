@@ -1,8 +1,4 @@
-"""`paceline bench compare` and `paceline bench report`: what is done with the documents of benchmarks.
-
-In: paths. Out: a table on standard output, an HTML file. Not here: measuring (`cli.bench`), statistics
-(`bench.comparison`), drawing (`bench.report`).
-"""
+"""`paceline bench compare` and `paceline bench report`: what is done with the documents of benchmarks."""
 
 from __future__ import annotations
 
@@ -17,34 +13,41 @@ import typer
 
 from paceline.cli import outputs
 from paceline.cli.options import with_log_level
+from paceline.cli.terminal import say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.comparison import Comparison, Line
+    from paceline.bench.judge import ComparedLine, Comparison
 
 OUTPUT = "--json (or --output)"
+Output = Annotated[
+    Path | None, typer.Option("--json", "--output", "-o", metavar="FILE", help="Write the JSON document there.")
+]
 
 
 def must_be_writable(output: Path | None, html: Path | None) -> None:
-    """Refuse files that cannot be written, or hold something else, before the work is done for them.
+    """Reject files that cannot be written, or hold something else, before the work is done for them.
 
     Raises:
         ConfigError: see `outputs.must_be_own`; or both are the same file.
     """
-    from paceline.bench.document import FORMAT
+    from paceline.bench.run import DOCUMENT_FORMAT
 
     if output is not None:
-        outputs.must_be_own(OUTPUT, output, mark=f'"{FORMAT}"', what="a document of `paceline bench`")
+        outputs.must_be_own(OUTPUT, output, mark=f'"{DOCUMENT_FORMAT}"', what="a document of `paceline bench`")
     if html is not None:
+        from paceline.bench import pyplot
+
+        pyplot()
         _must_be_report("--html", html)
         if output is not None and output.resolve() == html.resolve():
             raise ConfigError(f"{OUTPUT} and --html must be two files, got {str(output)!r} for both")
 
 
 def _must_be_report(flag: str, path: Path) -> None:
-    from paceline.bench.report import MARK
+    from paceline.bench.report import REPORT_MARK
 
-    outputs.must_be_own(flag, path, mark=MARK, what="a page of `paceline bench`")
+    outputs.must_be_own(flag, path, mark=REPORT_MARK, what="a page of `paceline bench`")
 
 
 def write(document: dict[str, Any], output: Path | None, html: Path | None) -> None:
@@ -54,15 +57,15 @@ def write(document: dict[str, Any], output: Path | None, html: Path | None) -> N
         ConfigError: the system refuses to.
     """
     if output is not None:
-        from paceline.bench.document import save
+        from paceline.bench.run import save_document
 
         with outputs.writing(OUTPUT, output):
-            save(document, output)
+            save_document(document, output)
     if html is not None:
-        from paceline.bench import report as pages
+        from paceline.bench.report import write_report
 
         with outputs.writing("--html", html):
-            pages.write(document, html)
+            write_report(document, html)
 
 
 @with_log_level
@@ -81,9 +84,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
 ) -> None:
     """Say which differences of two runs are significant."""
-    from paceline.bench import comparison, document
+    from paceline.bench.judge import compare_documents
+    from paceline.bench.run import load_document
 
-    found = comparison.compare(document.load(a), document.load(b))
+    found = compare_documents(load_document(a), load_document(b))
     if not found.lines:
         raise ConfigError(f"{a.name!r} and {b.name!r} have no setting, workload, temperature and batch size in common")
     if as_json:
@@ -95,7 +99,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _verdict(below: Sequence[Line], number: int, limit: float) -> str:
+def _verdict(below: Sequence[ComparedLine], number: int, limit: float) -> str:
     """Why --fail-below fails, with the worst line as the example."""
     worst = min(below, key=lambda line: -math.inf if line.speed is None else line.speed.low)
     found = f"no figure ({worst.reason})" if worst.speed is None else f"a lower 95 % bound of {worst.speed.low:.3f}"
@@ -106,11 +110,11 @@ def _verdict(below: Sequence[Line], number: int, limit: float) -> str:
 def _show_comparison(found: Comparison) -> None:
     from rich.console import Console
 
-    from paceline.bench import table
-    from paceline.bench.stats import ENOUGH
+    from paceline.bench import ENOUGH
+    from paceline.bench.report import comparison_table
 
     console = Console(highlight=False)
-    for one in table.comparison(found, console.width):
+    for one in comparison_table(found, console.width):
         console.print(one)
         console.print()
     lines = [
@@ -129,8 +133,7 @@ def _show_comparison(found: Comparison) -> None:
         for name, keys in (("A", found.only_a), ("B", found.only_b))
         for key in keys
     ]
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+    say(*lines, indent="  ")
 
 
 @with_log_level
@@ -142,12 +145,12 @@ def report(
     ] = None,
 ) -> None:
     """Draw a document as one self-contained HTML page."""
-    from paceline.bench import report as pages
-    from paceline.bench.document import load
+    from paceline.bench.report import write_report
+    from paceline.bench.run import load_document
 
     path = output or document.with_suffix(".html")
     _must_be_report("--output", path)
-    found = load(document)
+    found = load_document(document)
     with outputs.writing("--output", path):
-        pages.write(found, path)
+        write_report(found, path)
     print(path)

@@ -10,6 +10,7 @@ import typer
 from paceline.cli.generate import finish, show
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import MAX_PROMPT_BYTES, decode
+from paceline.cli.terminal import remark
 from paceline.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def command(
         raise ConfigError(
             f"{name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model"
         )
+    if llm.profile is not None:
+        remark(str(llm.profile))
     params = sampling_params(given, llm)
     if params.n > 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")

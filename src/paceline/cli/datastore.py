@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.interrupts import AtOnce
 from paceline.cli.options import with_log_level
+from paceline.cli.terminal import progress_bar
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,12 +56,11 @@ def build(
 ) -> None:
     """Make a datastore of texts with the tokenizer of a model."""
     found = _found(sources, output, field or (), overwrite=overwrite)
-    with AtOnce():
-        from paceline.drafters.retrieval import build_datastore as make
-        from paceline.models.loading import Tokenizer, resolve
+    from paceline.drafters.retrieval import build_datastore as make
+    from paceline.models.loading import BUNDLED_FOLDER, Tokenizer, resolve
 
-        folder = resolve(_bundled() if model is None else model, revision=revision, code=trust_remote_code)
-        tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+    folder = resolve(BUNDLED_FOLDER / "target" if model is None else model, revision=revision, code=trust_remote_code)
+    tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
     with _bar(found.total) as show:
         name = model or "the bundled model"
         make(found, tokenizer, output, name=name, shard_tokens=shard_tokens, overwrite=overwrite, progress=show)
@@ -126,31 +126,12 @@ def _facts(store: Datastore) -> dict[str, Any]:
     }
 
 
-def _bundled() -> Path:
-    import paceline
-
-    return Path(paceline.__file__).parent / "bundled" / "target"
-
-
-class _bar:  # noqa: N801 - used like a function
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
     """A bar on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.task = self.bar.add_task("reading", total=total)
-
-    def __enter__(self) -> Callable[[int, str], None]:
-        self.bar.start()
-
-        def show(done: int, what: str) -> None:
-            self.bar.update(self.task, description=what, completed=done if done >= 0 else None)
-
-        return show
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with progress_bar(*columns) as bar:
+        task = bar.add_task("reading", total=total)
+        yield lambda done, what: bar.update(task, description=what, completed=done if done >= 0 else None)

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.options import open_llm, with_flags
+from paceline.cli.terminal import listed, progress_bar, say
 
 if TYPE_CHECKING:
-    from paceline.bench.demo import DemoRow, Total
+    from paceline.bench import DemoRow, DemoTotal
     from paceline.llm import LLM
 
 TOO_SMALL = (
     "A pass of the bundled model takes 0.2 ms, so that drafting hardly pays on it: it shows that the texts are equal. "
-    "On models that people use it pays."
+    "What drafting brings on a model of yours, `paceline bench --model MODEL` measures."
 )
+
+BUSY = 0.5
+"""CPUs that other processes use, from which on the demo says so."""
 
 
 @with_flags(sampling=False)
@@ -38,24 +42,26 @@ def command(
 
     By default on the bundled model, and on SmolLM2 too where benchmarks/real_models.py has made its folder.
     """
-    from paceline.bench import demo
+    from paceline.bench import MAKE_SMOLLM2, REAL_PROMPTS, REAL_TOKENS, SMOLLM2, demo_dict, demo_totals, smollm2_folder
 
     options = {"speculative_config": '{"method": "auto"}'} | given  # a profile may say "off", which shows nothing
-    llm, folder = open_llm(options, timed=True), demo.smollm2_folder()
+    llm, folder = open_llm(options, timed=True), smollm2_folder()
+    load = 0.0 if as_json else others_load()
     rows = decoded(llm, max_tokens, repeats)
-    found, wrong = demo.to_dict(rows), demo.totals(rows)[-1].wrong
+    found, wrong = demo_dict(rows), demo_totals(rows)[-1].wrong
     if not as_json:
-        print_table(demo.totals(rows), llm)
+        print_table(demo_totals(rows), llm)
+        print_busy(load)
     if not {"model", "speculative_config", "tokenizer"} & given.keys():
         if not as_json:
-            print_note(None if (folder / "config.json").exists() else demo.MAKE_SMOLLM2)
+            print_note(None if (folder / "config.json").exists() else MAKE_SMOLLM2)
         if (folder / "config.json").exists():
             del llm
             real = open_llm({**options, "model": str(folder)}, timed=True)
-            rows = decoded(real, min(max_tokens, demo.REAL_TOKENS), 1, demo.REAL_PROMPTS)
-            found, wrong = found | {demo.SMOLLM2: demo.to_dict(rows)}, wrong + demo.totals(rows)[-1].wrong
+            rows = decoded(real, min(max_tokens, REAL_TOKENS), 1, REAL_PROMPTS)
+            found, wrong = found | {SMOLLM2: demo_dict(rows)}, wrong + demo_totals(rows)[-1].wrong
             if not as_json:
-                print_table(demo.totals(rows), real, demo.SMOLLM2)
+                print_table(demo_totals(rows), real, SMOLLM2)
     if as_json:
         print(json.dumps(found))
     raise typer.Exit(1 if wrong else 0)
@@ -63,13 +69,13 @@ def command(
 
 def decoded(llm: LLM, max_tokens: int, repeats: int, prompts: int | None = None) -> list[DemoRow]:
     """The demo on one model, with a progress bar; `prompts` of the set, spread over it, or all."""
-    from paceline.bench import demo
+    from paceline.bench import bundled_prompts, run_demo
 
-    every = demo.bundled_prompts()
+    every = bundled_prompts()
     picked = every if prompts is None else every[:: max(1, len(every) // prompts)][:prompts]
     with progress_bar() as bar:
         task = bar.add_task("decoding", total=None)
-        return demo.run(
+        return run_demo(
             llm,
             picked,
             max_tokens=max_tokens,
@@ -80,45 +86,47 @@ def decoded(llm: LLM, max_tokens: int, repeats: int, prompts: int | None = None)
 
 def print_note(command: str | None) -> None:
     """What the bundled model is too small to show, and the command that makes a real one where there is none yet."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(TOO_SMALL)
+    say(TOO_SMALL)
     if command is not None:
-        console.print(f"For a table on a real model beside this one, run `{command}` in a checkout, then this again.")
+        say(f"For a table on a real model beside this one, run `{command}` in a checkout, then this again.")
 
 
-def progress_bar() -> Any:
-    """A transient progress bar on standard error; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def others_load(seconds: float = 0.3) -> float:
+    """How many CPUs other processes keep busy, watched for a while in which this one sleeps."""
+    import psutil
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return float(psutil.cpu_percent(interval=seconds)) / 100 * (psutil.cpu_count() or 1)
 
 
-def print_table(lines: list[Total], llm: LLM, name: str | None = None) -> None:
+def print_busy(load: float) -> None:
+    """That the machine was busy before the demo began, where it was: figures then say little."""
+    import psutil
+
+    if load >= BUSY:
+        say(f"Other processes kept {load:.1f} of {psutil.cpu_count() or 1} CPUs busy, so these speeds scatter.")
+
+
+def print_table(lines: list[DemoTotal], llm: LLM, name: str | None = None) -> None:
     """The totals as a table that fits 80 columns, and what it means."""
     from rich.console import Console
 
     console, info, last = Console(highlight=False), llm.runner.info, lines[-1]
-    methods = ", ".join(llm.drafter_methods) or "nobody"
-    what = f"{name or info.family} in {info.dtype} on {info.device}, temperature 0, guesses by {methods}"
-    console.print(what.replace("torch.", ""))
+    methods = listed(llm.drafter_methods) or "nothing"
+    dtype = str(info.dtype).removeprefix("torch.")
+    say(f"{name or info.name} in {dtype} on {info.device}, temperature 0, drafts by {methods}")
     console.print(table(lines))
-    console.print(
+    say(
         "Tokens/s are of plain and of accelerated decoding; accepted is the mean acceptance length, tokens per pass "
         "of the model."
     )
     if last.near_ties:
         places = "1 near tie" if last.near_ties == 1 else f"{last.near_ties} near ties"
-        console.print(f"The texts differ at {places} of the two best tokens, which rounding decides.")
+        say(f"The texts differ at {places} of the two best tokens, which rounding decides.")
     if last.wrong:
-        console.print(f"{last.wrong} of {last.prompts} texts differ elsewhere than at a near tie: this is a defect.")
+        say(f"{last.wrong} of {last.prompts} texts differ elsewhere than at a near tie: this is a defect.")
 
 
-def table(lines: list[Total]) -> Any:
+def table(lines: list[DemoTotal]) -> Any:
     """The totals as a table."""
     from rich import box
     from rich.table import Table

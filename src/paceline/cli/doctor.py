@@ -6,25 +6,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.demo import progress_bar
+from paceline.cli.methods import left_out
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
-from paceline.cli.verify import stages
+from paceline.cli.terminal import counted, progress_bar, stages, wrapped
 from paceline.config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from paceline.bench.doctor import Visit
     from paceline.llm import LLM
+    from paceline.profiles import Profile
 
 PROBED = 3
 """Prompts of the probes."""
-
-WIDEST = 100
 
 
 @with_flags(sampling=False)
@@ -40,15 +38,24 @@ def command(
 ) -> None:
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""
     texts = None if prompts is None else read_prompts(prompts)
-    config = SpeculativeConfig.parse(given.pop("speculative_config", None) or {"method": "auto"})
+    chosen = SpeculativeConfig.parse(given.pop("speculative_config", None))
     llm = open_llm(given | {"speculative_config": "null"}, timed=True)
+    profile = _profile(llm, given) if chosen is None else None
+    config = chosen or (profile and profile.speculative) or SpeculativeConfig()
     from paceline.bench.doctor import visit
 
     items = _prompts(llm) if texts is None else texts[:PROBED]
     with progress_bar() as bar:
         found = visit(llm, config, items, stages(bar))
-    print(json.dumps(found.to_dict()) if as_json else words(found, llm, verbose=verbose))
+    print(json.dumps(found.to_dict()) if as_json else words(found, llm, verbose=verbose, profile=profile))
     raise typer.Exit(0 if found.diagnosis.healthy else 1)
+
+
+def _profile(llm: LLM, given: dict[str, Any]) -> Profile | None:
+    """The profile that the other commands use for this model."""
+    from paceline.profiles import Conditions, find, switched_on
+
+    return find(Conditions.of(llm.runner.info, llm.folder), threads=given.get("threads")) if switched_on() else None
 
 
 def _prompts(llm: LLM) -> list[Any]:
@@ -59,19 +66,15 @@ def _prompts(llm: LLM) -> list[Any]:
     return found[:: max(1, len(found) // PROBED)][:PROBED]
 
 
-def words(found: Visit, llm: LLM, *, verbose: bool) -> str:
+def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = None) -> str:
     """The findings, no wider than the terminal, faults before hints."""
-    from rich.console import Console
-
-    width = min(Console().width, WIDEST)
     facts, diagnosis = found.facts, found.diagnosis
     target, threads = facts.target, facts.machine.threads
     lines = [
-        f"{Path(llm.runner.info.name).name} ({target.dtype} on {target.device}, {threads} "
-        f"thread{'s' if threads > 1 else ''})"
+        f"{llm.runner.info.name} ({target.dtype} on {target.device}, {counted(threads, 'thread')})",
+        *([str(profile)] if profile is not None else []),
+        *(_probed(probe) for probe in facts.probes),
     ]
-    for probe in facts.probes:
-        lines.append(_probed(probe))
     complained = {name for name, _ in diagnosis.findings}
     if verbose:
         lines += [f"ok     {name}" for name in diagnosis.asked if name not in complained]
@@ -83,9 +86,9 @@ def words(found: Visit, llm: LLM, *, verbose: bool) -> str:
     lines.append(
         f"{len(diagnosis.asked)} checks: {verdict}" + (f", {hints} hint{'s' if hints > 1 else ''}" if hints else "")
     )
-    return "\n".join(
-        "\n".join(wrap(line, width, subsequent_indent=_indent(line), break_on_hyphens=False)) for line in lines
-    )
+    if verbose:
+        lines += left_out()
+    return "\n".join(text for line in lines for text in wrapped([line], _indent(line)))
 
 
 def _indent(line: str) -> str:
@@ -96,5 +99,8 @@ def _probed(probe: Any) -> str:
     """What a probe saw, in one line."""
     hits, number = sum(guess.hit for guess in probe.guesses), len(probe.guesses)
     if not number:
-        return f"probe of {probe.drafter}: no guesses"
-    return f"probe of {probe.drafter}: {hits} of {number} guesses stand, {1e3 * probe.draft_seconds:.2g} ms for a token"
+        return f"probe of {probe.drafter}: nothing drafted"
+    return (
+        f"probe of {probe.drafter}: {hits} of {number} drafted tokens accepted, "
+        f"{1e3 * probe.draft_seconds:.2g} ms to draft one"
+    )

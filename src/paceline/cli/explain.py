@@ -1,7 +1,4 @@
-"""`paceline explain`: a page that replays a generation step by step.
-
-In: a prompt. Out: an HTML file that needs nothing else, or the data as JSON.
-"""
+"""`paceline explain`: a page that replays a generation step by step."""
 
 from __future__ import annotations
 
@@ -12,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import outputs
+from paceline.cli.methods import in_use, left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt
+from paceline.cli.terminal import counted, progress_bar, say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.replay import Recorder
+    from paceline.bench.explain import Recorder
 
 DEFAULT_OUTPUT = Path("explain.html")
 
@@ -41,19 +40,17 @@ def command(
     ] = False,
     given: dict[str, Any],
 ) -> None:
-    """Replay a generation step by step: token trees, what was accepted and why not, the controller's decisions, the
-    time.
-    """
+    """Replay a generation step by step: token trees, what was accepted and why not, the controller's plans, time."""
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
         raise ConfigError("--logprobs and --prompt-logprobs have no place in a replay; use `paceline generate --json`")
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
-        from paceline.bench.explain import MARK
+        from paceline.bench.explain import EXPLAIN_MARK
 
-        outputs.must_be_page("--output", page, mark=MARK, verb="explain", force=force)
-    recorder, interrupted = _recorded(given, text, chat)
+        outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, verb="explain", force=force)
+    recorder, interrupted, used = _recorded(given, text, chat)
     if recorder.output is None:
         raise typer.Exit(130)
     from paceline.bench.explain import Replay
@@ -61,19 +58,22 @@ def command(
     replay = Replay(recorder.data())
     if page is not None:
         _write(page, replay.to_html(), open_page)
-    print(
-        json.dumps(replay.to_dict()) if as_json else "\n".join([f"{page}: {recorder.steps} steps", *replay.sentences])
-    )
+    if as_json:
+        print(json.dumps(replay.to_dict()))
+    else:
+        print(f"{page}: {counted(recorder.steps, 'step')}")
+        say(*used, *replay.sentences, indent="  ")
     if interrupted:
         raise typer.Exit(130)
     recorder.output.raise_for_error()
 
 
-def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool]:
-    """Decode once to warm up and once for the record; returns whether Ctrl-C came before the end."""
+def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool, list[str]]:
+    """Decode once to warm up and once for the record; returns also whether Ctrl-C came before the
+    end, and what decoded, in words.
+    """
     llm = open_llm(given, timed=True)
-    from paceline.bench.explain import warm_up
-    from paceline.bench.replay import Recorder
+    from paceline.bench.explain import Recorder, warm_up
 
     params = sampling_params(given, llm)
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
@@ -82,7 +82,11 @@ def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, b
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     recorder = Recorder(llm.with_speculative_config(llm.speculative))  # its cost model reads what the warm-up measured
-    return recorder, _record(recorder, recorder.run(what, params))
+    return (
+        recorder,
+        _record(recorder, recorder.run(what, params)),
+        [*in_use(llm), *(left_out() if llm.speculative and llm.speculative.method == "auto" else [])],
+    )
 
 
 def _write(page: Path, html: str, show: bool) -> None:
@@ -97,8 +101,6 @@ def _write(page: Path, html: str, show: bool) -> None:
 
 def _record(recorder: Recorder, chunks: Any) -> bool:
     """Decode to the end; returns whether Ctrl-C came first, which leaves what there is."""
-    from paceline.cli.demo import progress_bar
-
     with progress_bar() as bar:
         task = bar.add_task("decoding", total=None)
         try:

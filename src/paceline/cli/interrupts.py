@@ -1,19 +1,20 @@
-"""Ctrl-C while modules are imported or a model is loaded: the process ends at once, with at most one line.
+"""Ctrl-C: the process ends at once, until a verb has something to keep; from then on it is a KeyboardInterrupt.
 
-In: a block of code. Out: nothing, or the end of the process with exit code 130. Not here: Ctrl-C while text is written
-(`cli.app`).
-
-A KeyboardInterrupt inside an import can surface as another error or as a traceback of the interpreter's own, or be
-swallowed; and nothing was written that would have to be kept. This file imports next to nothing, since it must stand
-before everything else.
+A KeyboardInterrupt inside an import, or inside code that is called from C, can surface as another error or as a
+traceback of the interpreter's own, or be swallowed. So none is raised while modules are imported, arguments are read
+and a model is loaded; and of one that is raised later it is kept that it came, whatever error arrives in its place.
+This module imports next to nothing, since it must be there before everything else.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from types import FrameType
 
 INTERRUPTED = 130
+_raised: list[bool] = []
+"""Not empty: a KeyboardInterrupt was raised by Ctrl-C."""
 
 
 class AtOnce:
@@ -27,6 +28,7 @@ class AtOnce:
         self._silent, self._active = silent, False
 
     def __enter__(self) -> None:
+        _raised.clear()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             try:
                 signal.signal(signal.SIGINT, self._leave)
@@ -39,9 +41,26 @@ class AtOnce:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._active = False
 
-    def _leave(self, *arguments: object) -> None:
+    def _leave(self, number: int, frame: FrameType | None) -> None:
         try:
             if not self._silent:
                 os.write(2, b"paceline: interrupted\n")
         finally:
             os._exit(INTERRUPTED)
+
+
+def raise_from_now_on() -> None:
+    """Within a block of AtOnce: there is something to keep now, so that Ctrl-C raises KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    if isinstance(getattr(handler, "__self__", None), AtOnce):
+        signal.signal(signal.SIGINT, _raise)
+
+
+def came() -> bool:
+    """Whether a KeyboardInterrupt was raised by Ctrl-C since the last block of AtOnce began."""
+    return bool(_raised)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    _raised.append(True)
+    raise KeyboardInterrupt

@@ -1,7 +1,6 @@
 """The entry of the `paceline` command: imports its verbs and runs one.
 
-In: arguments. Out: an exit code (see `cli.app`). Not here: the verbs. This file imports next to nothing by itself, so
-that Ctrl-C finds it in charge soon after the interpreter starts.
+It imports next to nothing by itself, so that Ctrl-C finds it in charge soon after the interpreter starts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with AtOnce():
             from paceline.cli.app import run
-        return run(sys.argv[1:] if argv is None else argv)
+
+            return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # between two lines of ours
         print("paceline: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.options import with_log_level
+from paceline.cli.terminal import listed, say, width, wrapped
 
 if TYPE_CHECKING:
+    from paceline.config import SpeculativeConfig
     from paceline.diffusion import Method
+    from paceline.llm import LLM
     from paceline.registry import Entry
 
 FAMILIES = {
-    "drafters": 'Drafters guess: speculative_config key "method"',
-    "verifiers": 'Verifiers decide which guesses stand: key "acceptance_method" (greedy at temperature 0)',
-    "controllers": 'Controllers decide how much to guess: key "controller"',
+    "drafters": 'Drafters propose tokens: speculative_config key "method"',
+    "verifiers": 'Verifiers accept or reject them: key "acceptance_method" (greedy at temperature 0)',
+    "controllers": 'Controllers decide how many are drafted: key "controller"',
 }
+AUTO = ("prediction", "suffix", "draft_model")
+"""What `auto` drafts with where a draft model is at hand."""
+
 DIFFUSION = 'Diffusion language models: diffusion_config key "method"'
-WIDEST = 100
 
 
 @with_log_level
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False) -> None:
-    """List drafters, verifiers and controllers (kind, exactness class, needs, paper), and methods of diffusion
-    decoding.
-    """
+    """List drafters, verifiers, controllers and methods of diffusion decoding: kind, exactness, needs, paper."""
     from paceline import registry
     from paceline.diffusion import METHODS
 
@@ -40,22 +44,65 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list o
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
-    width = min(console.width, WIDEST)
+    console, columns = Console(highlight=False), width()
     for family, table in tables.items():
-        console.print(Text(FAMILIES.get(family, family), style="bold"))
+        for line in wrapped([FAMILIES.get(family, family)]):
+            console.print(Text(line, style="bold"), soft_wrap=True)
         for name, entry in table.items():
             console.print(Text(f"  {name}", style="green"), soft_wrap=True)
-            for line in describe(family, entry, width):
+            for line in describe(family, entry, columns):
                 console.print(Text(line), soft_wrap=True)
         console.print()
     console.print(Text(DIFFUSION, style="bold"))
     for name, method in METHODS.items():
         console.print(Text(f"  {name}", style="green"), soft_wrap=True)
-        for line in describe_diffusion(method, width):
+        for line in describe_diffusion(method, columns):
             console.print(Text(line), soft_wrap=True)
     console.print()
-    console.print(Text("\n".join(wrap(registry.STRICT_NOTE, width))), soft_wrap=True)
+    say(registry.STRICT_NOTE, "", *left_out(), indent="  ")
+
+
+def in_use(llm: LLM) -> list[str]:
+    """Lines that say what decodes, and which profile chose it."""
+    config = llm.speculative
+    if config is None:
+        lines = ["method: none, plain decoding"]
+    elif config.method == "auto":
+        lines = [f"method: auto, which drafts with {listed(llm.drafter_methods)}{_settings(config)}"]
+    else:
+        lines = [f"method: {listed(llm.drafter_methods)}{_settings(config)}"]
+    if llm.profile is not None:
+        lines.append(str(llm.profile))
+    return lines
+
+
+def _settings(config: SpeculativeConfig) -> str:
+    """What is not a default."""
+    given = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in ("method", "options")}
+    usual = {one.name: one.default for one in fields(config)}
+    chosen = {key: value for key, value in given.items() if value != usual[key]} | dict(config.options)
+    return "".join(f", {key} {value}" for key, value in chosen.items())
+
+
+def left_out() -> list[str]:
+    """What `auto` drafts with, and the others in a line for each of two reasons."""
+    from paceline import registry
+
+    others = {name: entry for name, entry in registry.table("drafters").items() if name not in AUTO}
+    named = [name for name, entry in others.items() if any(_to_name(need) for need in entry.needs)]
+    rest = [name for name in others if name not in named]
+    return [
+        f"`auto` drafts with {listed(AUTO)}, where a draft model is at hand; it leaves out "
+        f"{', '.join(named)}, which need a model or a file that you name (`paceline methods` says what);",
+        f"and {', '.join(rest)}, which pay on some models and texts only: `paceline tune` measures them.",
+    ]
+
+
+def _to_name(need: str) -> bool:
+    """Whether a user has to give what a method needs; the rest is asked of the model and the machine."""
+    from paceline.registry import ABILITIES
+
+    return need not in ABILITIES and not need.startswith("memory for ")
 
 
 def _row(family: str, name: str, entry: Entry) -> dict[str, Any]:
@@ -82,10 +129,19 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
     values = {
         "kind": entry.kind,
         "exactness": exactness,
-        "needs": ", ".join(entry.needs) or "nothing",
+        "needs": needs(entry),
         "paper": entry.paper or "none",
     }
     return _lines(values, width)
+
+
+def needs(entry: Entry) -> str:
+    """What a method needs, in words."""
+    from paceline.registry import ABILITIES
+
+    able = [ABILITIES[need] for need in entry.needs if need in ABILITIES]
+    others = [need for need in entry.needs if need not in ABILITIES]
+    return "; ".join([*([f"a model that {listed(able)}"] if able else []), *others]) or "nothing"
 
 
 def _diffusion_row(name: str, method: Method) -> dict[str, Any]:

@@ -1,9 +1,4 @@
-"""Command-line flags made from the fields of the configuration classes, so that a new field is a new flag.
-
-In: SamplingParams and EngineConfig. Out: a decorator for typer commands, and the objects built from what the user
-typed.
-Not here: checking values (the classes do that).
-"""
+"""Command-line flags made from the fields of the configuration classes, so that a new field is a new flag."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import diffusion_flags, logs
-from paceline.cli.interrupts import AtOnce
+from paceline.cli.interrupts import raise_from_now_on
+from paceline.cli.terminal import set_log_level
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
 from paceline.utils import json_object, shortened
@@ -54,7 +49,7 @@ ENGINE_HELP = {
         "Most memory for draft trees and the caches of draft models, in bytes; default: no limit."
     ),
     "quantization": "int8 or int4 rounds the weights when they are loaded; default: as they are.",
-    "exactness": "strict: bit for bit the tokens of plain decoding, or refused; default: auto.",
+    "exactness": "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",
 }
 INTEGERS = (
     "n",
@@ -69,8 +64,10 @@ INTEGERS = (
     "threads",
     "kv_cache_memory_bytes",
     "speculative_memory_bytes",
+    "dllm_block_length",
+    "dllm_denoising_steps",
 )
-TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization")
+TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization", "dllm_unmasking_strategy")
 LISTS = ("bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
@@ -92,7 +89,7 @@ MODEL_FLAGS = (
         "speculative_config",
         Text,
         None,
-        'How to guess, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
+        'How to draft, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
         '{"method": "auto"}.',
         short="-s",
         metavar="JSON",
@@ -104,9 +101,33 @@ MODEL_FLAGS = (
 """Arguments of LLM that are fields of no configuration class."""
 
 
+DIFFUSION_HELP = {
+    "dllm_unmasking_strategy": (
+        "NAME",
+        "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ...",
+    ),
+    "dllm_block_length": ("INT", "Slots of a block; default: the model's, or the whole text."),
+    "dllm_denoising_steps": ("INT", "Rounds for a block, where the method has a fixed number."),
+    "dllm_confidence_threshold": ("FLOAT", "Slots at least this sure are written, where the method has a threshold."),
+    "diffusion_config": ("JSON", 'All of it, as {"method": "factor", "cache": "dual"}, or the name of a method.'),
+}
+
+
+def _diffusion_flag(name: str, metavar: str, text: str) -> inspect.Parameter:
+    option = typer.Option(
+        "--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel="Diffusion language models"
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+DIFFUSION_FLAGS = tuple(_diffusion_flag(name, *rest) for name, rest in DIFFUSION_HELP.items())
+
+
 def _log_level(level: str | None) -> None:
     if level is not None:
-        logs.set_level(level)
+        set_log_level(level)
 
 
 LogLevel = Annotated[
@@ -147,14 +168,14 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
-        names, of_diffusion = [parameter.name for parameter in extra], diffusion_flags.FLAGS if diffusion else ()
+        names, of_diffusion = [parameter.name for parameter in extra], DIFFUSION_FLAGS if diffusion else ()
 
         def command(**arguments: Any) -> None:
             model = {flag.name: arguments.pop(flag.name) for flag in MODEL_FLAGS}
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
             chosen = {flag.name: text for flag in of_diffusion if (text := arguments.pop(flag.name)) is not None}
-            if (config := diffusion_flags.merged(chosen)) is not None:
+            if (config := _diffusion_config(chosen)) is not None:
                 given["diffusion_config"] = config
             function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
 
@@ -208,6 +229,32 @@ def _number(name: str, text: str) -> int | float:
         raise ConfigError(f"--{name.replace('_', '-')} must be {kind}, got {shortened(text)}") from None
 
 
+def _diffusion_config(typed: dict[str, str]) -> dict[str, Any] | str | None:
+    """One `diffusion_config` of the flags that were typed; None where none was.
+
+    Raises:
+        ConfigError: no number, or JSON that says the same as a flag.
+    """
+    whole = typed.get("diffusion_config")
+    single = {
+        name: text if name in TEXTS else _number(name, text)
+        for name, text in typed.items()
+        if name != "diffusion_config"
+    }
+    if whole is None or not single:
+        return whole if whole is not None else single or None
+    from paceline.diffusion import canonical, parse_config
+
+    config = parse_config(whole)
+    known = {canonical(key): key for key in config}
+    for name in single:
+        if (other := known.get(canonical(name))) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} and {other!r} in --diffusion-config say the same thing; give one of them"
+            )
+    return config | single
+
+
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments for `LLM` among what was typed; a seed serves both."""
     names = (*(flag.name for flag in MODEL_FLAGS), *ENGINE_HELP, "diffusion_config", "seed")
@@ -225,7 +272,7 @@ def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> Samplin
 
 
 def check_sampling(given: dict[str, Any]) -> None:
-    """Refuse what is wrong in itself before a model is loaded for it.
+    """Reject what is wrong in itself before a model is loaded for it.
 
     Raises:
         ConfigError: a value outside its range, a contradiction, or a logit bias that is not JSON.
@@ -241,7 +288,7 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = False) -> LLM:
-    """Load the model with what was typed; Ctrl-C meanwhile ends the process, since nothing is written yet.
+    """Load the model with what was typed; from then on Ctrl-C raises KeyboardInterrupt.
 
     Args:
         timed: prompts will be decoded again and again to be timed, so that none may profit from the last time.
@@ -251,10 +298,11 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
     """
     if not diffusion:
         refuse_diffusion(given)
-    with AtOnce():
-        from paceline.llm import LLM
+    from paceline.llm import LLM
 
-        return LLM(**engine_options(given), enable_prefix_caching=not timed)
+    llm = LLM(**engine_options(given), enable_prefix_caching=not timed)
+    raise_from_now_on()
+    return llm
 
 
 def refuse_diffusion(given: dict[str, Any]) -> None:
@@ -263,11 +311,10 @@ def refuse_diffusion(given: dict[str, Any]) -> None:
     Raises:
         ConfigError: the model is a diffusion language model.
     """
-    with AtOnce():
-        from paceline.models.denoiser import is_denoiser
-        from paceline.models.loading import read_config, resolve
+    from paceline.models.denoiser import is_denoiser
+    from paceline.models.loading import read_config, resolve
 
-        if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
-            name = given["model"]
-            those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
-            raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")
+    if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
+        name = given["model"]
+        those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
+        raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")

@@ -1,7 +1,4 @@
-"""Files that a command writes: refused before the work is done for them, and named by their flag where writing fails.
-
-In: a flag and what was typed after it. Out: nothing, or one line. Not here: what is written.
-"""
+"""Files that a command writes: rejected before the work is done for them, named by their flag where writing fails."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def writing(flag: str, path: Path) -> Iterator[None]:
 
 
 def must_be_writable(flag: str, path: Path) -> None:
-    """Refuse a file that cannot be written; a file that is there stays as it is, and none is left where there was none.
+    """Reject a file that cannot be written; a file that is there stays as it is, and none is left where there was none.
 
     Raises:
         ConfigError: a folder, no folder around it, or a place where the system lets nobody write.
@@ -50,7 +47,7 @@ def must_be_writable(flag: str, path: Path) -> None:
 
 
 def must_be_own(flag: str, path: Path, *, mark: str, what: str) -> None:
-    """Refuse what `must_be_writable` refuses, and to destroy a file that holds something else than an earlier run's.
+    """Reject what `must_be_writable` rejects, and to destroy a file that holds something else than an earlier run's.
 
     Args:
         mark: stands in the first 1000 bytes of every such file.
@@ -69,7 +66,7 @@ def _marked(flag: str, path: Path, mark: str) -> bool:
 
 
 def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
-    """Refuse what `must_be_writable` refuses, and to destroy a file that is something else than a page of `paceline
+    """Reject what `must_be_writable` rejects, and to destroy a file that is something else than a page of `paceline
     verb`.
 
     Args:

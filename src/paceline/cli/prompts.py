@@ -1,7 +1,4 @@
-"""Where prompts come from: an argument, a file, standard input.
-
-In: what the user typed. Out: text. Not here: token ids, chat templates.
-"""
+"""Where prompts come from: an argument, a file, standard input."""
 
 from __future__ import annotations
 

@@ -5,20 +5,25 @@ gains.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
+from paceline.cli.terminal import counted, progress_bar, width, wrapped
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.bench.tune import Tuning
     from paceline.llm import LLM
+
+NO_SEARCH = "no search can find "
+"""How the reason of a method begins that needs something of the user's."""
 
 SHOWN = 8
 """Settings in the table."""
@@ -31,9 +36,6 @@ SCATTER = 2.0
 
 LATE = 1.15
 """Time over budget from which on a remark is made."""
-
-WIDEST = 100
-INTERRUPTED = 130
 
 
 @with_flags(sampling=False)
@@ -81,9 +83,7 @@ def command(
 
 
 def _find(drafts: Sequence[str]) -> None:
-    """Refuse a draft model that is not there before anything is measured; one that does not fit is refused in the
-    search.
-    """
+    """Reject a draft model that is not there before anything is measured; one that does not fit fails in the search."""
     from paceline.models.loading import resolve
 
     for name in drafts:
@@ -127,68 +127,62 @@ def default_folder() -> Path:
     return BUNDLED / "target"
 
 
-class _bar:  # noqa: N801 - used like a function
+@contextmanager
+def _bar(budget: float) -> Iterator[Callable[[str, float], None]]:
     """A bar on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    def __init__(self, budget: float) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TimeElapsedColumn(),
-            TextColumn("of {task.total:.0f} s"),
-        )
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.task = self.bar.add_task("warming up", total=budget)
-
-    def __enter__(self) -> Callable[[str, float], None]:
-        self.bar.start()
-        return lambda what, seconds: self.bar.update(self.task, description=what[:46], completed=seconds)
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+    whole = TextColumn("of {task.total:.0f} s")
+    with progress_bar(TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(), whole) as bar:
+        task = bar.add_task("warming up", total=budget)
+        yield lambda what, seconds: bar.update(task, description=what[:46], completed=seconds)
 
 
 def words(found: Tuning, path: Path | None) -> str:
     """The findings in sentences, no wider than the terminal."""
-    from rich.console import Console
-
-    width = min(Console().width, WIDEST)
     batch = f", {found.batch_size} at once" if found.batch_size > 1 else ""
     head = (
-        f"{Path(found.model).name} ({found.dtype} on {found.device}, {_count(found.threads, 'thread')}), "
-        f"{_count(found.prompts, 'prompt')}{batch}, temperature 0, {found.seconds:.0f} s"
+        f"{found.model} ({found.dtype} on {found.device}, {counted(found.threads, 'thread')}), "
+        f"{counted(found.prompts, 'prompt')}{batch}, temperature 0, {found.seconds:.0f} s"
     )
-    lines = [*_wrapped([head], width), ""]
+    lines = [*wrapped([head]), ""]
     if found.settings:
-        lines += [*_table(found, width), ""]
-    remarks = [f"refused: {name}: {why}" for name, why in found.refused.items()]
-    for why in dict.fromkeys(found.skipped.values()):
-        remarks.append(f"not tried: {', '.join(name for name, one in found.skipped.items() if one == why)}: {why}")
+        lines += [*_table(found), ""]
+    remarks = [f"failed: {name}: {why}" for name, why in found.refused.items()]
+    remarks += _skipped(found)
     remarks += _untried(found.left_out, "for which the budget is too short; give more --budget")
     remarks += _untried(found.beyond, "less promising than those that the search starts with")
-    lines += [*_wrapped(remarks, width, "  "), ""] if remarks else []
-    return "\n".join([*lines, *_wrapped(_verdict(found), width), *_kept(found, path)])
+    lines += [*wrapped(remarks, "  "), ""] if remarks else []
+    return "\n".join([*lines, *wrapped(_verdict(found)), *_kept(found, path)])
+
+
+def _skipped(found: Tuning) -> list[str]:
+    """Methods that were not tried, a remark for each kind of reason."""
+    named = {name: why for name, why in found.skipped.items() if why.startswith(NO_SEARCH)}
+    groups: dict[str, list[str]] = {}
+    for name, why in found.skipped.items():
+        if name not in named:
+            groups.setdefault(why, []).append(name)
+    lines = [f"not tried: {', '.join(names)}: {why}" for why, names in groups.items()]
+    if named:
+        lines.append(
+            f"not tried, since each needs a model or a file that you name (`paceline methods` says which, "
+            f"`paceline bench -s` measures them): {', '.join(named)}"
+        )
+    return lines
 
 
 def _untried(settings: Sequence[str], why: str) -> list[str]:
     if not settings:
         return []
     more = f", and {len(settings) - NAMED} more (--json names them)" if len(settings) > NAMED else ""
-    return [f"not tried: {_count(len(settings), 'setting')} {why}: {'; '.join(settings[:NAMED])}{more}"]
+    return [f"not tried: {counted(len(settings), 'setting')} {why}: {'; '.join(settings[:NAMED])}{more}"]
 
 
-def _wrapped(paragraphs: Iterable[str], width: int, indent: str = "") -> list[str]:
-    return [line for one in paragraphs for line in wrap(one, width, subsequent_indent=indent, break_on_hyphens=False)]
-
-
-def _table(found: Tuning, width: int) -> list[str]:
+def _table(found: Tuning) -> list[str]:
     """The best settings of the search."""
     rows = list(found.settings.items())[:SHOWN]
-    room = min(max(len(name) for name, _ in rows), width - 24)
+    room = min(max(len(name) for name, _ in rows), width() - 24)
     lines = [f"{'in the search':<{room}}  gain  paired runs"]
     lines += [f"{name[:room]:<{room}} {gain:4.2f}x  {pairs:>11}" for name, (gain, pairs) in rows]
     rest = len(found.settings) - len(rows)
@@ -201,25 +195,27 @@ def _verdict(found: Tuning) -> list[str]:
     if found.interrupted:
         lines.append("Interrupted; what follows rests on the measurements so far.")
     if found.best is None or found.gain is None:
-        return [*lines, "No setting could be measured." + (" Chosen: plain decoding (off)." if found.chosen else "")]
+        return [*lines, "No setting could be measured: undecided, auto stays."]
     gain, best = found.gain, found.best.words(found.threads)
     figures = (
         f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
-        f"{_count(gain.pairs, 'paired run')} on {_count(gain.items, 'prompt' if found.batch_size == 1 else 'batch')})"
+        f"{counted(gain.pairs, 'paired run')} on {counted(gain.items, 'prompt' if found.batch_size == 1 else 'batch')})"
     )
     confidence = f"It is faster with a confidence of {_percent(gain.confidence)}."
     if found.chosen is None:
-        lines.append(f"Best so far: {best}, {figures}. That is too little to choose by.")
+        why = (
+            "the same runs chose it, and flatter it"
+            if found.in_search
+            else "too few runs"
+            if found.gain.low > 1.0 or found.gain.high < 1.0
+            else "no setting is shown faster than plain"
+        )
+        lines.append(f"Undecided, auto stays: the search preferred {best}, {figures}; {why}.")
     elif found.chosen == found.best:
         lines.append(f"Chosen: {best}. It decodes at {figures}. {confidence}")
     else:
         lines.append(
-            f"Chosen: plain decoding (off). The best other setting ({best}) decodes at {figures}: "
-            "its lower bound is not above 1, so no gain is shown."
-        )
-    if found.in_search and found.chosen is not None:
-        lines.append(
-            "The search had not ended, and a setting that was chosen by the same runs looks better than it is."
+            f"Chosen: plain decoding (off). The setting that the search preferred ({best}) is slower: {figures}."
         )
     if gain.high > SCATTER * gain.low:
         lines.append(
@@ -239,7 +235,7 @@ def _on_time(found: Tuning) -> list[str]:
     lines = []
     if found.max_tokens is not None and found.asked_tokens is not None and found.max_tokens < found.asked_tokens:
         lines.append(
-            f"Prompts were decoded to {_count(found.max_tokens, 'token')} instead of {found.asked_tokens}, so that "
+            f"Prompts were decoded to {counted(found.max_tokens, 'token')} instead of {found.asked_tokens}, so that "
             f"the runs fit "
             "into the budget; give more --budget for a choice by longer outputs."
         )
@@ -251,15 +247,14 @@ def _on_time(found: Tuning) -> list[str]:
 
 
 def _kept(found: Tuning, path: Path | None) -> list[str]:
-    if path is not None:
-        return [f"Profile: {path}", "LLM(...) and the commands use it where no speculative_config is given."]
-    return ["No profile was written." + (" Run it again to choose." if found.profile is None else "")]
+    if path is None:
+        return ["No profile was written." + (" Run it again to choose." if found.profile is None else "")]
+    lines = [f"Profile: {path}"]
+    if found.profile is not None:
+        name = found.profile.name
+        lines += wrapped([f"`paceline profile show {name}` shows it, `paceline profile remove {name}` removes it."])
+    return [*lines, "LLM(...) and the commands use it where no speculative_config is given."]
 
 
 def _percent(share: float) -> str:
     return "more than 99.9 %" if share > 0.999 else "less than 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
-
-
-def _count(number: int, noun: str) -> str:
-    plural = noun if number == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number} {plural}"

@@ -6,24 +6,20 @@ Exit 0 only if drafts were verified and the claim holds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.demo import progress_bar
+from paceline.cli.methods import in_use
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import read_prompts
+from paceline.cli.terminal import counted, progress_bar, stages, wrapped
 
 if TYPE_CHECKING:
-    from paceline.bench.compare import Agreement
-    from paceline.bench.law import LawTest
-    from paceline.bench.verify_report import Report
+    from paceline.bench.judge import Agreement, SamplingTest, VerifyReport
     from paceline.llm import LLM
-
-WIDEST = 100
 
 
 @with_flags(sampling=False)
@@ -42,11 +38,11 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
     given: dict[str, Any],
 ) -> None:
-    """Decode plainly and accelerated, at temperature 0 and above, and compare tokens and laws."""
+    """Decode plainly and accelerated, and compare tokens at temperature 0 and distributions above."""
     texts = None if prompts is None else read_prompts(prompts)
     given["seed"] = seed
     llm = open_llm(given)
-    from paceline.bench.verify import verify
+    from paceline.bench.judge import verify
 
     items = bundled(llm) if texts is None else texts
     with progress_bar() as bar:
@@ -54,25 +50,16 @@ def command(
         report = verify(
             llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=show
         )
-    print(json.dumps(report.to_dict()) if as_json else words(report))
+    if as_json:
+        print(json.dumps(report.to_dict() | {"verified": in_use(llm)}))
+    else:
+        print(words(report, in_use(llm)))
     raise typer.Exit(0 if report.holds else 1)
-
-
-def stages(bar: Any) -> Callable[[str, int, int], None]:
-    """Shows (stage, done, total) on a progress bar, a line a stage."""
-    tasks: dict[str, Any] = {}
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage not in tasks:
-            tasks[stage] = bar.add_task(stage, total=total)
-        bar.update(tasks[stage], completed=done)
-
-    return progress
 
 
 def bundled(llm: LLM) -> list[Any]:
     """The bundled prompts, as messages where the model has a chat template."""
-    from paceline.bench.demo import bundled_prompts
+    from paceline.bench import bundled_prompts
 
     texts = [prompt.prompt for prompt in bundled_prompts()]
     if llm.tokenizer.has_chat_template:
@@ -80,38 +67,34 @@ def bundled(llm: LLM) -> list[Any]:
     return list(texts)
 
 
-def words(report: Report) -> str:
-    """The report in a few lines, no wider than the terminal, as far as words go."""
-    from rich.console import Console
+def words(report: VerifyReport, verified: Sequence[str] = ()) -> str:
+    """The report in a few lines, no wider than the terminal, as far as words go.
+
+    Args:
+        verified: lines that name what was verified beside the model.
+    """
+    from paceline.bench.judge import APPROXIMATE, IN_DISTRIBUTION
 
     rate = report.near_ties / report.positions if report.positions else 0.0
-    lines = [f"{report.model} ({report.dtype})", f"exactness: {report.exactness}"]
+    lines = [f"{report.model} ({report.dtype})", *verified, f"exactness: {report.exactness}"]
     lines += [f"claimed: {report.claimed[0]} at temperature 0, {report.claimed[1]} above"]
     lines += _agreement("temperature 0", report.greedy)
     lines.append(f"  near ties at {rate:.2%} of positions; mean acceptance length {report.mean_acceptance_length:.2f}")
     if report.drafted is not None:
-        lines += _agreement("temperature 0, guesses in every step", report.drafted)
+        lines += _agreement("temperature 0, drafts in every step", report.drafted)
     above = f"temperature {report.temperature:g}"
     if report.seeded is not None:
-        note = " (not part of the claim)" if report.claimed[1] == "equal in law" else ""
+        note = " (not part of the claim)" if report.claimed[1] == IN_DISTRIBUTION else ""
         lines += _agreement(f"{above}, equal seeds{note}", report.seeded)
-    for name, law in (("accelerated", report.law), ("plain (control)", report.plain_law)):
-        if law is not None:
-            lines += _law(
-                f"{above}, {name}", law, approximate=report.claimed[1] == "approximate" and name == "accelerated"
+    for name, distribution in (("accelerated", report.distribution), ("plain (control)", report.plain_distribution)):
+        if distribution is not None:
+            lines += _distribution(
+                f"{above}, {name}", distribution, approximate=report.claimed[1] == APPROXIMATE and name == "accelerated"
             )
-    lines.append(f"{report.guesses} guesses were verified")
-    if report.plain_law is not None and not report.plain_law.holds:
-        lines.append("the control deviates too, so this test of the law proves nothing; try another --seed")
-    width = min(Console().width, WIDEST)
-    wrapped = [wrap(line, width, **_manner(line)) for line in [*lines, report.conclusion]]
-    return "\n".join(line for one in wrapped for line in one)
-
-
-def _manner(line: str) -> dict[str, Any]:
-    """How a long line goes on: two columns further in than it began."""
-    indent = len(line) - len(line.lstrip()) + 2
-    return {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+    lines.append(f"{counted(report.guesses, 'drafted token')} verified")
+    if report.plain_distribution is not None and not report.plain_distribution.holds:
+        lines.append("the control deviates too, so this test proves nothing; try another --seed")
+    return "\n".join(wrapped([*lines, report.conclusion], "  "))
 
 
 def _agreement(name: str, found: Agreement) -> list[str]:
@@ -129,14 +112,15 @@ def _agreement(name: str, found: Agreement) -> list[str]:
     return lines
 
 
-def _law(name: str, law: LawTest, *, approximate: bool) -> list[str]:
-    if law.holds:
-        verdict = "no deviation from the model's own law"
+def _distribution(name: str, distribution: SamplingTest, *, approximate: bool) -> list[str]:
+    if distribution.holds:
+        verdict = "no deviation from the model's own distribution"
     elif approximate:
-        verdict = "deviates from the model's own law, as an approximate rule may"
+        verdict = "deviates from the model's own distribution, as an approximate rule may"
     else:
-        verdict = "DEVIATES from the model's own law"
+        verdict = "DEVIATES from the model's own distribution"
     return [
         f"{name}: {verdict}",
-        f"  {law.tokens} tokens, p-value {law.p_value:.3g} (a false alarm has probability {law.error:g})",
+        f"  {distribution.tokens} tokens, p-value {distribution.p_value:.3g} "
+        f"(a false alarm has probability {distribution.error:g})",
     ]

@@ -1,4 +1,9 @@
-"""How much to guess; one file a policy; the measured cost model they share."""
+"""How much to draft: `base` says what a controller is, `auto/` measures what pays, `policies/` holds published rules,
+and `memory_limit` keeps any of them within a number of bytes.
+
+Controllers see sizes, measured times and outcomes. They know no model, no drafter's workings, and count no steps: the
+engine does.
+"""
 
 import lazy_loader
 

@@ -1,8 +1,4 @@
-"""What a controller is: decides how much each drafter may draft, for each sequence, in this step or in the next few.
-
-In: signals (sizes, measured times, outcomes). Out: plans. Not here: drafting, verifying, any model, counting steps (the
-engine).
-"""
+"""What a controller is: decides how much each drafter may draft, for each sequence, in this step or in the next few."""
 
 from __future__ import annotations
 
@@ -131,7 +127,7 @@ class Controller:
         return Plan.nothing(len(signals))
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """The merged trees, cut to the nodes worth their verification time (see `tree.select` for what may be cut)."""
+        """The merged trees, cut to the nodes worth their time; see `tree.select_nodes` for what may be cut."""
         return list(trees)
 
     def observe(self, outcome: Outcome) -> None:

@@ -1,8 +1,5 @@
 """Speculation within a limit of memory: how many nodes fit, and a controller that keeps to it.
 
-In: bytes that a drafted token costs, a limit, another controller. Out: budgets that fit. Not here: what costs how much
-(models, `engine.footprint`), whether drafting pays (the controller inside).
-
 What speculation takes beside plain decoding is, for each sequence of t tokens with a tree of n nodes, n keys and values
 in the target's cache, n rows of logits (above temperature 0 also their log-weights, and what each token was drawn
 from), and t + n - 1 tokens in the caches of draft models. Caches grow with the text and stay when drafting stops, so

@@ -1,29 +1,22 @@
-"""Sentences that several policies share, for the log and for explanations."""
+"""Sentences that several controllers share, for the log and for explanations."""
 
 from __future__ import annotations
 
+from typing import Final
 
-def fixed_words(number: int, running: int, limit: int | None, remaining: int) -> str:
-    """The fixed policy on one sequence.
+LAST_TOKEN: Final = "Nothing is drafted: this is the last token."
+NO_DRAFTER: Final = "Nothing is drafted: there is no drafter."
+ZERO_TOKENS: Final = "Nothing is drafted: 0 speculative tokens are plain decoding."
 
-    Args:
-        number: speculative tokens a step.
-        running: sequences of the step.
-        limit: no drafts at or above this number of them; None sets no limit.
-        remaining: tokens that may still come.
-    """
-    if limit is not None and running >= limit:
-        return f"Nothing is drafted: {count(running, 'sequence')} at once, and disable_by_batch_size is {limit}."
-    if number == 0:
-        return "Nothing is drafted: 0 speculative tokens are plain decoding."
-    if remaining <= 1:
-        return "Nothing is drafted: this is the last token."
-    cut = (
-        f", at most {count(remaining - 1, 'level')} since {remaining} tokens may still come"
-        if remaining <= number
-        else ""
-    )
-    return f"The number is fixed: up to {count(number, 'node')} in every step{cut}."
+
+def too_many(running: int, limit: int | None) -> str:
+    """Why nothing is drafted for so many sequences at once."""
+    return f"Nothing is drafted: {count(running, 'sequence')} at once, and disable_by_batch_size is {limit}."
+
+
+def none_from(limit: int | None) -> str:
+    """The end of a policy in one line, where it has a `disable_by_batch_size`."""
+    return "" if limit is None else f", none from {limit} running sequences on"
 
 
 def count(number: int, noun: str) -> str:

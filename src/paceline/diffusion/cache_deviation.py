@@ -1,10 +1,8 @@
 """How far an approximate cache policy is from no cache: in what is written, and in the logits it is written by.
 
-In: a denoiser, a canvas, a `diffusion_config`. Out: `Deviation`. Not here: tasks, scores and times (`bench`).
-
 Two things are measured. Decoded twice, with the policy and without, how many slots end up with another token. And at
 every decision of the run with the policy, how far the logits of masked slots are from those of a pass over the whole
-canvas as it stands.
+canvas as it is then.
 """
 
 from __future__ import annotations
@@ -16,13 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.diffusion.base import Verification
-from paceline.diffusion.cache.none import Whole
+from paceline.diffusion.base import Setting, Verification
+from paceline.diffusion.cache import NoCache
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import Recipe
+from paceline.diffusion.methods import ConfiguredMethod
 from paceline.diffusion.predictions import Predictions
-from paceline.diffusion.setting import Setting
 from paceline.models.denoiser import Call, Denoiser
 
 
@@ -74,13 +71,13 @@ def deviation(denoiser: Denoiser, canvas: Canvas, config: Mapping[str, Any] | st
     Raises:
         PacelineError: what stopped either run.
     """
-    recipe = Recipe(config)
-    ours, plain = recipe.parts(denoiser, canvas, seed=seed), recipe.parts(denoiser, canvas, seed=seed)
-    plain.cache, plain.store = Whole(Setting(canvas, denoiser)), None
+    method = ConfiguredMethod(config)
+    ours, plain = method.parts(denoiser, canvas, seed=seed), method.parts(denoiser, canvas, seed=seed)
+    plain.cache, plain.store = NoCache(Setting(canvas, denoiser)), None
     [reference] = decode([canvas], denoiser, [plain])
-    costed = recipe.parts(denoiser, canvas, seed=seed)
+    costed = method.parts(denoiser, canvas, seed=seed)
     [outcome] = decode([canvas], denoiser, [costed])
-    probe = _Probe(ours.verification, denoiser, Whole(Setting(canvas, denoiser)))
+    probe = _Probe(ours.verification, denoiser, NoCache(Setting(canvas, denoiser)))
     decode([canvas], denoiser, [replace(ours, verification=probe)])
     for run in (reference, outcome):
         if run.error:
@@ -101,12 +98,12 @@ def pooled(parts: Sequence[Deviation]) -> Deviation:
 
 
 @dataclass(slots=True)
-class _Probe:
+class _Probe(Verification):
     """Looks at every decision with the eyes of a pass over the whole canvas; decides nothing."""
 
     inner: Verification
     denoiser: Denoiser
-    whole: Whole
+    whole: NoCache
     rows: int = 0
     other_tokens: int = 0
     logits: int = 0

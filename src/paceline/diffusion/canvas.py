@@ -1,8 +1,4 @@
-"""The canvas: a text of fixed slots, some given, some masked, some written.
-
-In: prompts, templates with gaps. Out: what stands at each slot, since when, how sure. Not here: which slot is written
-next.
-"""
+"""The canvas: a text of fixed slots, some given, some masked, some written."""
 
 from __future__ import annotations
 

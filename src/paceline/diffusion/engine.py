@@ -1,8 +1,5 @@
 """Requests on a diffusion language model: canvases for prompts, results shaped as those of every other model.
 
-In: checked requests, a denoiser, a `diffusion_config`. Out: outputs, streams of canvases. Not here: how canvases are
-filled (`paceline.diffusion`), what is refused (`diffusion.supported_options`), printing.
-
 `max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything
 after the first token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end
 from the start. A bias on logits is added before anything looks at them.
@@ -20,13 +17,11 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.final_prefix import Settled
-from paceline.diffusion.logit_bias import Biased
-from paceline.diffusion.loop import Layout, Outcome, Parts, running
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter
-from paceline.diffusion.supported_options import check_engine, check_sampling, honoured, parse_config
-from paceline.diffusion.token_text import TokenTexts
+from paceline.diffusion.layout import BiasedLayout
+from paceline.diffusion.loop import Outcome, Parts, running
+from paceline.diffusion.methods import ConfiguredMethod
+from paceline.diffusion.options import check_engine, check_sampling, honoured, parse_config
+from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter, TokenTexts
 from paceline.engine import CompletionOutput, Request, StopChecker
 from paceline.errors import ConfigError, PromptError
 from paceline.models.denoiser import NativeDenoiser, load_denoiser
@@ -50,6 +45,32 @@ class Job:
     index: int
     outcome: Outcome
     output: CompletionOutput
+
+
+class FinalPrefix:
+    """What of an output of a stream is final while its canvas still fills: text and tokens that will not change.
+
+    Args:
+        checker: of the output, which has seen nothing yet; text that may begin a stop string is held back.
+    """
+
+    __slots__ = ("_chars", "_checker", "_tokens")
+
+    def __init__(self, checker: StopChecker) -> None:
+        self._checker, self._chars, self._tokens = checker, 0, 0
+
+    def grow(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """What is new among the tokens that are final, the ones of earlier calls included."""
+        new = tuple(tokens[self._tokens :])
+        if new:
+            self._checker.push(new)
+        self._tokens += len(new)
+        before, self._chars = self._chars, max(self._chars, self._checker.safe_text_length)
+        return self._checker.text[before : self._chars], new
+
+    def rest(self, text: str, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """What is left of the whole output."""
+        return text[self._chars :], tuple(tokens[self._tokens :])
 
 
 class DiffusionEngine:
@@ -86,11 +107,11 @@ class DiffusionEngine:
             integer("max_model_len", config.max_model_len, 1, denoiser.max_length)
             self.max_context = config.max_model_len
         self.given = parse_config(diffusion_config)
-        self.recipe = Recipe(self.given)
-        if denoiser.attention == "block" and "cache" not in self.given and self.recipe.names["cache"] == "none":
+        self.method = ConfiguredMethod(self.given)
+        if denoiser.attention == "block" and "cache" not in self.given and self.method.names["cache"] == "none":
             self.given["cache"] = "block"
-            self.recipe = Recipe(self.given)
-        if (length := self.recipe.options.get("block_length")) is not None:
+            self.method = ConfiguredMethod(self.given)
+        if (length := self.method.options.get("block_length")) is not None:
             integer("block_length", length, 1)
 
     @classmethod
@@ -104,13 +125,13 @@ class DiffusionEngine:
         *,
         name: str,
     ) -> DiffusionEngine:
-        """Read a checkpoint folder; what is wrong in the configurations is refused before the weights are read.
+        """Read a checkpoint folder; what is wrong in the configurations is rejected before the weights are read.
 
         Raises:
             CheckpointError: see `load_denoiser`. ConfigError: see the class.
         """
         check_engine(config)
-        Recipe(parse_config(diffusion_config))
+        ConfiguredMethod(parse_config(diffusion_config))
         denoiser = load_denoiser(folder, dtype=config.dtype, device=config.device, name=name)
         return cls(denoiser, tokenizer, defaults, config, diffusion_config)
 
@@ -145,41 +166,41 @@ class DiffusionEngine:
     def _streaming(self, jobs: list[Job], parts: list[Parts]) -> Generator[CanvasChunk]:
         shown = [0] * len(jobs)
         _begin(jobs)
-        settled = [Settled(self._checker(job.request, at_once=False)) for job in jobs]
+        final = [FinalPrefix(self._checker(job.request, at_once=False)) for job in jobs]
         try:
             for _ in running([job.outcome for job in jobs], self.denoiser, parts):
                 self._look_for_ends(jobs)
                 for job in jobs:
                     if (now := job.outcome.canvas.round) != shown[job.index]:
-                        yield self._chunk(job, shown[job.index], settled[job.index])
+                        yield self._chunk(job, shown[job.index], final[job.index])
                         shown[job.index] = now
             for job in jobs:
                 self._finish(job)
-                yield self._chunk(job, shown[job.index], settled[job.index])
+                yield self._chunk(job, shown[job.index], final[job.index])
         finally:
             for job in jobs:
                 if not job.output.finished():
                     self._finish(job)
                     job.output.finish_reason, job.output.stop_reason = "abort", None
 
-    def _chunk(self, job: Job, since: int, settled: Settled) -> CanvasChunk:
+    def _chunk(self, job: Job, since: int, final: FinalPrefix) -> CanvasChunk:
         output, request = job.output, job.request
         pieces = self._painter.pieces(job.outcome.canvas, request.max_tokens, self._ends(request), since)
         text = ""
         tokens: tuple[int, ...] = ()
         if output.finished():
-            text, tokens = settled.rest(output.text, output.token_ids)
-        elif self._settles:
-            text, tokens = settled.grow(self._read(job)[0])
+            text, tokens = final.rest(output.text, output.token_ids)
+        elif self._final_once_written:
+            text, tokens = final.grow(self._read(job)[0])
         if tokens and request.metrics.time_to_first_token is None:
             request.metrics.time_to_first_token = perf_counter() - request.metrics.arrival_time
         segments = ((text, None),) if text else ()
         return CanvasChunk(job.index, segments, tokens, output.finish_reason, request.result(), pieces)
 
     @property
-    def _settles(self) -> bool:
+    def _final_once_written(self) -> bool:
         """Whether what is written stays."""
-        return "edit" not in self.recipe.names
+        return "edit" not in self.method.names
 
     @cached_property
     def _painter(self) -> Painter:
@@ -200,7 +221,7 @@ class DiffusionEngine:
             need(token != self.denoiser.mask_token_id, "logit_bias", rule, token)
         canvas = self._canvas(request)
         request.metrics = DiffusionMetrics(
-            num_prompt_tokens=len(request.prompt_ids), method=self.recipe.name, arrival_time=perf_counter()
+            num_prompt_tokens=len(request.prompt_ids), method=self.method.name, arrival_time=perf_counter()
         )
         request.outputs = [CompletionOutput(index) for index in range(request.params.n)]
         return [Job(request, index, Outcome(canvas), output) for index, output in enumerate(request.outputs)]
@@ -211,20 +232,16 @@ class DiffusionEngine:
         """
         slots, mask, eos = self._slots(request), self.denoiser.mask_token_id, self._eos(request)
         priors: dict[int, int] = {}
-        if "check" in self.recipe.names and slots > request.max_tokens:
-            need(
-                bool(eos),
-                "max_tokens",
-                "fill whole blocks where a constrained text has no end token",
-                request.max_tokens,
-            )
+        if "check" in self.method.names and slots > request.max_tokens:
+            rule = "fill whole blocks where a constrained text has no end token"
+            need(bool(eos), "max_tokens", rule, request.max_tokens)
             priors = dict.fromkeys(range(request.max_tokens, slots), eos[0])
         return Canvas.of(request.prompt_ids, slots, mask_token_id=mask, eos_token_ids=eos, priors=priors)
 
     def _slots(self, request: Request) -> int:
         """Slots after the prompt: as many tokens as wanted, rounded up to whole blocks as far as the context allows."""
         causal, prompt = self.denoiser.attention == "block", len(request.prompt_ids)
-        unit = self.denoiser.block_length if causal else self.recipe.options.get("block_length")
+        unit = self.denoiser.block_length if causal else self.method.options.get("block_length")
         unit, before = unit or 1, 0 if causal else prompt
         if unit > self.max_context:
             do = "raise max_model_len" if causal else "choose a smaller block_length"
@@ -253,17 +270,17 @@ class DiffusionEngine:
         if params.ignore_eos:
             facts = copy(facts)
             facts.eos_token_ids = ()
-        recipe = Recipe({**self.given, "temperature": 0.0 if params.greedy else params.temperature})
-        texts = self._texts if "check" in recipe.names else None
-        parts = recipe.parts(facts, job.outcome.canvas, seed=draw_seed(job.request.seed, job.index), token_text=texts)
+        method = ConfiguredMethod({**self.given, "temperature": 0.0 if params.greedy else params.temperature})
+        texts = self._texts if "check" in method.names else None
+        parts = method.parts(facts, job.outcome.canvas, seed=draw_seed(job.request.seed, job.index), token_text=texts)
         if params.logit_bias:
-            parts.layout = Biased(parts.layout or Layout(), params.logit_bias)
+            parts.layout = BiasedLayout(parts.layout, params.logit_bias)
         return parts
 
     def _look_for_ends(self, jobs: Sequence[Job]) -> None:
         """Spare canvases whose text has ended what would be cut off; where written slots may change, all is decoded."""
         for job in jobs:
-            if self._settles and not job.outcome.enough:
+            if self._final_once_written and not job.outcome.enough:
                 job.outcome.enough = self._read(job)[1].finished
 
     def _read(self, job: Job) -> tuple[list[int], StopChecker]:

@@ -1,17 +1,13 @@
 """Constrained decoding: only tokens after which the text can still be completed are written.
 
-In: a grammar, a regular expression or a JSON schema; the text of tokens. Out: slots and tokens in place of those that
-were chosen.
-Not here: notations, automata, the emptiness test (`paceline.constraints`).
-
 A slot's token is written tentatively; if the canvas cannot become a text of the constraint any more, the token is ruled
 out for this slot and all slots that may be written are ranked again, by the clean probability of their best token left.
 The slots that a rule chose are tried first, one by one in its order. A token ruled out is made up for by another slot
 while that is at least as sure as the least sure slot chosen. After `max_rejections` rejections in a round, or when the
 last slots are written, what is missing comes from the shortest text that the canvas can still become. So every round
 writes something, and whatever is finished is a text of the constraint. What the model would have written is only
-changed where it cannot be completed; the law of sampled texts is not the model's conditioned on the constraint (greedy
-rejection).
+changed where it cannot be completed; the distribution of sampled texts is not the model's conditioned on the
+constraint (greedy rejection).
 
 The test counts tokens: see `paceline.grammar.emptiness`. Text after a token that ends it is not asked about; such
 tokens are written in all slots after the first of them.
@@ -31,14 +27,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.diffusion.base import Step
+from paceline.diffusion.base import Check, Setting, Step, TokenText
 from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.progress import end_tokens
-from paceline.diffusion.setting import Setting, TokenText
 from paceline.errors import ConfigError, UnsatisfiableError
-from paceline.grammar import CLOSED, DEAD, MASKED, UNFIT, Cfg, Fillings, Grammar, Lexicon, Table, ebnf
-from paceline.grammar import json_schema as schemas
-from paceline.grammar import regex as patterns
+from paceline.grammar import (
+    CLOSED,
+    DEAD,
+    MASKED,
+    UNFIT,
+    Cfg,
+    Fillings,
+    Grammar,
+    Lexicon,
+    Table,
+    parse_ebnf,
+    parse_json_schema,
+    parse_regex,
+    read_ebnf,
+    read_json_schema,
+)
 from paceline.models.denoiser import Ints
 from paceline.utils import integer, need
 
@@ -47,7 +54,7 @@ MOST_RANKED = 4096
 """Tokens of a slot that are put in order; most are ruled out by kind, so that few are tested."""
 
 
-class GrammarCheck:
+class GrammarCheck(Check):
     """The text is one of a grammar, of a regular expression (as a whole), or a JSON value of a schema.
 
     Args:
@@ -66,8 +73,6 @@ class GrammarCheck:
         ConfigError: none or several of the constraints, one that cannot be read, no text of tokens.
         UnsatisfiableError: a constraint that no text meets.
     """
-
-    stateless = True
 
     def __init__(
         self,
@@ -88,7 +93,7 @@ class GrammarCheck:
         integer("max_rejections", max_rejections, 0)
         self.first = canvas.start if constrained_from is None else constrained_from
         integer("constrained_from", self.first, 0, int(canvas.masked()[0]) if canvas.masked().size else canvas.length)
-        self.most, self.endings = max_rejections, end_tokens(canvas, setting)
+        self.most, self.endings = max_rejections, setting.end_tokens
         never = frozenset((denoiser.mask_token_id, *self.endings, *denoiser.eos_token_ids))
         key = _source(chosen[0], given[chosen[0]], grammar_start)
         assert setting.token_text is not None
@@ -105,9 +110,8 @@ class GrammarCheck:
         self.checks = self.rejections = self.completions = 0
 
     def settle(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
-        """See `base.Check`."""
         self._look_at(step.canvas)
-        round_ = _Round(self, step, chosen)
+        round_ = _RoundWriter(self, step, chosen)
         round_.write_chosen()
         round_.write_others()
         round_.complete()
@@ -174,7 +178,7 @@ class GrammarCheck:
         )
 
 
-class _Round:
+class _RoundWriter:
     """Writing of one round."""
 
     def __init__(self, check: GrammarCheck, step: Step, chosen: Ints) -> None:
@@ -268,11 +272,11 @@ def _source(kind: str, value: Any, start: str) -> Source:
         return kind, value, start, ""
     if kind == "grammar":
         need(isinstance(value, str | Path), "grammar", "be a text or a path", value)
-        text, folder = ebnf.read_ebnf(value)
+        text, folder = read_ebnf(value)
         return kind, text, start, str(folder or "")
     need(isinstance(value, str | Path | bool | Mapping), "json_schema", "be an object, a text or a path", value)
     try:
-        return kind, json.dumps(schemas.read_json_schema(value)), start, ""
+        return kind, json.dumps(read_json_schema(value)), start, ""
     except (TypeError, ValueError) as error:
         raise ConfigError(f"json_schema is not JSON: {error}") from None
 
@@ -280,10 +284,10 @@ def _source(kind: str, value: Any, start: str) -> Source:
 def _parsed(source: Source) -> Grammar:
     kind, text, start, folder = source
     if kind == "regex":
-        return Grammar({"regex": patterns.parse_regex(text)}, "regex")
+        return Grammar({"regex": parse_regex(text)}, "regex")
     if kind == "grammar":
-        return ebnf.parse_ebnf(text, start, Path(folder) if folder else None)
-    return schemas.parse_json_schema(json.loads(text))
+        return parse_ebnf(text, start, Path(folder) if folder else None)
+    return parse_json_schema(json.loads(text))
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,5 @@
 """The loop: one pass of the model, one round of rules, until nothing is masked.
 
-In: canvases, a denoiser, a method put together for each canvas. Out: finished canvases with their trajectories. Not
-here: which slots are written (`transition`), what a pass computes (caches), how a method is put together (`methods`).
-
     predictions = look(canvas)
     while not finished:
         drafts      = verification.drafts(canvas, predictions)     # the first is the plain method's next canvas
@@ -25,16 +22,15 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from paceline.diffusion.base import NONE, Cache, Plan, Verification
+from paceline.diffusion.base import NONE, Cache, Layout, Plan, Transition, Verification
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.trajectory import Round, Trajectory
-from paceline.diffusion.transition import Transition
 from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
 
 PATIENCE = 8
-"""Rounds in a row in which no slot that may be written has been computed, before a method is found to stand still."""
+"""Rounds in a row in which no slot that may be written has been computed, before a method is given up."""
 
 Watch = Callable[[int, Canvas], None]
 Passes = Generator[list[Call], list[torch.Tensor], Canvas]
@@ -46,33 +42,16 @@ class Parts:
     """A method put together for one canvas.
 
     Attributes:
-        layout: lays several drafts of one pass out as calls, and picks each draft's logits from what comes back; None
-            is a call for each draft.
+        layout: lays the drafts of one pass out as calls.
     """
 
     transition: Transition
     cache: Cache
     verification: Verification
+    layout: Layout
     store: SlotCache | None = None
-    layout: Layout | None = None
     temperature: float = 0.0
     seed: int = 0
-
-
-class Layout:
-    """A call for each draft (batch expansion)."""
-
-    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
-        """One pass over drafts of one canvas, each by its own plan."""
-        each = zip(drafts, plans, strict=True)
-        return [
-            Call(draft.tokens[plan.slots], plan.slots, store, plan.read, plan.write, wanted=plan.wanted)
-            for draft, plan in each
-        ]
-
-    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-        """(k, v) of each draft, its plan's wanted rows."""
-        return outputs
 
 
 @dataclass(slots=True)
@@ -189,7 +168,7 @@ def _look(drafts: list[Canvas], parts: Parts) -> Look:
     """The model's word on drafts, after whatever passes the cache asks for; on the first only, where the cache allows
     no more.
     """
-    layout, schedule = parts.layout or Layout(), parts.transition.schedule
+    layout, schedule = parts.layout, parts.transition.schedule
     first = drafts[0]
     *before, plan = parts.cache.plans(first, schedule.block(first))
     for storing in before:

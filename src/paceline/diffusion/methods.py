@@ -1,11 +1,9 @@
 """Methods put together: a name and options become the parts that decode one canvas.
 
-In: a `diffusion_config`, a denoiser, a canvas. Out: `Parts` for the loop. Not here: what any part does.
-
     {"method": "threshold", "confidence_threshold": 0.8, "block_length": 32, "cache": "dual"}
 
 A name stands for a composition; every kind of part in it can be replaced by name, and every other key is an option of
-the parts chosen, which are its keyword arguments. An option that no part takes is refused.
+the parts chosen, which are its keyword arguments. An option that no part takes is rejected.
 """
 
 from __future__ import annotations
@@ -18,20 +16,18 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from paceline.diffusion.base import Setting, TokenText, Transition
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.catalogue import METHODS, PARTS, Method
 from paceline.diffusion.loop import Parts
-from paceline.diffusion.option_values import check_values
-from paceline.diffusion.setting import Setting, TokenText
-from paceline.diffusion.transition import Transition
+from paceline.diffusion.options import RANGES, canonical
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Denoiser
-from paceline.utils import need, number
+from paceline.utils import check_types, need, number
 
 RULES = ("correction", "score", "commit", "edit", "check", "stop")
 OPTIONAL = ("correction", "edit", "check", "stop")
 KINDS = ("schedule", *RULES, "cache", "verification")
-ALIASES = {"unmasking_strategy": "method", "dllm_unmasking_strategy": "method"}
 STRATEGIES = {
     "low_confidence_static": "static",
     "low_confidence_dynamic": "threshold",
@@ -66,12 +62,7 @@ def options_of(factory: Any) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def canonical(key: str) -> str:
-    """The name of an option, as other engines may call it -> ours."""
-    return ALIASES.get(key, key).removeprefix("dllm_")
-
-
-class Recipe:
+class ConfiguredMethod:
     """A method with its options, checked once; `parts` makes it for a canvas.
 
     Args:
@@ -97,14 +88,10 @@ class Recipe:
         need(listed, "modifiers", f"be a list of {', '.join(PARTS['modifier'])}", modifiers)
         self.modifiers = tuple(modifiers)
         self.options = {**self.method.options, **given}
-        self._refuse_unknown()
+        self._check_options()
         both = "edit" in self.names and "check" in self.names
-        need(
-            not both,
-            "edit",
-            "be left out where a constraint is checked (an edit could break what was checked)",
-            self.names.get("edit"),
-        )
+        rule = "be left out where a constraint is checked (an edit could break what was checked)"
+        need(not both, "edit", rule, self.names.get("edit"))
 
     @staticmethod
     def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +113,7 @@ class Recipe:
             need(fine, kind, f"be one of {', '.join(PARTS[kind])}" + ", or None" * (kind in OPTIONAL), name)
         return {kind: name for kind, name in chosen.items() if name is not None}
 
-    def _refuse_unknown(self) -> None:
+    def _check_options(self) -> None:
         factories = [part(kind, name) for kind, name in self.names.items()] + [
             part("modifier", m) for m in self.modifiers
         ]
@@ -135,19 +122,17 @@ class Recipe:
             if key not in known:
                 raise ConfigError(f"diffusion method {self.name!r} has no option {key!r}; {_near(key, sorted(known))}")
         for factory in factories:
-            check_values(factory, self.options)
-        self._refuse_unread(factories)
+            check_types(factory, self.options, RANGES)
+        self._check_unread(factories)
 
-    def _refuse_unread(self, factories: list[Any]) -> None:
+    def _check_unread(self, factories: list[Any]) -> None:
         """Options that no part reads with the values of the others."""
         for key, value in self.options.items():
             takers = [factory for factory in factories if key in options_of(factory)]
-            rules = [
-                factory.unread(self.options).get(key) if hasattr(factory, "unread") else None for factory in takers
-            ]
+            rules = [factory.unread(self.options).get(key) for factory in takers]
             need(None in rules or value == options_of(takers[0])[key].default, key, str(rules[0]), value)
 
-    def _refuse_idle(self, denoiser: Denoiser) -> None:
+    def _check_idle(self, denoiser: Denoiser) -> None:
         """Options that no part reads with this model."""
         drafts = "blocks_ahead" in options_of(part("verification", self.names["verification"]))
         ahead = self.options.get("blocks_ahead", 0)
@@ -166,7 +151,7 @@ class Recipe:
             ConfigError: options that do not fit the model or the canvas, a verification of rules with a memory.
         """
         need(canvas.length <= denoiser.max_length, "prompt and text", f"fit {denoiser.max_length} slots", canvas.length)
-        self._refuse_idle(denoiser)
+        self._check_idle(denoiser)
         setting = Setting(canvas, denoiser, seed, temperature=self.temperature, token_text=token_text)
         setting.schedule = self._make("schedule", self.names["schedule"], setting)
         rules = {kind: self._make(kind, name, setting) for kind, name in self.names.items() if kind in RULES}
@@ -174,8 +159,9 @@ class Recipe:
         setting.transition = Transition(schedule=setting.schedule, modifiers=modifiers, **rules)
         policy = setting.cache = self._make("cache", self.names["cache"], setting)
         verification = self._make("verification", self.names["verification"], setting)
-        layout = getattr(verification, "layout", None)
-        return Parts(setting.transition, policy, verification, setting.store, layout, self.temperature, seed)
+        return Parts(
+            setting.transition, policy, verification, verification.layout, setting.store, self.temperature, seed
+        )
 
     def _make(self, kind: str, name: str, setting: Setting) -> Any:
         factory = part(kind, name)

@@ -1,8 +1,4 @@
-"""What a request on a diffusion language model costs, and what a canvas looks like while it fills.
-
-In: trajectories, canvases. Out: `DiffusionMetrics`, `CanvasChunk`. Not here: decoding (`paceline.diffusion`), colours
-(`cli.render`).
-"""
+"""What a request on a diffusion language model costs, and what canvases and tokens look like as text."""
 
 from __future__ import annotations
 
@@ -18,7 +14,9 @@ from paceline.engine import RequestMetrics, StreamChunk
 from paceline.models.loading import Tokenizer, token_bytes
 
 State = Literal["masked", "written", "new"]
+
 Pieces = tuple[tuple[str, State], ...]
+
 DOT = "·"
 """What stands for a masked slot."""
 
@@ -121,3 +119,28 @@ def _state(canvas: Canvas, slot: int, since: int) -> State:
     if canvas.status[slot] == Status.MASKED:
         return "masked"
     return "new" if canvas.born[slot] >= since else "written"
+
+
+class TokenTexts:
+    """The text of each token as it reads inside a text, a leading space included.
+
+    None for special tokens, for ids beyond the vocabulary, and for tokens that hold a part of a character only: a
+    constrained text does without them. A tokenizer that drops a space at the start of a text shows a text that starts
+    with one without it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.texts = [_read(found) for found in token_bytes(tokenizer)]
+
+    def __call__(self, token: int) -> str | None:
+        """See `base.TokenText`."""
+        return self.texts[token] if token < len(self.texts) else None
+
+
+def _read(found: bytes | None) -> str | None:
+    if not found:
+        return None
+    try:
+        return found.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -1,7 +1,5 @@
 """What one pass says of masked slots: a token for each, and how sure the model is, by several measures.
 
-In: logits. Out: tokens, probabilities, entropies, margins. Not here: which of them are written.
-
 Measures come from the clean distribution, before temperature: a probability after it says how cold the sampler is, not
 how sure the model is. Noise is drawn in float64 from the (seed, round, slot) of a draw, so that a token does not depend
 on what else is decoded.
@@ -91,17 +89,47 @@ class Predictions:
             self.logits[torch.from_numpy(rows).to(self.logits.device)],
         )
 
+    def tokens_at(self, slots: Ints) -> Ints:
+        """The tokens predicted at `slots`."""
+        return self.tokens[self.rows(slots)]
+
+    def confidence_at(self, slots: Ints) -> Floats:
+        """The clean probabilities of the tokens predicted at `slots`."""
+        return self.confidence[self.rows(slots)]
+
+    def entropy_at(self, slots: Ints) -> Floats:
+        """The entropies at `slots`, nats."""
+        return self.entropy[self.rows(slots)]
+
+    def probability(self, slots: Ints, tokens: Ints) -> Floats:
+        """Of `tokens` at `slots`, under the clean distribution; where one is the prediction, as noted there."""
+        rows = self.rows(slots)
+        values = self.confidence[rows]
+        for i in np.flatnonzero(self.tokens[rows] != tokens):
+            values[i] = float(self.logits[int(rows[i])].double().softmax(-1)[int(tokens[i])])
+        return values
+
     def known(self, slots: Ints) -> Flags:
         """Which of `slots` have a row."""
         return np.isin(slots, self.slots)
 
 
+def uniform(seed: int, round_: int, length: int, purpose: int) -> Floats:
+    """(length,) numbers in [0, 1) keyed by seed, round and purpose (2 to 7): a slot's number does not depend on what
+    else is decoded.
+    """
+    return _stream(seed, (purpose << 61) + round_).random(length)
+
+
+def _stream(seed: int, key: int) -> np.random.Generator:
+    pair = np.array([seed & 0xFFFFFFFFFFFFFFFF, key], np.uint64)  # a list would become floats
+    return np.random.Generator(np.random.Philox(key=pair))
+
+
 def _gumbel_argmax(logits: torch.Tensor, slots: Ints, temperature: float, seed: int, round_: int) -> torch.Tensor:
     noise = np.empty(tuple(logits.shape))
     for row, slot in enumerate(slots):
-        key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (round_ << 32) | int(slot)], np.uint64)  # a list would become floats
-        stream = np.random.Generator(np.random.Philox(key=key))
-        noise[row] = stream.gumbel(size=logits.shape[1])
+        noise[row] = _stream(seed, (round_ << 32) | int(slot)).gumbel(size=logits.shape[1])
     return (logits.double() / temperature + torch.from_numpy(noise).to(logits.device)).argmax(-1)
 
 

@@ -2,25 +2,65 @@
 
 Phase one decodes a text of thoughts with the block length the model is fast at, until it writes the end of thinking or
 runs out of slots. Then a fixed text is appended that asks to check the thoughts and to give the answer, and phase two
-goes on with blocks of one slot, which is autoregressive decoding by the same weights.
+goes on with blocks of one slot, which is autoregressive decoding by the same weights. Whether the weights bear other
+blocks depends on how they were trained.
 
-In: prompts, a denoiser, what ends thinking. Out: thoughts and answers with what each cost. Not here: the rule of either
-phase.
 Source: TDAR (arXiv:2602.09555). Where phase one ends is not stated there; a marker of the user's choice does it here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+
+from paceline.diffusion.base import NONE
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import Recipe
-from paceline.diffusion.reblocked import Reblocked
-from paceline.models.denoiser import Denoiser
+from paceline.diffusion.methods import ConfiguredMethod
+from paceline.models.denoiser import Call, Denoiser, SlotCache
 from paceline.utils import need
+
+
+class ReblockedDenoiser:
+    """A block-causal model with other blocks than it was loaded with: every call gets the mask of the new blocks, by
+    which a slot sees its own block and those before it. Blocks of one slot are the autoregressive model.
+
+    Caches are those of the model, but keys and values stored under other blocks differ; begin with an empty one.
+
+    Raises:
+        ConfigError: a model with full attention, a length below 1.
+    """
+
+    def __init__(self, inner: Denoiser, block_length: int) -> None:
+        rule = "be causal between blocks to be given others"
+        need(inner.attention == "block", "the model's attention", rule, inner.attention)
+        need(block_length >= 1, "block_length", "be at least 1", block_length)
+        self.inner = inner
+        self.block_length: int | None = block_length
+        self.attention = inner.attention
+        self.vocab_size, self.mask_token_id = inner.vocab_size, inner.mask_token_id
+        self.eos_token_ids, self.max_length = inner.eos_token_ids, inner.max_length
+        self.needs_left = inner.needs_left
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.inner.slot_bytes
+
+    def new_cache(self, length: int) -> SlotCache:
+        return self.inner.new_cache(length)
+
+    def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        return self.inner.forward([call if call.mask is not None else self._masked(call) for call in calls])
+
+    def _masked(self, call: Call) -> Call:
+        assert self.block_length is not None
+        read = call.read if call.read is not None else NONE
+        keys = np.concatenate([read, call.slots]) // self.block_length
+        return replace(call, mask=keys[None, :] <= (call.slots // self.block_length)[:, None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +113,8 @@ def think_then_answer(
         slot a round.
         seed: of the first prompt, the next one for the next.
     Raises:
-        ConfigError: as `Recipe`; a block length other than 1 for answering; a phase one that failed raises its own
-        error.
+        ConfigError: as `ConfiguredMethod`; a block length other than 1 for answering; a phase one that failed raises
+            its own error.
     """
     ends = tuple(phases.end_of_thinking) + tuple(denoiser.eos_token_ids)
     thinking = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}
@@ -83,7 +123,7 @@ def think_then_answer(
     given = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
     answering = {"stop": "end_of_text", "block_length": 1, **_mapping(phases.answering)}
     need(answering["block_length"] == 1, "block_length of phase two", "be 1", answering["block_length"])
-    fine = Reblocked(denoiser, 1) if denoiser.attention == "block" else denoiser
+    fine = ReblockedDenoiser(denoiser, 1) if denoiser.attention == "block" else denoiser
     answered = _decode(given, phases.answer_length, fine, answering, seed)
     each = zip(texts, thought, answered, strict=True)
     return [Answer(text, after.canvas.output, before, after) for text, before, after in each]
@@ -92,9 +132,12 @@ def think_then_answer(
 def _decode(
     prompts: Sequence[Sequence[int]], length: int, denoiser: Denoiser, config: Mapping[str, Any], seed: int
 ) -> list[Outcome]:
-    ids, recipe = {"mask_token_id": denoiser.mask_token_id, "eos_token_ids": denoiser.eos_token_ids}, Recipe(config)
+    ids, method = (
+        {"mask_token_id": denoiser.mask_token_id, "eos_token_ids": denoiser.eos_token_ids},
+        ConfiguredMethod(config),
+    )
     canvases = [Canvas.of(prompt, length, **ids) for prompt in prompts]  # type: ignore[arg-type]  # ids are of several types
-    parts = [recipe.parts(denoiser, canvas, seed=seed + i) for i, canvas in enumerate(canvases)]
+    parts = [method.parts(denoiser, canvas, seed=seed + i) for i, canvas in enumerate(canvases)]
     outcomes = decode(canvases, denoiser, parts)
     for outcome in outcomes:
         if outcome.error:

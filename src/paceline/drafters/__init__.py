@@ -1,5 +1,8 @@
-"""Where drafts come from: one module a method, in folders by what a method drafts with; what a drafter is stands in
-`base`.
+"""Where drafts come from: one module a method, in folders by what a method drafts with. What a drafter is is said in
+`base`; what several share is in `common/`, `growth/` (trees) and `vocab/` (other or trimmed vocabularies).
+
+A drafter knows contexts (the text so far, the request's rules) and budgets. It does not know the engine, how much
+drafting pays (controllers), or which tokens are accepted (verifiers).
 """
 
 import lazy_loader

@@ -1,11 +1,12 @@
-"""What a drafter is: proposes tokens; never decides which are accepted.
+"""What a drafter is: it proposes tokens and never decides which are accepted.
 
-In: contexts (the text so far, the request's rules) and budgets. Out: token trees. Not here: the target's logits as a
-decision, sampling parameters beyond a drafter's own q, the engine.
+To write one, derive from `Drafter` and give it a `name`, `begin`, `propose` and `fork`; everything else has a default
+that says "not this". The engine makes one object from `DrafterArgs` and the user's options, calls `begin` once per
+request after prefill, then `propose` and `observe` in turn, and `end` when the request ends. One object serves many
+sequences, so everything per sequence lives in the state that `begin` returns; states may be of any type. A drafter that
+raises, or proposes an invalid tree, is dropped for that request, which goes on without it.
 
-The engine calls `begin` once per request after prefill, then `propose` and `observe` in turn, and `end` when the
-request ends; one object serves many sequences, so everything per sequence lives in the state that `begin` returns. A
-drafter that raises is dropped for that request, which goes on without it.
+Drafters that read the text alone start from `common.bases.SingleDrafter`, those with a model from `ModelDrafter`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
-    from paceline.drafters.common.tables import Tables
-    from paceline.drafters.growth.policies import TreePolicy
     from paceline.models import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
     from paceline.models.loading import Tokenizer
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NO_TENANT: Final = ""
 """Of requests without a `cache_salt`, which is never empty: nobody can ask for their caches and tables by name."""
 
-Shape = Callable[["torch.Tensor", Sequence[Sequence[int]]], "torch.Tensor"]
+ApplyRules = Callable[["torch.Tensor", Sequence[Sequence[int]]], "torch.Tensor"]
 
 
 @dataclass(slots=True)
@@ -37,21 +38,20 @@ class Context:
 
     Attributes:
         request_id: unique name.
-        tokens: the live text, prompt and output; grows in place. Its last entry is the root. Drafters may only read it:
-            each has a copy of its own, so that writing into it changes no output, and the drafter that is seen to do so
-            is dropped.
+        tokens: the text, prompt and output; grows in place. Its last entry is the tree's root. Read only: each drafter
+            has a copy of its own, and one that writes into it is dropped.
         prompt_length: how many of `tokens` are prompt.
         temperature: 0 for greedy requests.
         seed: base of the drafter's own draws.
         seeded: the user gave the seed and expects the same tokens again, whatever was drafted; points give that, draws
-        do not.
-        shape: applies the request's sampling rules to raw logits (r, v) at the given paths (tokens after the root, one
-            per row) and returns float32 log-weights (r, v), so that q can follow the target's rules.
-        taps: layer -> (prompt length - 1, hidden) states of the prompt, where the drafter asked for taps.
+            do not.
+        apply_rules: the request's sampling rules on raw logits (r, v) at the given paths (tokens after the root, one
+            path per row), as float32 log-weights (r, v); so q can follow the target's rules. None where there are none.
+        taps: layer -> (prompt length - 1, hidden) states of the prompt, for drafters with `taps`.
         tenant: tables learned from text are shared within one tenant only.
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
-        cache: gives the target's own cache of this sequence, to drafters with `runs_target`, which may use its scratch
-            slots while they propose (models.decoder.layer_drafts); it may be another one in every step.
+        cache: gives the target's own cache of this sequence, for drafters with `runs_target`, which may use its scratch
+            slots while they propose; it may be another one in every step.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class Context:
     temperature: float = 0.0
     seed: int = 0
     seeded: bool = False
-    shape: Shape | None = None
+    apply_rules: ApplyRules | None = None
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     tenant: str = NO_TENANT
     prediction: Sequence[int] = ()
@@ -108,7 +108,7 @@ class Models(Protocol):
 
 
 class Judge(Protocol):
-    """Verifies trees for a drafter that verifies those of another."""
+    """Verifies trees for a drafter that is built on another one."""
 
     def verify(
         self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
@@ -119,25 +119,27 @@ class Judge(Protocol):
             rows: (1 + n, v) log-weights at the root and the nodes.
             seeds: of the noise of each, to be used once; None takes likeliest tokens.
         Raises:
-            DrafterError: a root's row that holds no law.
+            DrafterError: a root's row that holds no distribution.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterArgs:
-    """What the engine hands to a drafter's constructor, besides its part of `speculative_config` as keyword arguments.
+    """What the engine hands to a drafter's constructor, before its options as keyword arguments.
+
+    Most drafters need the first two alone.
 
     Attributes:
         vocab_size: of the target; proposed ids lie below it.
         index: this drafter's place in the list, the value of `TokenTree.sources` for its nodes.
+        max_context: of the target.
         target: the target's runner, for drafters that use it.
         load_runner: opens another checkpoint by name, after checking that its tokenizer is the target's.
         models: the same, and more ways to open models.
         nested: makes a drafter from a `speculative_config` of one method, for drafters built on others.
-        judge: verifies for drafters that verify.
-        max_context: of the target.
-        fingerprint: names the tokenizer, so that tables and datastores made with another one are refused; asked only by
-            drafters that read such files, since it takes a pass over the vocabulary.
+        judge: verifies for these.
+        fingerprint: names the tokenizer, so that tables and datastores made with another one are rejected; called only
+            by drafters that read such files, since it takes a pass over the vocabulary.
     """
 
     vocab_size: int
@@ -151,8 +153,22 @@ class DrafterArgs:
     fingerprint: Callable[[], str] = str
 
 
+class SavedTables(Protocol):
+    """What a drafter has learned from text and can save; `common.tables.Tables` is one."""
+
+    method: str
+    folder: Path | None
+
+    @property
+    def file_name(self) -> str:
+        """In its folder."""
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Write all of it; returns the file."""
+
+
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DraftedToken:
     """A drafted token and the (v,) row that it was drawn from, None where it is a point."""
 
     token: int
@@ -165,35 +181,34 @@ class Ahead:
 
     Attributes:
         run: does it, and returns for each sequence the token that comes first behind its scored tree, or None. A drawn
-            one is tried in the row of the tree's last node; where it stands it is the verdict's next token. A point
-            needs no trial.
+            one is tried in the row of the tree's last node; if accepted it is the verdict's next token. A point needs
+            no trial.
         threads: of PyTorch on the CPU that it takes from the scoring pass; 0 where the two do not share a device.
     """
 
-    run: Callable[[], Sequence[Guess | None]]
+    run: Callable[[], Sequence[DraftedToken | None]]
     threads: int = 0
 
 
 class Drafter(ABC):
     """Proposes token trees for many sequences; every drafter derives from it.
 
-    A drafter must have a `name`, `begin`, `propose` and `fork`. The rest are abilities that it may have: an attribute
-    or a method that it leaves alone says that it has not.
+    Required: `name`, `begin`, `propose`, `fork`. All else is an ability: leave it alone and the drafter lacks it.
 
     Attributes:
         name: what logs and metrics call it.
         taps: layers of the target whose hidden states it wants, in the prompt and in every score.
-        catches_up: it needs no `observe` after a step without any drafts: it reads the new tokens from its contexts
-            when it is next asked.
-        plain_every: without `catches_up`, it needs to hear of one in so many of those steps; it may change this in
-        `observe`.
-        shares_state: it learns from all running sequences of a tenant for all of them, so that its proposals for one
-            may depend on what the others were; without it they never do.
+        catches_up: it needs no `observe` after a step without drafts, since it reads new tokens from its contexts when
+            it is next asked.
+        plain_every: without `catches_up`, it needs `observe` after one in so many of those steps; it may change this in
+            `observe`.
+        shares_state: it learns from all sequences of a tenant for all of them, so that its proposals for one depend on
+            the others.
         keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
         runs_target: it finds the target's cache in its contexts; `resume` is asked.
         works_ahead: `ahead` is asked.
-        rewinds: `rewind` may be called, so that it can serve inside a hierarchy.
-        policy: how it grows trees, where that is one of the tree policies.
+        rewinds: `rewind` may be called, so that other drafters can be built on it.
+        tree_policy: name of the policy by which it grows trees; "chain" where there is none.
         tables: what it learns from text, to be saved on request.
     """
 
@@ -206,32 +221,17 @@ class Drafter(ABC):
     runs_target: bool = False
     works_ahead: bool = False
     rewinds: bool = False
-    policy: TreePolicy | None = None
-    tables: Tables[Any] | None = None
-
-    @property
-    def draws_tokens(self) -> bool:
-        """Whether it draws tokens from laws of its own above temperature 0."""
-        return False
-
-    @property
-    def score_taps(self) -> Sequence[int]:
-        """Layers whose hidden states it wants of the next scoring pass, beside `taps`; asked in each step."""
-        return ()
-
-    @property
-    def row_bytes(self) -> int:
-        """Memory of a drafted token's logits, where those of all tokens are held at once."""
-        return 0
+    tree_policy: str = "chain"
+    tables: SavedTables | None = None
 
     @abstractmethod
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
-        """One new state per sequence, right after prefill; None for one that it will have nothing to say about."""
+        """One new state per sequence, right after prefill; None for a sequence that it will not draft for."""
 
     @abstractmethod
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        """One tree per sequence within its budget; EMPTY_TREE where there is nothing to say. `so_far` holds the trees
-        that the drafters before this one proposed.
+        """One tree per sequence within its budget, EMPTY_TREE where it has nothing to propose. `so_far` holds the trees
+        of the drafters before this one.
         """
 
     @abstractmethod
@@ -241,10 +241,20 @@ class Drafter(ABC):
     def observe(  # noqa: B027  # a default, as are those below
         self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
-        """What became of the (merged) trees that were scored; contexts already hold the new tokens."""
+        """What became of the merged trees that were scored; contexts already hold the new tokens."""
 
     def end(self, states: Sequence[Any]) -> None:  # noqa: B027
         """The sequences are finished or dropped; free what they hold."""
+
+    @property
+    def draws_tokens(self) -> bool:
+        """Whether it draws tokens from distributions of its own above temperature 0."""
+        return False
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """Layers whose hidden states it wants of the next scoring pass, beside `taps`; asked in each step."""
+        return ()
 
     def ahead(self, states: Sequence[Any], trees: Sequence[TokenTree]) -> Ahead | None:
         """Work for a second thread while the target scores the chosen trees; asked before every scoring pass.
@@ -261,9 +271,7 @@ class Drafter(ABC):
         return None
 
     def rewind(self, state: Any, kept: int) -> None:
-        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the
-        new one.
-        """
+        """The text behind its first `kept` tokens was taken back; the context holds the new one."""
         raise NotImplementedError(f"drafter {self.name!r} cannot go back")
 
     def runners(self) -> Sequence[Runner]:
@@ -274,4 +282,9 @@ class Drafter(ABC):
         """At most what it keeps, beside the caches of `runners`, of a sequence of so many tokens, drafted ones
         included.
         """
+        return 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of a drafted token's logits, where those of all tokens are held at once."""
         return 0

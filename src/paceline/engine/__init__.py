@@ -1,4 +1,7 @@
-"""The loop: requests, scheduling, stops, statistics, the step."""
+"""The loop: requests, scheduling, stops, statistics, the step.
+
+It knows no method by name and no model: drafters, verifiers, controllers and runners are told it through their
+protocols. It prints nothing."""
 
 import lazy_loader
 

@@ -1,8 +1,6 @@
 """Puts an engine together from a speculative_config: drafters, verifiers, controller.
 
-In: a runner and a parsed configuration. Out: Parts. What a method needs and the runner lacks is refused here, before
-anything runs.
-Not here: loading of targets, the loop.
+What a method needs and the runner lacks is rejected here, before anything runs.
 """
 
 from __future__ import annotations
@@ -11,31 +9,34 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import registry
-from paceline.config import SHARED, SpeculativeConfig
-from paceline.config_keys import reject_unknown_keys
+from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
-from paceline.engine.crew import Crew
-from paceline.engine.footprint import limited
-from paceline.engine.judge import ExactJudge
+from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.loop import Parts
 from paceline.engine.policy import (
     OTHER_TOKENIZER,
     auto_table,
     build_controller,
     check_controller,
+    limited,
     options_of,
     split_options,
     with_published_number,
 )
-from paceline.errors import CapabilityError, ConfigError, DrafterError, PacelineError
+from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
+from paceline.sampling import KeyedDraws
+from paceline.tree import TokenTree, Verdict
 from paceline.utils import check_types, need, shortened
-from paceline.verifiers import GreedyVerifier
+from paceline.verifiers import GreedyVerifier, RecursiveRejection, Verifier
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("paceline")
 
@@ -64,27 +65,28 @@ def build_parts(
         CapabilityError: a method that this runner cannot serve.
     """
     config, own = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
-    methods = sorted(_methods(config, default_draft), key=lambda one: _kind(one) == "fusion")
+    methods = sorted(single_methods(config, default_draft), key=lambda one: _kind(one) == "fusion")
     drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
-    tables_of(drafters)  # refuses two for one file
+    tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":
-        _refuse_branches(methods, drafters)
-    crew = Crew(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    options: dict[str, Any] = {}
+        _reject_branches(methods, drafters)
+    drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
+    verifier, options = registry.load("verifiers", config.acceptance_method), dict[str, Any]()
+    registry.check_derives("verifiers", config.acceptance_method, verifier, Verifier)
     if config.acceptance_method == "typical_acceptance_sampler":
         options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
     parts = Parts(
         runner=runner,
-        crew=crew,
-        controller=limited(build_controller(config, own, runner, crew.names), runner, drafters, memory),
+        drafter_set=drafter_set,
+        controller=limited(build_controller(config, own, runner, drafter_set.names), runner, drafters, memory),
         greedy=GreedyVerifier(),
-        sampled=registry.load("verifiers", config.acceptance_method)(**options),
+        sampled=verifier(**options),
     )
     return [str(one.method) for one in methods], parts
 
 
-def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
-    """Block verification judges drawn chains as wholes: nothing may stand beside a drawn token.
+def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
+    """Block verification judges drawn chains as wholes: nothing may be drafted beside a drawn token.
 
     Raises:
         ConfigError: a drafter that draws trees, or several drafters one of which draws.
@@ -95,10 +97,9 @@ def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
         (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
     ]
     for name, drafter in drawing:
-        policy = drafter.policy
-        if policy is not None and policy.name != "chain":
+        if drafter.tree_policy != "chain":
             raise ConfigError(
-                f"{why}, but method {name!r} draws trees (tree_policy {policy.name!r}); leave tree_policy and "
+                f"{why}, but method {name!r} draws trees (tree_policy {drafter.tree_policy!r}); leave tree_policy and "
                 f"tree_width out, {way}"
             )
     if drawing and len(methods) > 1:
@@ -109,7 +110,7 @@ def _refuse_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
 
 
 def check_methods(config: SpeculativeConfig | None) -> None:
-    """Refuse unknown methods, options and policies before a model is loaded for them.
+    """Reject unknown methods, options and policies before a model is loaded for them.
 
     Raises:
         ConfigError: a name or an option that is not known, with near matches.
@@ -117,13 +118,13 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     if config is None:
         return
     config, _ = split_options(with_published_number(config))
-    for one in _methods(config, None):
+    for one in single_methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
     if config.controller is not None:
         check_controller(config.controller)
 
 
-def _methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
+def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
     """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at
     hand.
     """
@@ -161,7 +162,7 @@ def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
 
 
 def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list[SpeculativeConfig]:
-    """Give the model that stands beside a list of methods to those of them that take one and name none.
+    """Give the model that is named beside a list of methods to those of them that take one and name none.
 
     Raises:
         ConfigError: there are none.
@@ -209,7 +210,7 @@ def _drafter(
     options = _options(config, factory)
     for lack in entry.needs:
         if lack in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, lack):
-            raise CapabilityError(f"method {name!r} needs {lack!r}, which the runner of {runner.info.name} cannot do")
+            raise _unable(name, lack, runner)
     args = DrafterArgs(
         vocab_size=runner.info.vocab_size,
         index=index,
@@ -259,13 +260,20 @@ def _nested(
 
 
 def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
-    """Refuse taps that the runner cannot give."""
+    """Reject taps that the runner cannot give."""
     taps, last = drafter.taps, runner.info.num_layers
     whole = isinstance(taps, Sequence) and all(isinstance(layer, int) and not isinstance(layer, bool) for layer in taps)
     if not whole or not all(-1 <= layer <= last for layer in taps):
         raise DrafterError(f"taps of drafter {name!r} must be a tuple of layers in -1..{last}, got {shortened(taps)}")
     if taps and not runner.capabilities.taps:
-        raise CapabilityError(f"method {name!r} needs 'taps', which the runner of {runner.info.name} cannot do")
+        raise _unable(name, "taps", runner)
+
+
+def _unable(method: str, capability: str, runner: Runner) -> CapabilityError:
+    return CapabilityError(
+        f"method {method!r} needs a model that {registry.ABILITIES[capability]}; {runner.info.name} is not one as it "
+        "runs here; choose another method"
+    )
 
 
 def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
@@ -286,3 +294,25 @@ def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     options = {key: value for key, value in options.items() if key not in optional}
     reject_unknown_keys(f"speculative_config of {name!r}", options, known, SpeculativeConfig.general_keys())
     return options
+
+
+class ExactJudge:
+    """What a model between draft and target says to a tree; see `drafters.base.Judge`."""
+
+    def __init__(self) -> None:
+        self._greedy, self._sampled = GreedyVerifier(), RecursiveRejection()
+
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
+    ) -> list[Verdict]:
+        """See `drafters.base.Judge.verify`."""
+        return [self._one(*each) for each in zip(trees, rows, seeds, strict=True)]
+
+    def _one(self, tree: TokenTree, rows_nv: torch.Tensor, seed: int | None) -> Verdict:
+        if seed is None:
+            (found,) = self._greedy.verify([tree], [rows_nv])
+        else:
+            (found,) = self._sampled.verify([tree], [rows_nv], [KeyedDraws(seed, 0)])
+        if isinstance(found, NumericsError):
+            raise DrafterError(f"the model that verifies drafts gave no distribution: {found}")
+        return found

@@ -1,8 +1,5 @@
 """Text of a growing output, piece by piece.
 
-In:  token ids in order. Out: the text each push adds, in whole characters.
-Not here: stop strings (`engine.stops`), the vocabulary (`models.loading.tokenizer`).
-
 A tokenizer's decode of a token depends on its neighbours (leading spaces, characters spread over several tokens), so
 each push decodes a short window of the last tokens and takes what is new. The window starts where a piece of text
 started and all before it was complete, which makes its decode agree with that of the whole output, and it is bounded,

@@ -1,7 +1,4 @@
-"""Many callers on one engine: whoever waits for a result makes the next step, one thread at a time, for everybody.
-
-In: requests of any thread. Out: finished requests, streams of chunks. Not here: the step (engine.loop), prompts (llm).
-"""
+"""Many callers on one engine: whoever waits for a result makes the next step, one thread at a time, for everybody."""
 
 from __future__ import annotations
 

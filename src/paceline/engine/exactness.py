@@ -1,11 +1,7 @@
 """Whether plain and accelerated decoding of a loaded model give the same bits: asked for, found out, kept on disk.
 
-In: a runner and what the user asked for. Out: `Exactness`. Not here: the self-test (models.decoder.invariance), what
-methods declare (registry).
-
 The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
-beside the measured costs, so that the self-test runs once.
-"""
+beside the measured costs, so that the self-test (`models.decoder.what_varies`) runs once."""
 
 from __future__ import annotations
 
@@ -19,7 +15,14 @@ from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.decoder import TRANSFORMERS, NativeRunner, StrictPasses, refusal, unavailable, what_varies
+from paceline.models.decoder import (
+    NOT_STRICT_IN_TRANSFORMERS,
+    NativeRunner,
+    StrictPasses,
+    strict_unavailable,
+    what_varies,
+    why_not_strict,
+)
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
@@ -54,14 +57,14 @@ def find_exactness(runner: Runner, asked: str) -> Exactness:
     """
     reason = _reason(runner)
     if reason is not None and asked == "strict":
-        raise unavailable(runner.info.name, reason)
+        raise strict_unavailable(runner.info.name, reason)
     return Exactness(reason)
 
 
 def _reason(runner: Runner) -> str | None:
     if not isinstance(runner, NativeRunner):
-        return TRANSFORMERS
-    if (known := refusal(runner.spec, runner.info.device)) is not None:
+        return NOT_STRICT_IN_TRANSFORMERS
+    if (known := why_not_strict(runner.spec, runner.info.device)) is not None:
         return known
     if not runner.passes.row_invariant:
         if isinstance(runner.passes, StrictPasses):

@@ -1,10 +1,6 @@
 """The loop: one step for a batch of sequences, each with its own tree. Plain decoding is this loop with empty trees.
 
-In: requests. Out: stream chunks, filled requests. Not here: any method (drafters, verifiers, controllers), any model,
-text.
-
-    budgets -> trees -> select -> ONE scoring pass -> verdicts -> commit -> observe
-"""
+budgets -> trees -> select -> ONE scoring pass -> verdicts -> commit -> observe"""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.controllers import Controller, Outcome, Plan, StepTimes
 from paceline.controllers.policies import FixedController
-from paceline.engine.crew import Crew
+from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.overlap import with_none
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
@@ -44,7 +40,7 @@ class Parts:
     """
 
     runner: Runner
-    crew: Crew
+    drafter_set: DrafterSet
     controller: Controller
     greedy: GreedyVerifier
     sampled: Verifier
@@ -73,7 +69,7 @@ class Engine:
         self._left = 0  # steps that it still holds for
         self._outcome: Outcome | None = None  # what came of it so far
         self._learning = 0.0  # seconds that the controller took to learn since the last step
-        self.scheduler = Scheduler(parts.runner, parts.crew, config, tokenizer=tokenizer, eos_ids=eos_ids)
+        self.scheduler = Scheduler(parts.runner, parts.drafter_set, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
     def check(self, request: Request) -> None:
         """Raise ConfigError if the request's parameters do not fit this model."""
@@ -96,11 +92,11 @@ class Engine:
         Returns:
             The last chunks; the finish reason of all others is "error".
         """
-        self.parts.crew.helper.rest()
+        self.parts.drafter_set.helper.rest()
         why = f"a step was cut short by {type(error).__name__}" + (f": {error}" if str(error) else "")
         ended = self.scheduler.take_started()
         for sequence in ended:
-            self.parts.crew.end(sequence)
+            self.parts.drafter_set.end(sequence)
             self.scheduler.remove(sequence)
         self._outcome, self._left = None, 0
         self._forget(ended)
@@ -128,11 +124,11 @@ class Engine:
         plan = self._planned(batch)
         planned = perf_counter()
         roots, lengths = [s.context.tokens[-1] for s in batch], [len(s.context.tokens) for s in batch]
-        proposed, draft_seconds = parts.crew.propose(batch, plan)
+        proposed, draft_seconds = parts.drafter_set.propose(batch, plan)
         trees = self.scheduler.fit(batch, self._select(proposed))
         drafted = perf_counter()
-        with parts.crew.ahead(batch, trees) as beside:
-            scores = parts.crew.score(parts.runner, batch, roots, trees)
+        with parts.drafter_set.ahead(batch, trees) as beside:
+            scores = parts.drafter_set.score(parts.runner, batch, roots, trees)
             scored = perf_counter()
         joined = perf_counter()
         verdicts = self._verify(batch, trees, scores, beside.longer)
@@ -158,7 +154,7 @@ class Engine:
         split = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside + planning)
         self.times.add(split)
         if self.watchers:
-            names = parts.crew.names
+            names = parts.drafter_set.names
             record = StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, split)
             for watcher in list(self.watchers):
                 watcher(record)
@@ -184,7 +180,7 @@ class Engine:
         Raises:
             ValueError: it has not.
         """
-        drafters = len(self.parts.crew.drafters)
+        drafters = len(self.parts.drafter_set.drafters)
         if len(plan.budgets) != sequences:
             raise ValueError(f"budgets for {len(plan.budgets)} sequences instead of {sequences}")
         for budgets in plan.budgets:
@@ -299,7 +295,7 @@ class Engine:
             if isinstance(verdict, NumericsError):
                 chunks.append(sequence.close("error", str(verdict)))
                 continue
-            chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.crew.names))
+            chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.drafter_set.names))
             if sequence.output.finish_reason is None:
                 going.append(i)
                 picked.append(verdict)
@@ -316,7 +312,7 @@ class Engine:
         `scores`.
         """
         self.parts.runner.commit([sequence.cache for sequence in batch], [verdict.path for verdict in verdicts])
-        self.parts.crew.observe(batch, trees, verdicts, scores, numbers)
+        self.parts.drafter_set.observe(batch, trees, verdicts, scores, numbers)
 
     def _forget(self, ended: Seq[Sequence]) -> None:
         """These sequences are over, and with them the plan."""
@@ -331,7 +327,7 @@ class Engine:
         decoded.
         """
         for sequence, chunk in ended:
-            self.parts.crew.end(sequence)
+            self.parts.drafter_set.end(sequence)
             self.scheduler.remove(sequence)
             if chunk.finish_reason == "abort":
                 self._forget([sequence])

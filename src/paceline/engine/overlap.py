@@ -1,14 +1,10 @@
 """What drafters do on a second thread while the target scores, and how the verdict of a step takes it in.
 
-In: pieces of work (`drafters.base.Ahead`), trees that are being scored. Out: the same trees, with the token that was
-drafted behind
-each as one more trial. Not here: what is drafted (drafters), the loop.
-
-The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that somebody else
-has taken back. The token behind a tree has no row of its own: it stands in a tree whose last row holds no law, and
-where it is accepted every verifier ends the path before it and makes it the next token
-(`verifiers.base.before_bad_row`).
-"""
+The work of drafters (`drafters.base.Ahead`) gives the trees that are being scored one more trial, the token drafted
+behind each. The scoring pass and the work are both waited for, whatever comes, so that no thread works on caches that
+somebody else has taken back. The token behind a tree has no row of its own: it is in a tree whose last row holds no
+distribution, and where it is accepted every verifier ends the path before it and makes it the next token
+(`verifiers.base.before_bad_row`)."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline.drafters import Ahead, Drafter, Guess
+from paceline.drafters import Ahead, DraftedToken, Drafter
 from paceline.errors import DrafterError
 from paceline.tree import TokenTree, Trial
 from paceline.verifiers import Rows
@@ -159,7 +155,7 @@ class Beside(Nothing):
             except Exception as error:
                 task.drop(place, error)
 
-    def _add(self, at: Sequence[int], found: Sequence[Guess | None]) -> None:
+    def _add(self, at: Sequence[int], found: Sequence[DraftedToken | None]) -> None:
         if len(found) != len(at):
             raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
         trees = {
@@ -172,7 +168,7 @@ class Beside(Nothing):
         self._found.update(trees)
 
 
-def with_longer_draft(tree: TokenTree, guess: Guess) -> TokenTree:
+def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
     """A chain with one token more behind its last one.
 
     Raises:
@@ -186,7 +182,7 @@ def with_longer_draft(tree: TokenTree, guess: Guess) -> TokenTree:
 
 
 class RowsAndNone:
-    """Rows, and behind them one that holds no law."""
+    """Rows, and behind them one that holds no distribution."""
 
     def __init__(self, rows: Rows, place: int, none_v: torch.Tensor) -> None:
         self._rows, self._place, self._none_v = rows, place, none_v

@@ -1,11 +1,12 @@
-"""Builds the controller that a speculative_config names, and tells its options from the drafters'.
+"""Builds the controller that a speculative_config names, tells its options from the drafters', and keeps it within the
+memory that speculation may take.
 
-In: a parsed configuration, a runner, the drafters' names. Out: a Controller. Not here: drafters and verifiers
-(`engine.build`).
+Options of both are given side by side in speculative_config. A key belongs to whoever has an option of that name;
+beside a list of methods it can only be the controller's, inside an entry of the list only the drafter's. A name that
+both have is rejected where it is ambiguous.
 
-Options of both stand side by side in speculative_config. A key belongs to whoever has an option of that name; beside a
-list of methods it can only be the controller's, inside an entry of the list only the drafter's. A name that both have
-is refused where it is ambiguous.
+Of memory (`EngineConfig.speculative_memory_bytes`), weights do not count: they are read once and checked when they are
+loaded. Nor do tables learned from text, which have limits of their own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from paceline import registry
-from paceline.config import SpeculativeConfig
-from paceline.config_keys import near, reject_unknown_keys
-from paceline.controllers import Controller
+from paceline.config import SpeculativeConfig, near, reject_unknown_keys
+from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.controllers.auto import CostKey, Costs, CostStore, MemoryKey
 from paceline.controllers.policies import FixedController
+from paceline.drafters import Drafter
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
-from paceline.models import Runner
+from paceline.models import MappedRunner, Runner, cache_bytes, save_memory, slot_bytes
 from paceline.utils import check_types, need, user_cache
 
 logger = logging.getLogger("paceline")
@@ -71,7 +72,7 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
                 f'"method": [{{"method": {config.method!r}, {key!r}: ...}}], and {key!r} beside that list for the '
                 f"controller"
             )
-    _refuse_unknown(config, theirs, own)
+    _reject_unknown(config, theirs, own)
     rest = {key: value for key, value in config.options.items() if key not in own}
     return replace(config, options=rest), {key: value for key, value in config.options.items() if key in own}
 
@@ -98,8 +99,8 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
     return replace(config, **published)
 
 
-def _refuse_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Sequence[str]) -> None:
-    """Refuse options that neither the drafter (`theirs`) nor the controller (`own`) has. Beside a list of methods, and
+def _reject_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Sequence[str]) -> None:
+    """Reject options that neither the drafter (`theirs`) nor the controller (`own`) has. Beside a list of methods, and
     for a method without a controller of the user's, that are the misspelt ones: of the rest the drafters' builder says
     whose they may be.
 
@@ -235,3 +236,63 @@ def options_of(name: str) -> list[str]:
         ]
     except (TypeError, ValueError):  # `engine.build` says what is wrong with it
         return []
+
+
+SHORTEST = 16
+"""Tokens of a text for which at least one drafted token must fit."""
+
+ROW = 4
+"""Bytes of a number in the rows that sampling makes."""
+
+
+def runners_of(drafter: Drafter) -> list[Runner]:
+    """The models that a drafter runs beside the target; one with renamed ids for what it wraps."""
+    return [one.inner if isinstance(one, MappedRunner) else one for one in drafter.runners()]
+
+
+def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
+    """What a drafted token takes.
+
+    Raises:
+        ConfigError: caches that are not counted.
+    """
+    slot, drafts = slot_bytes(runner), [one for drafter in drafters for one in runners_of(drafter)]
+    rows = sum(drafter.row_bytes for drafter in drafters)
+    for one in (runner, *drafts):
+        if (slot_bytes(runner) if one is runner else cache_bytes(one, 1)) is None:
+            raise ConfigError(
+                f"speculative_memory_bytes is not available with {one.info.name}: its caches are not counted"
+            )
+    for one in drafts:
+        save_memory(one)
+    vocab = runner.info.vocab_size
+    draws = 2 * ROW * vocab if drafts or rows else ROW * vocab
+    return Footprint(
+        slot or 0,
+        vocab * runner.info.dtype.itemsize + rows,
+        draws,
+        lambda tokens: (
+            sum(cache_bytes(one, tokens) or 0 for one in drafts)
+            + sum(drafter.held_bytes(tokens) for drafter in drafters)
+        ),
+        2 if any(drafter.works_ahead for drafter in drafters) else 1,
+    )
+
+
+def limited(controller: Controller, runner: Runner, drafters: Sequence[Drafter], limit: int | None) -> Controller:
+    """The controller, kept within the limit.
+
+    Raises:
+        ConfigError: not even one drafted token of one sequence fits, or caches that are not counted.
+    """
+    if limit is None or not drafters:
+        return controller
+    footprint = footprint_of(runner, drafters)
+    least = footprint.sequence(SHORTEST, 1, 0.0)
+    if limit < least:
+        names = ", ".join(drafter.name for drafter in drafters)
+        raise ConfigError(
+            f"speculative_memory_bytes must be at least {least}, which one drafted token of one sequence takes with "
+            f"{names}, got {limit}; raise it or set speculative_config to None"
+        )
+    return LimitedController(controller, footprint, limit)

@@ -1,15 +1,9 @@
 """Which beginning of a prompt needs no prefill, because another sequence has the same one in its cache, or had.
 
-In: sequences about to be filled, those that are being filled and run, ended ones. Out: caches that begin with shared
-blocks.
-Not here: how blocks are shared and found (models.decoder.arena, models.decoder.cache), when there is room
-(engine.room).
-
 At least the last token of a text is always computed, since it is the root of the next step. Requests that need
 something of every position of their prompt (prompt logprobs, hidden states for drafters) take nothing over; what they
 leave can be taken over. Tenants share nothing. Source: automatic prefix caching of vLLM (PagedAttention,
-arXiv:2309.06180).
-"""
+arXiv:2309.06180)."""
 
 from __future__ import annotations
 

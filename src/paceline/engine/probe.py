@@ -1,8 +1,4 @@
-"""Measures what scoring costs, for the cost model.
-
-In: a runner. Out: seconds of one scoring pass for a number of rows and a context. Not here: what the figures are used
-for.
-"""
+"""Measures what scoring costs, for the cost model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a caller may pass as a prompt, read into one record.
-
-In: a text, token ids, arrays of them, or vLLM's prompt dict. Out: `ReadPrompt`. Not here: whether the ids fit the model
-(`request.check_prompt`), decoding.
-"""
+"""What a caller may pass as a prompt, read into one record."""
 
 from __future__ import annotations
 
@@ -124,7 +120,7 @@ def _tenant(given: object) -> str:
 
 
 def ids(prompt: object, name: str = "a prompt", rule: str = "") -> list[int]:
-    """Token ids as plain integers; what is no integer stays, for `check_prompt` to refuse.
+    """Token ids as plain integers; what is no integer stays, for `check_prompt` to reject.
 
     Args:
         name: of what they are, for messages.

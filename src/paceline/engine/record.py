@@ -1,10 +1,7 @@
 """What one decoding step did, for those who watch: benchmark, explanation, doctor.
 
-In: the loop's own values, as they passed. Out: StepRecord, TimeSplit. Not here: any opinion of them.
-
-    with watching(llm.engine, records.append):
-        llm.generate(...)
-"""
+with watching(llm.engine, records.append):
+    llm.generate(...)"""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ class StepRecord:
         proposed: merged trees as the drafters proposed them.
         trees: what selection left of them and the target scored.
         scores: logits of roots and nodes; rules not applied.
-        verdicts: what stood, or why the row was no distribution.
+        verdicts: what was accepted, or why the row was no distribution.
         drafters: names by source index.
         draft_seconds: by drafter.
         times: the step's seconds; `prefill` is 0.

@@ -1,7 +1,4 @@
-"""A request on its way: one prompt with its parameters, whose n outputs are decoded as n sequences.
-
-In: checked parameters and token ids. Out: records that the engine fills. Not here: decoding.
-"""
+"""A request on its way: one prompt with its parameters, whose n outputs are decoded as n sequences."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import SamplingParams
 from paceline.drafters import NO_TENANT
-from paceline.engine.metrics import RequestMetrics
-from paceline.engine.outputs import CompletionOutput, RequestOutput
+from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.errors import PromptError
 from paceline.sampling import Logprob, Rules
 from paceline.utils import shortened

@@ -1,13 +1,9 @@
 """Whether the caches of the sequences fit into the memory they may have, now and in the step to come.
 
-In: sequences with their lengths, requests, trees. Out: yes or no; a refusal in words; the trees that there is room for.
-Not here: who waits or makes way (engine.scheduler), blocks themselves (models.decoder.cache).
-
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts
 as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not
-depend on any drawn token, so that the cut keeps the output law (`tree.select`). Engines around the same weights share
-the limit; each may always go on with one sequence, so that none waits for another.
-"""
+depend on any drawn token, so that the cut keeps the output distribution (`tree.select_nodes`). Engines around the same
+weights share the limit; each may always go on with one sequence, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ class Room:
         return self._memory.changes == self._seen
 
     def check(self, request: Request) -> None:
-        """Refuse a request that would not fit even alone.
+        """Reject a request that would not fit even alone.
 
         Raises:
             PromptError: prompt and new tokens of one output need more blocks than there are.
@@ -122,7 +118,7 @@ class Room:
 
 
 def _bound(tree: TokenTree) -> int:
-    """So many nodes `select` may be told to keep for it to keep all: it counts a draw before it looks where it fell."""
+    """So many nodes `select` must be told to keep to keep all: it counts a draw before it looks for its node."""
     if not tree.trials:
         return len(tree.tokens)
     named = [trial.node for trials in tree.trials.values() for trial in trials]

@@ -1,13 +1,9 @@
 """Who runs when: queueing, chunked prefill, forking of n outputs, making way where memory is short, and giving
 everything back.
 
-In: requests. Out: the list of running sequences, each ready for a decoding step. Not here: decoding, counting memory
-(engine.room), finding prefixes (engine.prefix_cache).
-
 Where memory is short the youngest sequence makes way: its cache is given up, its text, rules, noise and drafters stay,
 and when there is room again, before any request that has not begun, the cache is filled from prompt and output, so that
-it goes on as it would have.
-"""
+it goes on as it would have."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.engine.crew import Crew
+from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
 from paceline.engine.room import Room
@@ -40,7 +36,7 @@ class Scheduler:
     """Admits requests up to `max_num_seqs` sequences, first come first served.
 
     Args:
-        runner, crew: whose caches and states the sequences own.
+        runner, drafter_set: whose caches and states the sequences own.
         tokenizer: for text; None for token ids only.
         eos_ids: end tokens.
 
@@ -54,9 +50,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: Runner, crew: Crew, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()
+        self,
+        runner: Runner,
+        drafter_set: DrafterSet,
+        config: EngineConfig,
+        *,
+        tokenizer: Any = None,
+        eos_ids: Seq[int] = (),
     ) -> None:
-        self.runner, self.crew, self.config = runner, crew, config
+        self.runner, self.drafter_set, self.config = runner, drafter_set, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
         self.waiting: deque[Request] = deque()
         self.paused: list[Filling] = []
@@ -71,7 +73,9 @@ class Scheduler:
         if memory is not None:
             memory.limit(config.kv_cache_memory_bytes)
         cached = memory is not None and config.enable_prefix_caching
-        self.prefixes = PrefixCache(memory, whole_prompts=bool(crew.taps)) if memory is not None and cached else None
+        self.prefixes = (
+            PrefixCache(memory, whole_prompts=bool(drafter_set.taps)) if memory is not None and cached else None
+        )
         self.room = None if memory is None else Room(memory, self.prefixes)
 
     @property
@@ -144,7 +148,9 @@ class Scheduler:
         batch, chunks = self._chunk()
         if batch:
             wants_all = any(s.request.params.prompt_logprobs is not None and not s.begun for s in batch)
-            scores = self.runner.extend([s.cache for s in batch], chunks, taps=self.crew.taps, all_logits=wants_all)
+            scores = self.runner.extend(
+                [s.cache for s in batch], chunks, taps=self.drafter_set.taps, all_logits=wants_all
+            )
             self._keep(batch, chunks, scores, wants_all)
         for first, others in list(self.filling):
             if first.cache.length == len(first.context.tokens) - 1:
@@ -250,11 +256,11 @@ class Scheduler:
             return
         first.join_taps()
         first.request.metrics.first_step_time = perf_counter()
-        self.crew.begin(first)
+        self.drafter_set.begin(first)
         for other in others:
             other.cache = self.runner.fork(first.cache)
             other.context.taps = first.context.taps
-            self.crew.fork(first, other)
+            self.drafter_set.fork(first, other)
         for sequence in (first, *others):
             sequence.begun = True
 

@@ -1,7 +1,4 @@
-"""One sequence being decoded: an output of a request with its cache, rules, text and drafter states.
-
-In: committed tokens, one verdict a step. Out: the output record, stream chunks. Not here: scoring, verifying, drafting.
-"""
+"""One sequence being decoded: an output of a request with its cache, rules, text and drafter states."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Sequence:
         cache: of the runner, empty; None for an output that will be forked from another.
 
     Attributes:
-        context: the text that counts; drafters get copies of it (`Crew`).
+        context: the text that counts; drafters get copies of it (`DrafterSet`).
         states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens
         long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
@@ -60,7 +57,7 @@ class Sequence:
             temperature=0.0 if request.params.greedy else request.params.temperature,
             seed=self.seed,
             seeded=request.params.seed is not None,
-            shape=None if request.params.greedy and rules.trivial else rules.apply_paths,
+            apply_rules=None if request.params.greedy and rules.trivial else rules.apply_paths,
             tenant=request.tenant,
             prediction=tuple(request.prediction),
         )

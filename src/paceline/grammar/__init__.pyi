@@ -3,10 +3,8 @@ from .automaton import Alphabet as Alphabet
 from .automaton import Dfa as Dfa
 from .automaton import Table as Table
 from .cfg import Cfg as Cfg
-from .chart import MASKED as MASKED
-from .ebnf import parse_ebnf as parse_ebnf
-from .ebnf import read_ebnf as read_ebnf
 from .emptiness import CLOSED as CLOSED
+from .emptiness import MASKED as MASKED
 from .emptiness import UNFIT as UNFIT
 from .emptiness import Fillings as Fillings
 from .expression import EMPTY as EMPTY
@@ -18,8 +16,10 @@ from .expression import literal as literal
 from .expression import other_characters as other_characters
 from .expression import parts_of as parts_of
 from .expression import sequence as sequence
-from .integer_ranges import integers as integers
+from .json_schema import integers as integers
 from .json_schema import parse_json_schema as parse_json_schema
 from .json_schema import read_json_schema as read_json_schema
 from .lexing import Lexicon as Lexicon
-from .regex import parse_regex as parse_regex
+from .notation import parse_ebnf as parse_ebnf
+from .notation import parse_regex as parse_regex
+from .notation import read_ebnf as read_ebnf

@@ -1,9 +1,5 @@
 """Deterministic automata over classes of characters.
 
-In: expression trees without references. Out: `Alphabet`, which maps characters to classes that no expression tells
-apart, and
-minimal `Dfa`s over them. Not here: texts of tokens (`lexing`), recursion (`cfg`).
-
 Thompson's construction, subsets, Moore's partition; states from which nothing can be accepted are dropped, so that
 "there is a next state" means "this can still become a match".
 """
@@ -24,7 +20,7 @@ from paceline.grammar.expression import Alt, Chars, Expr, Ranges, Ref, Seq, Star
 Table = NDArray[np.int32]
 DEAD: Final = -1
 MOST_STATES: Final = 20_000
-"""Beyond it a constraint is refused: tables over a vocabulary would not fit."""
+"""Beyond it a constraint is rejected: tables over a vocabulary would not fit."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """Context-free grammars over automata: as much of a grammar as is regular becomes terminals, the rest binary rules.
 
-In: a `Grammar`. Out: `Cfg`, terminals as automata over one alphabet and rules A -> B C and A -> B without the empty
-text. Not
-here: reading a notation, what tokens write (`lexing`), parsing (`emptiness`).
-
 A rule that only leads back to itself at its left or right end is repetition (Arden's lemma) and becomes part of an
 automaton, as does every rule that no recursion is left in, and every stretch between two recursive rules. A regular
 expression is a grammar of a single terminal. The language is that of the characters: a text belongs to it if there is
-any way to cut it into terminals. A lexer that takes the longest match first would refuse some of these ways."""
+any way to cut it into terminals. A lexer that takes the longest match first would miss some of these ways.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Regular expressions and grammars as one kind of tree: character sets, sequences, choices, repetition, references to
 rules.
 
-In: parts. Out: `Grammar`, rules by name over such trees. Not here: reading any notation (`regex`, `ebnf`,
-`json_schema`), automata (`automaton`), parsing (`cfg`).
-
 A character set is a tuple of ranges of code points, both ends included, ascending and apart from each other.
 """
 

@@ -1,13 +1,11 @@
 """JSON Schema as a grammar of the texts that satisfy it, for small schemas.
 
-In: a schema. Out: a `Grammar`. Not here: validation of values (the jsonschema library).
-
 Every text of the grammar parses as JSON and satisfies the schema; not every such text is in the grammar. Objects hold
 the declared properties in their order and no others, a blank may follow each colon and comma and stand nowhere else,
 strings spell what needs no escape as it is and have no lone surrogates, exponents have two digits at most, and
 enumerated values are spelled as `json.dumps` does. What a schema may say is listed in `CHECKED`, per type; what is not
-understood is refused by name, not ignored, except words that only describe (`title`, `format`, ...). References within
-the schema may be recursive.
+understood is rejected with an error that names it, not ignored, except words that only describe (`title`, `format`,
+...). References within the schema may be recursive.
 
 The meaning of words is that of JSON Schema 2020-12.
 """
@@ -15,13 +13,13 @@ The meaning of words is that of JSON Schema 2020-12.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.errors import ConfigError, UnsatisfiableError
-from paceline.grammar import regex
 from paceline.grammar.expression import (
     EMPTY,
     NEVER,
@@ -41,7 +39,7 @@ from paceline.grammar.expression import (
     repeat,
     sequence,
 )
-from paceline.grammar.integer_ranges import integers
+from paceline.grammar.notation import parse_regex
 from paceline.utils import shortened
 
 TYPES: Final = ("object", "array", "string", "integer", "number", "boolean", "null")
@@ -111,13 +109,13 @@ def read_json_schema(schema: Mapping[str, Any] | bool | str | Path) -> Any:
 
 @cache
 def _sign() -> Expr:
-    escapes = regex.parse_regex(r'\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))')
+    escapes = parse_regex(r'\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))')
     return alternatives(PLAIN, escapes)
 
 
 @cache
 def _number() -> Expr:
-    return regex.parse_regex(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?")
+    return parse_regex(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 def _spelled(value: Any) -> str:
@@ -187,7 +185,7 @@ class _Maker:
             return self._listed_values(schema)
         types = schema.get("type", TYPES)
         types = (types,) if isinstance(types, str) else tuple(types)
-        _refuse_unknown(schema, types)
+        _check_words(schema, types)
         if "$ref" in schema or "anyOf" in schema:
             return self._elsewhere(schema)
         if not any(word in schema for kind in types for word in CHECKED[kind]) and set(types) >= set(TYPES) - {
@@ -262,7 +260,7 @@ class _Maker:
         return _listed('"', [repeat(_sign(), low, None if high is None else int(high))], '"')
 
 
-def _refuse_unknown(schema: Mapping[str, Any], types: Sequence[str]) -> None:
+def _check_words(schema: Mapping[str, Any], types: Sequence[str]) -> None:
     known = {word for kind in types for word in CHECKED[kind]} | {*GENERAL, *DESCRIBING}
     if "number" in types:
         known -= set(CHECKED["integer"])
@@ -301,7 +299,7 @@ def _pattern(pattern: str) -> Expr:
     inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
     before = EMPTY if pattern.startswith("^") else Star(PLAIN)
     after = EMPTY if pattern.endswith("$") and not pattern.endswith("\\$") else Star(PLAIN)
-    return sequence(before, _within(regex.parse_regex(f"(?:{inner})")), after)
+    return sequence(before, _within(parse_regex(f"(?:{inner})")), after)
 
 
 def _within(expr: Expr) -> Expr:
@@ -316,3 +314,70 @@ def _within(expr: Expr) -> Expr:
         case Star(inner):
             return Star(_within(inner))
     return expr
+
+
+DIGIT: Final = Chars(((48, 57),))
+FIRST: Final = Chars(((49, 57),))
+
+
+def integers(schema: Mapping[str, Any]) -> Expr:
+    """Integers from `minimum` to `maximum` (or beyond `exclusiveMinimum`, below `exclusiveMaximum`), none of which need
+    be given.
+
+    Raises:
+        UnsatisfiableError: no integer lies between. ConfigError: an infinite bound, or NaN.
+    """
+    rounded = {
+        "minimum": math.ceil,
+        "maximum": math.floor,
+        "exclusiveMinimum": lambda bound: math.floor(bound) + 1,
+        "exclusiveMaximum": lambda bound: math.ceil(bound) - 1,
+    }
+    for word in rounded:
+        if not math.isfinite(schema.get(word, 0)):
+            raise ConfigError(
+                f"json_schema: {word} must be a finite number, got {schema[word]!r}; leave it out for no bound"
+            )
+    bounds = {word: make(schema[word]) for word, make in rounded.items() if word in schema}
+    lows, highs = ([value for word, value in bounds.items() if end in word.lower()] for end in ("minimum", "maximum"))
+    low, high = max(lows, default=None), min(highs, default=None)
+    if low is not None and high is not None and low > high:
+        raise UnsatisfiableError(f"json_schema wants an integer from {low} to {high}; there is none")
+    if low is None and high is None:
+        return sequence(optional(literal("-")), _from(0, None))
+    positive = NEVER if high is not None and high < 0 else _from(max(low or 0, 0), high)
+    negative = (
+        NEVER
+        if low is not None and low >= 0
+        else _from(max(-(high if high is not None else -1), 1), None if low is None else -low)
+    )
+    return alternatives(positive, sequence(literal("-"), negative)) if negative != NEVER else positive
+
+
+def _from(low: int, high: int | None) -> Expr:
+    """Integers from `low`, 0 or more, to `high`, or without end."""
+    if high is None:
+        size = len(str(low))
+        return alternatives(_from(low, 10**size - 1), sequence(FIRST, repeat(DIGIT, size, None)))
+    parts = []
+    for size in range(len(str(low)), len(str(high)) + 1):
+        least, most = max(low, 10 ** (size - 1) if size > 1 else 0), min(high, 10**size - 1)
+        if least <= most:
+            parts.append(_between(str(least), str(most)))
+    return alternatives(*parts)
+
+
+def _between(low: str, high: str) -> Expr:
+    """Digit strings of one length, in order."""
+    if not low:
+        return sequence()
+    if low[0] == high[0]:
+        return sequence(literal(low[0]), _between(low[1:], high[1:]))
+    rest = len(low) - 1
+    parts = [
+        sequence(literal(low[0]), _between(low[1:], "9" * rest)),
+        sequence(literal(high[0]), _between("0" * rest, high[1:])),
+    ]
+    if int(high[0]) - int(low[0]) > 1:
+        parts.append(sequence(Chars(((ord(low[0]) + 1, ord(high[0]) - 1),)), repeat(DIGIT, rest, rest)))
+    return alternatives(*parts)

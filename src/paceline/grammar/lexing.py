@@ -1,7 +1,5 @@
 """What the tokens of a vocabulary do to the terminals of a grammar.
 
-In: a `Cfg`, the text of each token. Out: `Lexicon`, tables of steps. Not here: which tokens stand where (`emptiness`).
-
 The automata of all terminals stand side by side; a state belongs to one terminal. Inside a terminal a token is a
 function on states. A token may also end a terminal and begin others: it is then cut at a *join*. What matters of a join
 is only what can follow it, the rest of the token; rests that no terminal tells apart are one join. So a token is, for
@@ -10,7 +8,8 @@ a next state at the token's end, or a further join. With this no lexing is liste
 terminals inside others, and texts that two terminals match.
 
 Many tokens do the same (letters in a string); tables have a row for each kind, `row_of` says which. For a masked slot,
-which may hold any token, rows are merged, and for every step one token that makes it is kept as its witness."""
+which may hold any token, rows are merged, and for every step one token that makes it is kept as its witness.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a runner can do beyond chains of one sequence; a method that needs more is refused by name before it runs.
+    """What a runner can do beyond chains of one sequence; a method that needs more is rejected before it runs, with an
+    error that says what is missing (`registry.ABILITIES`).
 
     `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a
     `memory`.
@@ -243,24 +244,6 @@ class HasHead(Protocol):
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
-
-
-@runtime_checkable
-class HasEmbeddings(Protocol):
-    """A runner that takes input embeddings in place of tokens."""
-
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """(r, hidden) input embeddings of tokens."""
-
-    def extend_embeddings(
-        self,
-        caches: Sequence[SequenceCache],
-        embeddings: Sequence[torch.Tensor],
-        *,
-        taps: Sequence[int] = (),
-        all_logits: bool = False,
-    ) -> Scores:
-        """`Runner.extend` with input embeddings (rows, hidden) per sequence instead of tokens."""
 
 
 @runtime_checkable

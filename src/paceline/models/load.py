@@ -14,13 +14,13 @@ import torch
 from paceline.config import DTYPES, NOT_ROUNDED, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
-from paceline.models.decoder.eager import TRANSFORMERS, refusal, unavailable
+from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
 from paceline.models.loading.gguf import GgufCheckpoint, is_gguf
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
-from paceline.models.loading.weights import Instead, load_weights, untie_if_different
+from paceline.models.loading.weights import Replacement, load_weights, untie_if_different
 from paceline.models.mapped import HeadRows, MappedRunner
 from paceline.models.memory import check_files, fit_context
 from paceline.models.spec import ModelSpec
@@ -65,19 +65,19 @@ def load_runner(
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
         passes.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name.
+        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: what is not supported.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
-    wanted = _Wanted(name, dtype, target, max_context, strict, quantization, head_rows, group_size)
+    wanted = _LoadRequest(name, dtype, target, max_context, strict, quantization, head_rows, group_size)
     return _load(
         resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _LoadRequest:
     """What `load_runner` was asked for; ConfigError where a name in it is not known."""
 
     name: str
@@ -98,7 +98,7 @@ class _Wanted:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
 
-def _load(folder: Path, wanted: _Wanted, *, native: bool, code: bool) -> Runner:
+def _load(folder: Path, wanted: _LoadRequest, *, native: bool, code: bool) -> Runner:
     """The native runner of a checkpoint folder, or where that is not to be had or not wanted, the fallback."""
     config = read_config(folder)
     spec = _native_spec(config, wanted.name) if native else None
@@ -117,7 +117,7 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
         return None
 
 
-def _refuse_fallback(wanted: _Wanted) -> None:
+def _refuse_fallback(wanted: _LoadRequest) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
         raise UnsupportedModelError(
@@ -128,15 +128,15 @@ def _refuse_fallback(wanted: _Wanted) -> None:
             f"{name}: layers that run in groups need a model of the native runner; take a supported family"
         )
     if wanted.strict:
-        raise unavailable(name, TRANSFORMERS)
+        raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)
     if wanted.quantization not in {None, NOT_ROUNDED}:
         raise UnsupportedModelError(f"{name}: quantization={wanted.quantization!r} {NATIVE_ONLY}")
 
 
-def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _Wanted) -> Runner:
+def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> Runner:
     name, device, max_context = wanted.name, wanted.device, wanted.max_context
-    if wanted.strict and (why := refusal(spec, device)) is not None:
-        raise unavailable(name, why)
+    if wanted.strict and (why := why_not_strict(spec, device)) is not None:
+        raise strict_unavailable(name, why)
     if max_context is not None and not 2 <= max_context <= spec.max_context:
         raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
     checkpoint = GgufCheckpoint(folder) if is_gguf(folder) else Checkpoint(folder)
@@ -165,7 +165,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _W
     return runner if rows is None else MappedRunner.of_head(runner, rows)
 
 
-def _form(checkpoint: Checkpoint, wanted: _Wanted) -> Form | None:
+def _form(checkpoint: Checkpoint, wanted: _LoadRequest) -> Form | None:
     """What the weights are rounded to; those of a quantised GGUF file are by default."""
     if wanted.quantization is not None:
         return QUANTIZATIONS.get(wanted.quantization)
@@ -181,7 +181,7 @@ def _form(checkpoint: Checkpoint, wanted: _Wanted) -> Form | None:
     return form
 
 
-def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Instead | None:
+def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Replacement | None:
     """What takes the place of each canonical weight: the tensors of a smaller head, all of them rounded."""
     if rows is None:
         return None if form is None else functools.partial(quantized, spec=spec, form=form)
@@ -205,7 +205,7 @@ def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     return ReplayRunner if "dynamic" in kinds else NativeRunner
 
 
-def _fallback(folder: Path, wanted: _Wanted, *, code: bool) -> Runner:
+def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:
     from paceline.models.fallback.runner import TransformersRunner
 
     dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)

@@ -82,6 +82,8 @@ class MappedRunner:
         self.info = replace(inner.info, vocab_size=vocab_size, fingerprint=f"{inner.info.fingerprint}-of-{vocab_size}")
         self._columns = None if columns is None else torch.from_numpy(columns).to(inner.info.device)
         self._tokens = torch.from_numpy(tokens).to(inner.info.device)
+        self.open, self.commit, self.truncate = inner.open, inner.commit, inner.truncate
+        self.fork, self.release = inner.fork, inner.release
 
     @classmethod
     def of_head(cls, inner: Runner, rows: HeadRows) -> MappedRunner:
@@ -104,10 +106,6 @@ class MappedRunner:
 
     def _kept(self) -> Ids | None:
         return None if self._columns is None else self._columns.cpu().numpy()
-
-    def open(self) -> SequenceCache:
-        """A new, empty sequence."""
-        return self.inner.open()
 
     def extend(
         self,
@@ -156,19 +154,3 @@ class MappedRunner:
         logits = given.new_full((len(given), self.vocab_size), float("-inf"))
         logits.index_copy_(1, self._tokens, given)
         return Scores(logits, scores.rows, scores.taps)
-
-    def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None:
-        """See `Runner.commit`."""
-        self.inner.commit(caches, paths)
-
-    def truncate(self, cache: SequenceCache, length: int) -> None:
-        """See `Runner.truncate`."""
-        self.inner.truncate(cache, length)
-
-    def fork(self, cache: SequenceCache) -> SequenceCache:
-        """See `Runner.fork`."""
-        return self.inner.fork(cache)
-
-    def release(self, cache: SequenceCache) -> None:
-        """See `Runner.release`."""
-        self.inner.release(cache)

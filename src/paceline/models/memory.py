@@ -40,7 +40,7 @@ CGROUPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """Bytes: of the weights, of second copies while packing, of the cache per token."""
 
     weights: int
@@ -51,7 +51,9 @@ class Need:
         return self.weights + self.packing + self.per_token * context
 
 
-def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> Need:
+def estimate(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None
+) -> MemoryNeed:
     """What a model needs; quantised weights are rounded one tensor at a time, so that one is held in `dtype` too."""
     dense = weight_bytes(spec, dtype)
     sizes = quantized_sizes(spec, dtype, quantization) if quantization else dense
@@ -64,7 +66,7 @@ def estimate(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quant
     twice = max(dense.values()) if quantization else sizes["embed.weight"] if spec.tied and packs else 0
     per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
-    return Need(sum(sizes.values()), twice + max(layers.values()), copies * per_token)
+    return MemoryNeed(sum(sizes.values()), twice + max(layers.values()), copies * per_token)
 
 
 def available(device: torch.device) -> int:

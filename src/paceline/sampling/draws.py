@@ -1,10 +1,5 @@
 """Randomness by name: every random decision of a verifier is a pure function of (seed, position, purpose).
 
-In: a seed, the position of a token in its text, what the decision is for. Out: Gumbel-argmax draws, coin flips,
-indices.
-Not here: which decisions a rule makes (the verifiers), what the probabilities are (the target), any state that
-advances.
-
 Noise comes from a counter-based hash, in the manner of "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al.,
 2011) with the multipliers of SplitMix64 (Steele et al., 2014). The noise of a token depends on the keys and its id
 alone, so it is the same bits in any tree, any batch, any subset of the vocabulary and on any device: all steps are
@@ -83,10 +78,10 @@ def _token_keys(size: int, device: torch.device) -> torch.Tensor:
 def _gumbel_table(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Height at the start of each cell and slope per unit of the low mantissa bits, both float32.
 
-    A hash h, uniform over signed 64-bit integers, is turned into a float: its sign chooses one half of the Gumbel law,
-    its size s = |h| / 2**64 in (0, 1/2) is the tail probability there. A cell is one value of (sign, exponent, first
-    mantissa bits), so that both tails are resolved down to 2**-64. Cells between the two halves belong to exponents
-    that cannot occur.
+    A hash h, uniform over signed 64-bit integers, is turned into a float: its sign chooses one half of the Gumbel
+    distribution, its size s = |h| / 2**64 in (0, 1/2) is the tail probability there. A cell is one value of (sign,
+    exponent, first mantissa bits), so that both tails are resolved down to 2**-64. Cells between the two halves belong
+    to exponents that cannot occur.
     """
     height, slope = np.zeros(_POSITIVE + (64 << _BITS), np.float32), np.zeros(_POSITIVE + (64 << _BITS), np.float32)
     octave, cell = np.arange(64, dtype=np.float64)[:, None], np.arange((1 << _BITS) + 1, dtype=np.float64)

@@ -1,8 +1,5 @@
 """min-p, top-k and top-p: which tokens stay possible.
 
-In:  (r, v) float32 logits after temperature, writable. Out: the same tensor with excluded tokens at -inf, in place.
-Not here: penalties, masks, temperature, drawing.
-
 All three are thresholds, so tokens that tie are kept or dropped together, whatever their ids:
 - min-p keeps x >= max + log(min_p), that is p(x) >= min_p * max p;
 - top-k keeps everything that ties with the k-th largest logit, hence perhaps more than k tokens (vLLM's rule too);

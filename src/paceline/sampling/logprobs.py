@@ -1,8 +1,4 @@
-"""Raw logprobs in vLLM's shape: the most likely tokens and the chosen one, before any sampling rule.
-
-In:  raw logits and the tokens that came after them. Out: per position a dict token id -> Logprob. Not here: the text of
-a token, which the caller fills in.
-"""
+"""Raw logprobs in vLLM's shape: the most likely tokens and the chosen one, before any sampling rule."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Repetition, frequency and presence penalties, from the counts along each row's own path.
 
-In:  the prompt, the tokens generated so far, and per row the path after the root. Out: the same rows with the logits of
-touched tokens changed in place. Only touched tokens are read and written: there is no (rows, vocabulary) matrix of
-counts.
-Not here: every other rule (`constraints.rules`), and what a token means.
+Only tokens that occur are read and written: there is no (rows, vocabulary) matrix of counts.
 
 Semantics and order are vLLM's: repetition over prompt and output (positive logits are divided, others multiplied), then
 frequency times the count and presence once, both over the output only. Source: CTRL (arXiv:1909.05858) for the
@@ -19,10 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from paceline.sampling.logit_rules import LogitRule, Paths
+
 _FIRST_CAPACITY = 64
 
 
-class Penalties:
+class Penalties(LogitRule):
     """The penalties of one sequence and the counts that they need.
 
     Args:
@@ -30,9 +29,10 @@ class Penalties:
         prompt: the prompt's token ids, all below the vocabulary's size.
     """
 
+    needs_paths = True
+
     def __init__(self, presence: float, frequency: float, repetition: float, prompt: Sequence[int]) -> None:
         self.presence, self.frequency, self.repetition = presence, frequency, repetition
-        self.active = presence != 0.0 or frequency != 0.0 or repetition != 1.0
         touched = list(dict.fromkeys(prompt)) if repetition != 1.0 else []
         self._fixed = len(touched)
         self._slots = {token: slot for slot, token in enumerate(touched)}
@@ -42,7 +42,6 @@ class Penalties:
         self._ids[: len(touched)] = touched
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Count generated tokens."""
         for token in tokens:
             slot = self._slots.get(token)
             if slot is None:
@@ -50,9 +49,7 @@ class Penalties:
             self._counts[slot] += 1.0
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Take back the last generated tokens, given oldest first; slots vanish in the reverse order of their
-        making.
-        """
+        """Slots vanish in the reverse order of their making."""
         for token in reversed(tokens):
             slot = self._slots[token]
             self._counts[slot] -= 1.0
@@ -60,7 +57,6 @@ class Penalties:
                 del self._slots[token]
 
     def fork(self) -> Penalties:
-        """An independent copy."""
         twin = Penalties(self.presence, self.frequency, self.repetition, ())
         twin._fixed, twin._slots = self._fixed, dict(self._slots)
         twin._ids, twin._counts = self._ids.copy(), self._counts.copy()
@@ -75,8 +71,7 @@ class Penalties:
         self._ids[slot], self._counts[slot] = token, 0.0
         return slot
 
-    def apply(self, rows_rv: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Penalise (r, v) float32 rows in place; row i continues the committed text by `paths[i]`."""
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         pairs = self._touched_by(paths)
         if pairs:
             rows, columns, counts = zip(*pairs, strict=True)
@@ -91,7 +86,7 @@ class Penalties:
         if pairs:
             rows_rv[at[0], at[1]] = own_t
 
-    def _touched_by(self, paths: Sequence[Sequence[int]]) -> list[tuple[int, int, float]]:
+    def _touched_by(self, paths: Paths) -> list[tuple[int, int, float]]:
         """(row, token, count in output and path) for every token of every row's path."""
         pairs = []
         for row, path in enumerate(paths):

@@ -1,12 +1,11 @@
 """The sampling rules of one sequence as one pipeline, evaluated at every node of a token tree along the node's own
 path.
 
-In:  raw logits at the root and the nodes of a tree. Out: float32 log-weights after all rules; softmax of a row gives
-the target's p there, and for greedy requests its argmax is the next token. Not here: drawing and verifying
-(`verifiers`), text.
+What comes out are float32 log-weights: softmax of a row gives the target's p there, and for greedy requests its argmax
+is the next token.
 
 Order of the steps, as in vLLM V1's sampler:
-    0. raw logprobs are taken before any of this (`constraints.logprobs`)
+    0. raw logprobs are taken before any of this (`sampling.logprobs`)
     1. logits to float32
     2. bad words to -inf
     3. min_tokens: end and stop tokens to -inf;  logit_bias added
@@ -17,7 +16,7 @@ Order of the steps, as in vLLM V1's sampler:
 
 Row 0 predicts the token after the root, whose text is the committed state; the row of node i predicts the token after
 node i, so the tokens from the first level down to node i count as generated. Every row equals, bit for bit, the root
-row of a state that advanced along that path: no operation mixes rows, and sums are exact (see `constraints.filters`).
+row of a state that advanced along that path: no operation mixes rows, and sums are exact (see `sampling.filters`).
 
 Contradictory rules (a vocabulary in which everything is forbidden) give rows of nothing but -inf, and NaN in the logits
 stays in its row; verifiers raise NumericsError when they meet such a row.
@@ -28,37 +27,18 @@ Axes in this file: r = rows, v = vocabulary, n = tree nodes.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from paceline.config import SamplingParams
-from paceline.sampling.bad_words import BadWords
 from paceline.sampling.filters import filter_rows
+from paceline.sampling.logit_rules import BadWords, LogitBias, LogitRule, MinTokens, Paths
 from paceline.sampling.penalties import Penalties
 from paceline.tree import TokenTree
 from paceline.utils import need
 
-__all__ = ["Rules"]
-
-NO_PATH: Sequence[Sequence[int]] = ((),)
-
-
-class _Constant:
-    """Values that are put on each device once."""
-
-    def __init__(self, values: Iterable[float], dtype: torch.dtype) -> None:
-        self._host = torch.tensor(list(values), dtype=dtype)
-        self._copies = {self._host.device: self._host}
-
-    def __len__(self) -> int:
-        return len(self._host)
-
-    def on(self, device: torch.device) -> torch.Tensor:
-        if device not in self._copies:
-            self._copies[device] = self._host.to(device)
-        return self._copies[device]
+NO_PATH: Paths = ((),)
 
 
 class Rules:
@@ -95,33 +75,20 @@ class Rules:
             _check_ids("bad_words", word, vocab_size)
         self._params, self._vocab_size = params, vocab_size
         self._temperature = 1.0 if params.greedy else params.temperature
-        self._bias_ids, self._bias = _Constant(bias, torch.int64), _Constant(bias.values(), torch.float32)
-        self._stop_ids = _Constant(sorted({t for t in stop_ids if 0 <= t < vocab_size}), torch.int64)
-        self._bad_words = BadWords(bad_word_ids)
-        self._always_bad = _Constant(self._bad_words.always, torch.int64)
-        self._penalties = Penalties(
-            params.presence_penalty, params.frequency_penalty, params.repetition_penalty, prompt
-        )
+        stops = sorted({token for token in stop_ids if 0 <= token < vocab_size})
+        self._edits = _edits(params, prompt, stops, bad_word_ids)
+        self._needs_paths = any(rule.needs_paths for rule in self._edits)
         self._generated: list[int] = []
-        waits = params.min_tokens > 0 and len(self._stop_ids) > 0
-        self._min_tokens = params.min_tokens if waits else 0
-        self._needs_paths = waits or self._bad_words.reach > 0 or self._penalties.active
-        self._edits = self._needs_paths or len(self._bias_ids) > 0 or len(self._always_bad) > 0
         self._filters = not params.greedy and (
             0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
         )
         self.trivial = params.greedy and not self._edits
 
-    @property
-    def num_generated(self) -> int:
-        """Number of committed tokens after the prompt."""
-        return len(self._generated)
-
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit generated tokens."""
         self._generated.extend(tokens)
-        if self._penalties.active:
-            self._penalties.advance(tokens)
+        for rule in self._edits:
+            rule.advance(tokens)
 
     def rewind(self, count: int) -> None:
         """Take back the last `count` generated tokens; the exact inverse of `advance`.
@@ -132,15 +99,15 @@ class Rules:
         if not 0 <= count <= len(self._generated):
             raise ValueError(f"cannot rewind {count} of {len(self._generated)} generated tokens")
         kept = len(self._generated) - count
-        if self._penalties.active:
-            self._penalties.rewind(self._generated[kept:])
+        for rule in self._edits:
+            rule.rewind(self._generated[kept:])
         del self._generated[kept:]
 
     def fork(self) -> Rules:
         """An independent state at the same point."""
         twin = copy.copy(self)
         twin._generated = list(self._generated)
-        twin._penalties = self._penalties.fork()
+        twin._edits = [rule.fork() for rule in self._edits]
         return twin
 
     def apply(self, logits: torch.Tensor, tree: TokenTree) -> torch.Tensor:
@@ -167,7 +134,7 @@ class Rules:
         path = [int(tree.tokens[node]) for node in tree.path(row - 1)] if row and self._needs_paths else ()
         return self._run(logits_1v, (path,))[0]
 
-    def apply_paths(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+    def apply_paths(self, logits: torch.Tensor, paths: Paths) -> torch.Tensor:
         """Log-weights at explicit paths: row i continues the committed text by `paths[i]` (tokens after the root).
 
         Args:
@@ -180,7 +147,7 @@ class Rules:
         _check_shape(logits, len(paths), self._vocab_size)
         return self._run(logits, paths)
 
-    def _run(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _run(self, logits: torch.Tensor, paths: Paths) -> torch.Tensor:
         rows_rv = logits.detach().to(torch.float32)
         scales = self._temperature != 1.0
         if not (self._edits or scales or self._filters):
@@ -188,43 +155,14 @@ class Rules:
         rows_rv = rows_rv.contiguous()
         if self._edits:
             rows_rv = _own(rows_rv, logits)
-            self._edit(rows_rv, paths)
+            for rule in self._edits:
+                rule.apply(rows_rv, paths, self._generated)
         if scales:
             rows_rv = rows_rv.div_(self._temperature) if _owned(rows_rv, logits) else rows_rv / self._temperature
         if self._filters:
             rows_rv = _own(rows_rv, logits)
             filter_rows(rows_rv, top_k=self._params.top_k, top_p=self._params.top_p, min_p=self._params.min_p)
         return rows_rv
-
-    def _edit(self, rows_rv: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Steps 2 to 4, in place."""
-        device = rows_rv.device
-        if len(self._always_bad):
-            rows_rv.index_fill_(1, self._always_bad.on(device), -math.inf)
-        if self._bad_words.reach:
-            self._forbid_completions(rows_rv, paths)
-        if self._min_tokens > len(self._generated):
-            self._forbid_stops(rows_rv, paths)
-        if len(self._bias_ids):
-            rows_rv[:, self._bias_ids.on(device)] += self._bias.on(device)
-        if self._penalties.active:
-            self._penalties.apply(rows_rv, paths)
-
-    def _forbid_completions(self, rows_rv: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
-        tail = self._generated[-self._bad_words.reach :]
-        pairs = [(row, token) for row, path in enumerate(paths) for token in self._bad_words.after(tail, path)]
-        if pairs:
-            at = torch.tensor(pairs, device=rows_rv.device)
-            rows_rv[at[:, 0], at[:, 1]] = -math.inf
-
-    def _forbid_stops(self, rows_rv: torch.Tensor, paths: Sequence[Sequence[int]]) -> None:
-        left = self._min_tokens - len(self._generated)
-        short = [row for row, path in enumerate(paths) if len(path) < left]
-        stops = self._stop_ids.on(rows_rv.device)
-        if len(short) == len(paths):
-            rows_rv.index_fill_(1, stops, -math.inf)
-        elif short:
-            rows_rv[torch.tensor(short, device=rows_rv.device)[:, None], stops] = -math.inf
 
 
 class LazyRows:
@@ -266,3 +204,20 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 def _check_shape(logits: torch.Tensor, rows: int, vocab_size: int) -> None:
     if tuple(logits.shape) != (rows, vocab_size):
         raise ValueError(f"logits must have shape ({rows}, {vocab_size}): one row per path, got {tuple(logits.shape)}")
+
+
+def _edits(
+    params: SamplingParams, prompt: Sequence[int], stops: Sequence[int], bad_words: Sequence[tuple[int, ...]]
+) -> list[LogitRule]:
+    """Steps 2 to 4, as far as the parameters ask for them."""
+    rules: list[LogitRule] = []
+    if bad_words:
+        rules.append(BadWords(bad_words))
+    if params.min_tokens > 0 and stops:
+        rules.append(MinTokens(params.min_tokens, stops))
+    if params.logit_bias:
+        rules.append(LogitBias(params.logit_bias))
+    numbers = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
+    if numbers != (0.0, 0.0, 1.0):
+        rules.append(Penalties(*numbers, prompt))
+    return rules

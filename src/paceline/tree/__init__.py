@@ -1,4 +1,6 @@
-"""The token tree: structure, merging, choosing nodes under a budget."""
+"""The token tree: structure, merging, choosing nodes under a budget, static shapes. It knows no model, drafter or
+verifier.
+"""
 
 import lazy_loader
 

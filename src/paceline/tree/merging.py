@@ -1,7 +1,4 @@
-"""Joining, cutting and re-rooting token trees.
-
-In: trees of several drafters for one sequence. Out: one tree in which every (parent path, token) stands once.
-Not here: which nodes are worth their cost, and which of them may be cut at all (`tree.select`).
+"""Joining and cutting token trees.
 
 What makes a merged tree exact: nothing about a drawn trial is decided by its token. Trials are therefore only ever
 concatenated, earlier trees first; when a drawn token is already a node, its trial joins that node and stays in the
@@ -18,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DrafterError
-from paceline.tree.token_tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
+from paceline.tree.token_tree import CANDIDATE, COLUMNS, EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 
 @dataclass(slots=True)
@@ -31,16 +28,15 @@ class _Columns:
     depths: list[int] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     also: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, tree: TokenTree) -> list[int]:
         """Join one tree; returns the merged index of each of its nodes."""
         where: list[int] = []
-        columns = (tree.tokens, tree.parents, tree.sources, tree.confidence, tree.slots, tree.kinds)
+        columns = (tree.tokens, tree.parents, tree.sources, tree.confidence, tree.kinds)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for node, (token, parent, source, confidence, slot, kind) in enumerate(rows):
+        for node, (token, parent, source, confidence, kind) in enumerate(rows):
             above = ROOT if parent < 0 else where[parent]
             found = self.at.setdefault((above, token), len(self.tokens))
             where.append(found)
@@ -50,11 +46,9 @@ class _Columns:
                 self.depths.append(1 if above < 0 else self.depths[above] + 1)
                 self.sources.append(source)
                 self.confidence.append(confidence)
-                self.slots.append(slot)
                 self.kinds.append(kind)
             else:
                 self.confidence[found] = max(self.confidence[found], confidence)
-                self.slots[found] = slot if self.slots[found] < 0 else self.slots[found]
                 self.kinds[found] = PROBE if kind == self.kinds[found] == PROBE else CANDIDATE
                 self._credit(found, source)
             for other in tree.also.get(node, ()):
@@ -77,7 +71,6 @@ class _Columns:
             depths=np.asarray(self.depths, np.int32),
             sources=np.asarray(self.sources, np.int32),
             confidence=confidence_n,
-            slots=np.asarray(self.slots, np.int32),
             kinds=kinds_n,
             trials={parent: tuple(found) for parent, found in trials.items()},
             also=dict(self.also),
@@ -132,7 +125,7 @@ def prune(
 ) -> TokenTree:
     """The nodes in `keep` only, in their order.
 
-    This decides nothing: to cut drawn trials without harm to the output law, see `tree.select`.
+    This decides nothing: to cut drawn trials without harm to the output distribution, see `tree.select_nodes`.
 
     Args:
         keep: node indices, or (n,) bool. With a node goes its parent.
@@ -154,42 +147,14 @@ def prune(
     index_n = np.full(len(tree) + 1, ROOT, np.int32)  # the last entry is where ROOT, -1, finds itself
     index_n[kept] = np.arange(len(kept))
     left = tree.trials if trials is None else trials
-    return _take(tree, kept, index_n, {parent: [t for t in ts if mask_n[t.node]] for parent, ts in left.items()})
-
-
-def subtree(tree: TokenTree, node: int) -> TokenTree:
-    """What lies below `node`, which becomes the root; the tree itself for ROOT."""
-    if node == ROOT:
-        return tree
-    below_n = np.zeros(len(tree), np.bool_)
-    for i, parent in enumerate(tree.parents.tolist()):
-        below_n[i] = parent == node or (parent >= 0 and below_n[parent])
-    kept = np.flatnonzero(below_n)
-    if not len(kept):
-        return EMPTY_TREE
-    index_n = np.full(len(tree) + 1, ROOT, np.int32)
-    index_n[kept] = np.arange(len(kept))
-    trials = {parent: ts for parent, ts in tree.trials.items() if parent == node or (parent >= 0 and below_n[parent])}
-    found = _take(tree, kept, index_n, trials)
-    return found.replace(depths=found.depths - tree.depths[node])
-
-
-def _take(
-    tree: TokenTree, kept: npt.NDArray[np.int64], index_n: npt.NDArray[np.int32], trials: Mapping[int, Sequence[Trial]]
-) -> TokenTree:
-    """The `kept` rows with new indices. Parents left with point trials only lose their list, whose order says
-    nothing.
-    """
     new = index_n.tolist()
-    columns = {
-        name: getattr(tree, name)[kept] for name in ("tokens", "depths", "sources", "confidence", "slots", "kinds")
-    }
+    trials_left = {parent: [t for t in ts if mask_n[t.node]] for parent, ts in left.items()}
+    columns = {name: getattr(tree, name)[kept] for name in COLUMNS}
     return TokenTree(
-        **columns,
-        parents=index_n[tree.parents[kept]],
-        trials={
+        **columns | {"parents": index_n[parents_k]},
+        trials={  # parents left with point trials only lose their list, whose order says nothing
             new[parent]: tuple(with_fields(trial, node=new[trial.node]) for trial in ts)
-            for parent, ts in trials.items()
+            for parent, ts in trials_left.items()
             if any(trial.drawn for trial in ts)
         },
         also={new[node]: others for node, others in tree.also.items() if new[node] >= 0},

@@ -1,18 +1,16 @@
-"""Cutting a tree down to the nodes that are worth verifying, without touching the output law.
-
-In: a tree, a number of nodes. Out: the most valuable part of it. Not here: how many nodes pay (controllers).
+"""Cutting a tree down to the nodes that are worth verifying, without touching the output distribution.
 
 What may be cut:
 
 * **Point nodes** at a parent without drawn trials: freely, by anything. A verifier draws its own token there and looks
-  whether it is a child, so the law of that token does not depend on which children there are.
+  whether it is a child, so the distribution of that token does not depend on which children there are.
 * **Drawn trials**: only as if the drafter had stopped earlier. They are taken in the order in which they were drawn
   (`Trial.order`, then level by level, parents in node order, trials in order) until the first that might not fit, and
   all that were drawn later go too. Whether a trial fits is decided before its token is looked at: it counts as a new
   node even where it fell on an old one. Any rule that looks at the token (its confidence, whether it is new, what grew
-  below it) breaks the law.
-* What a kept drawn trial stands on stays with it: its parent's ancestors, and the point trials tried before it at its
-  parent. Dropping these by what was drawn later would break the law as well.
+  below it) breaks the distribution.
+* What a kept drawn trial rests on stays with it: its parent's ancestors, and the point trials tried before it at its
+  parent. Dropping these by what was drawn later would break the distribution as well.
 
 So drawn trials come first, and what is left of the budget goes to free point nodes by their estimated chance of being
 reached.
@@ -31,36 +29,26 @@ from paceline.tree.token_tree import EMPTY_TREE, PROBE, ROOT, TokenTree, Trial
 
 
 def select_nodes(
-    tree: TokenTree,
-    nodes: int,
-    *,
-    max_depth: int | None = None,
-    min_reach: float = 0.0,
-    drawn_nodes: int | None = None,
-    reach_n: npt.NDArray[np.float64] | None = None,
+    tree: TokenTree, nodes: int, *, drawn_nodes: int | None = None, reach_n: npt.NDArray[np.float64] | None = None
 ) -> TokenTree:
     """The part of `tree` to verify: at most `nodes` candidates, ancestors first.
 
     Probes are inputs that a drafter needs: they stay with their parents and are not counted.
 
     Args:
-        max_depth: deeper nodes are cut.
-        min_reach: free point nodes with a smaller estimated chance of being accepted are cut; drawn trials never are by
-        this.
-        drawn_nodes: most nodes to spend on drawn trials and what they stand on; None is `nodes`. It must be chosen
-            without looking at this tree's drawn tokens, and so must `nodes` and `max_depth`.
+        drawn_nodes: most nodes to spend on drawn trials and what they rest on; None is `nodes`. It must be chosen
+            without looking at this tree's drawn tokens, and so must `nodes`.
         reach_n: (n,) chance that a node is accepted, never above its parent's; None: the product of confidences along
         its path.
     """
     if nodes <= 0:
         return EMPTY_TREE
-    deepest = tree.max_depth if max_depth is None else max_depth
-    if not tree.trials and len(tree) <= nodes and tree.max_depth <= deepest and min_reach <= 0.0:
+    if not tree.trials and len(tree) <= nodes:
         return tree
-    chosen = _Choice(tree, nodes, deepest)
+    chosen = _Choice(tree, nodes)
     if tree.trials:
         chosen.take_drawn(nodes if drawn_nodes is None else min(nodes, drawn_nodes))
-    chosen.take_free(min_reach, tree.reach() if reach_n is None else reach_n)
+    chosen.take_free(tree.reach() if reach_n is None else reach_n)
     chosen.take_probes()
     return prune(tree, chosen.keep_n, chosen.trials()) if tree.trials else prune(tree, chosen.keep_n)
 
@@ -68,8 +56,8 @@ def select_nodes(
 class _Choice:
     """Which nodes and drawn trials of one tree stay."""
 
-    def __init__(self, tree: TokenTree, nodes: int, max_depth: int) -> None:
-        self.tree, self.nodes, self.max_depth = tree, nodes, max_depth
+    def __init__(self, tree: TokenTree, nodes: int) -> None:
+        self.tree, self.nodes = tree, nodes
         self.parents: list[int] = tree.parents.tolist()
         self.keep_n = np.zeros(len(tree), np.bool_)
         self.count = 0
@@ -78,12 +66,8 @@ class _Choice:
 
     def take_drawn(self, nodes: int) -> None:
         """Keep drawn trials as a prefix of the order in which they were drawn."""
-        depths = self.tree.depths.tolist()
         for parent, place in _drawing_order(self.tree):
-            depth = 0 if parent == ROOT else depths[parent]
-            if depth >= self.max_depth:
-                continue
-            needed = self._standing(parent, place)
+            needed = self._needed_by(parent, place)
             if self.count + len(needed) + 1 > nodes:
                 return
             needed.add(self.tree.trials[parent][place].node)
@@ -91,8 +75,8 @@ class _Choice:
                 self._keep(node)
             self.drawn_kept[parent] = place + 1
 
-    def _standing(self, parent: int, place: int) -> set[int]:
-        """The nodes that the trial at `place` of `parent` stands on and that are not kept yet; its own node is not
+    def _needed_by(self, parent: int, place: int) -> set[int]:
+        """The nodes that the trial at `place` of `parent` rests on and that are not kept yet; its own node is not
         looked at.
         """
         needed = {
@@ -108,9 +92,9 @@ class _Choice:
             self.keep_n[node] = True
             self.count += int(self.tree.kinds[node] != PROBE)
 
-    def take_free(self, min_reach: float, reach_n: npt.NDArray[np.floating[Any]]) -> None:
+    def take_free(self, reach_n: npt.NDArray[np.floating[Any]]) -> None:
         """Fill up with point nodes, most likely reached first; a child is never more likely than its parent."""
-        allowed_n = (reach_n >= min_reach) & (self.tree.depths <= self.max_depth) & (self.tree.kinds != PROBE)
+        allowed_n = self.tree.kinds != PROBE
         allowed_n[list(self._only_drawn())] = False
         for node in np.argsort(-reach_n, kind="stable").tolist():
             if self.count >= self.nodes:

@@ -1,10 +1,6 @@
 """Trees of a fixed shape, whose nodes are named by rank: the best ones under given chances, and the size that pays on a
 machine.
 
-In: the chance that the target takes the drafter's candidate of rank r at depth d; seconds by rows. Out: shapes, one for
-every number of nodes; the number worth its time. Not here: tokens (drafters fill a shape in), measuring times
-(`controllers`).
-
 Where acceptance depends on depth and rank alone, a node is reached with the product of the chances along its path, a
 tree is expected to add the sum over its nodes, and so the best tree of n nodes is made of the n nodes with the largest
 products. Since a child's product is never above its parent's, these nest: one order of nodes holds the best tree of

@@ -1,8 +1,10 @@
 """The token tree: candidate continuations of one sequence, the one type that drafters, verifiers and runners exchange.
 
-In:  tokens, parents and what a drafter knows of them. Out: an immutable structure of host arrays, with its ancestor
-mask, paths and encodings. Rows of drawn proposals stay on their device and are shared, never copied.
-Not here: joining trees (`tree.merge`), choosing nodes under a budget (`tree.select`), and any model.
+Columns that follow from a chain's length alone are made once and shared by all chains of that length. They lie over
+`bytes`, which nobody can make writable. So a tree that holds one of these very objects is right in that column, whoever
+built it, and need not be looked through: that makes a chain's checks take a few microseconds.
+
+Rows of drawn proposals stay on their device and are shared, never copied.
 
 Axes in this file: n = tree nodes, v = vocabulary. Node indices count from 0; the parent of a first-level node is -1,
 the root, which is the last committed token of the sequence and is not stored in the tree. Source: SpecInfer
@@ -13,27 +15,98 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DrafterError
-from paceline.tree.columns import chain_columns, chain_sources, is_sound_chain
 
 if TYPE_CHECKING:
     import torch
 
+Ints = npt.NDArray[np.int32]
+INT: Final = np.dtype(np.int32)
+
+
+class ChainColumns(NamedTuple):
+    """(n,) int32 each: node i continues node i - 1, and is a candidate."""
+
+    parents: Ints
+    depths: Ints
+    kinds: Ints
+
+
+@lru_cache(maxsize=256)
+def chain_columns(length: int) -> ChainColumns:
+    """The columns of every chain of `length` nodes."""
+    parents, depths = np.arange(-1, length - 1, dtype=np.int32), np.arange(1, length + 1, dtype=np.int32)
+    return ChainColumns(_fixed(parents), _fixed(depths), _fixed(np.zeros(length, np.int32)))
+
+
+@lru_cache(maxsize=1024)
+def chain_sources(length: int, source: int) -> Ints:
+    """(n,) int32: every node proposed by drafter number `source`."""
+    return _fixed(np.full(length, source, np.int32))
+
+
+@lru_cache(maxsize=256)
+def first_nodes(count: int) -> tuple[int, ...]:
+    """0, 1, ... count - 1: the path of an accepted chain."""
+    return tuple(range(count))
+
+
+def _fixed(column: Ints) -> Ints:
+    return np.frombuffer(column.tobytes(), np.int32)
+
+
+def lone_source(tree: TokenTree) -> int:
+    """The drafter of a chain of shared columns with points alone, all by one drafter; -1 says nothing about the
+    tree.
+    """
+    n = len(tree.tokens)
+    if not n or tree.trials or tree.also:
+        return -1
+    columns, source = chain_columns(n), tree.sources.item(0)
+    shared = tree.parents is columns.parents and tree.depths is columns.depths and tree.kinds is columns.kinds
+    return source if shared and tree.sources is chain_sources(n, source) else -1
+
+
+def is_sound_chain(tree: TokenTree, vocab_size: int, source: int | None = None) -> bool:
+    """Whether a tree is a chain of shared columns with nothing wrong in the others; False says nothing about the tree.
+
+    Args:
+        source: proposed by this drafter, as the shared column says it; None for any.
+    """
+    tokens, sources, confidence = tree.tokens, tree.sources, tree.confidence
+    parents, depths, kinds = chain_columns(n := len(tokens))
+    if tree.parents is not parents or tree.depths is not depths or tree.kinds is not kinds:
+        return False
+    if tree.trials or not n or tokens.dtype != INT or not tokens.shape == confidence.shape == (n,):
+        return False
+    if source is None:
+        if sources.dtype != INT or sources.shape != (n,):
+            return False
+    elif sources is not chain_sources(n, source):
+        return False
+    for token, chance in zip(tokens.tolist(), confidence.tolist(), strict=True):
+        if not (0 <= token < vocab_size and 0.0 <= chance <= 1.0):  # a NaN is not in 0..1 either
+            break
+    else:
+        return True
+    return False
+
+
 IntArray = npt.NDArray[np.int32]
-LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 ROOT: Final = -1
 CANDIDATE: Final = 0
 PROBE: Final = 1
-COLUMNS: Final = ("tokens", "parents", "depths", "sources", "confidence", "slots", "kinds")
+COLUMNS: Final = ("tokens", "parents", "depths", "sources", "confidence", "kinds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +121,7 @@ class Trial:
         row: (v,) float32 probabilities on the drafter's device, or None for a point trial.
         removed: tokens taken out of `row` before this draw (sampling without replacement); empty with replacement.
         order: when this draw was made, for drafters that do not draw level by level; equal orders mean level by level,
-            parents in node order. Cutting a tree follows it (`tree.select`).
+            parents in node order. Cutting a tree follows it (`tree.select_nodes`).
     """
 
     node: int
@@ -81,7 +154,6 @@ class TokenTree:
         depths: (n,) int32, 1 for children of the root.
         sources: (n,) int32 index of the drafter that proposed the node.
         confidence: (n,) float32 chance that the target takes this child at its parent; siblings sum to at most 1.
-        slots: (n,) int32 cache slot already computed for the node by self-speculation, or -1.
         kinds: (n,) int32, CANDIDATE, or PROBE for an extra input position that selection keeps and verifiers skip.
         trials: parent -> ordered trials, for parents with at least one drawn trial. Every other parent has one point
             trial per candidate child in node order (`trials_of` gives both alike).
@@ -93,7 +165,6 @@ class TokenTree:
     depths: IntArray
     sources: IntArray
     confidence: FloatArray
-    slots: IntArray
     kinds: IntArray
     trials: Mapping[int, tuple[Trial, ...]] = field(default_factory=lambda: MappingProxyType({}))
     also: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -109,7 +180,6 @@ class TokenTree:
         *,
         confidence: Sequence[float] | FloatArray | None = None,
         sources: Sequence[int] | IntArray | int = 0,
-        slots: Sequence[int] | IntArray | None = None,
         kinds: Sequence[int] | IntArray | None = None,
         trials: Mapping[int, Sequence[Trial]] | None = None,
     ) -> TokenTree:
@@ -128,7 +198,6 @@ class TokenTree:
             depths=_depths(parents_n),
             sources=np.full(n, sources, np.int32) if isinstance(sources, int) else _ints(sources),
             confidence=_default_confidence(parents_n) if confidence is None else np.asarray(confidence, np.float32),
-            slots=np.full(n, -1, np.int32) if slots is None else _ints(slots),
             kinds=np.zeros(n, np.int32) if kinds is None else _ints(kinds),
             trials=MappingProxyType({p: tuple(ts) for p, ts in (trials or {}).items()}),
         )
@@ -141,9 +210,9 @@ class TokenTree:
         n = len(tokens)
         if not n:
             return EMPTY_TREE
-        parents, depths, slots, kinds = chain_columns(n)
+        parents, depths, kinds = chain_columns(n)
         chances = np.full(n, 0.5, np.float32) if confidence is None else np.asarray(confidence, np.float32)
-        tree = cls(_ints(tokens), parents, depths, chain_sources(n, source), chances, slots, kinds)
+        tree = cls(_ints(tokens), parents, depths, chain_sources(n, source), chances, kinds)
         tree.check_columns()
         return tree
 
@@ -198,27 +267,6 @@ class TokenTree:
                 reach_n[i] *= reach_n[parent]
         return reach_n
 
-    def to_xgrammar(self) -> tuple[LongArray, LongArray, LongArray]:
-        """First-child / next-sibling encoding for xgrammar's `GrammarMatcher.traverse_draft_tree`.
-
-        Position 0 is the root, whose token the matcher has accepted already and does not read; node i is position i +
-        1. `torch.from_numpy` of each is what xgrammar takes; it insists on int64.
-
-        Returns:
-            retrieve_next_token, retrieve_next_sibling: (n + 1,) int64 positions, -1 where there is none.
-            draft_tokens: (n + 1,) int64; entry 0 is -1, a place for the root's own token.
-        """
-        n = len(self)
-        first, sibling = np.full(n + 1, -1, np.int64), np.full(n + 1, -1, np.int64)
-        last: dict[int, int] = {}
-        for position, parent in enumerate((self.parents + 1).tolist(), start=1):
-            if parent in last:
-                sibling[last[parent]] = position
-            else:
-                first[parent] = position
-            last[parent] = position
-        return first, sibling, np.concatenate([np.full(1, -1, np.int64), self.tokens])
-
     def check_columns(self) -> None:
         """Raise DrafterError unless all columns have one length and confidences are sane."""
         n = len(self)
@@ -257,8 +305,7 @@ class TokenTree:
         if is_sound_chain(self, vocab_size):
             return
         if any(
-            getattr(self, name).dtype.kind not in "iu"
-            for name in ("tokens", "parents", "depths", "sources", "slots", "kinds")
+            getattr(self, name).dtype.kind not in "iu" for name in ("tokens", "parents", "depths", "sources", "kinds")
         ):
             raise DrafterError("tree columns must hold integers; use TokenTree.build or TokenTree.chain")
         if len(self) and (int(self.tokens.min()) < 0 or int(self.tokens.max()) >= vocab_size):
@@ -308,3 +355,19 @@ def _check_trials(tree: TokenTree, parent: int, trials: Sequence[Trial]) -> None
 
 
 EMPTY_TREE: Final = TokenTree.build([], [])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTrial(Trial):
+    """One of several draws with replacement from one row at one place, for rules that need their number; they share
+    the row object.
+
+    A cut leaves fewer draws than planned, and how many may depend on the tokens that came up. A rule that reads the
+    number of draws off a tree would let the chance of the first draw depend on its own token, which breaks the output
+    distribution; the planned number does not.
+
+    Attributes:
+        group: planned number of these draws, settled before the first.
+    """
+
+    group: int = 1

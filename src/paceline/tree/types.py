@@ -1,7 +1,4 @@
-"""Small types that the loop hands around besides the tree: budgets, verdicts, scores.
-
-In: nothing. Out: frozen records. Not here: anything that computes.
-"""
+"""Small types that the loop hands around besides the tree: budgets, verdicts, scores."""
 
 from __future__ import annotations
 
@@ -14,6 +11,9 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.tree.static_shapes import Shape
+
+
+GoOn = Callable[[int, float, object], bool]
 
 
 def always_go_on(depth: int, confidence: float, features: object) -> bool:
@@ -37,7 +37,7 @@ class Budget:
 
     nodes: int
     depth: int
-    go_on: Callable[[int, float, object], bool] = always_go_on
+    go_on: GoOn = always_go_on
     fallback: bool = False
     shape: Shape | None = None
 
@@ -47,7 +47,7 @@ NO_BUDGET = Budget(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What stands of one sequence's tree.
+    """What was accepted of one sequence's tree.
 
     Attributes:
         path: accepted node indices, from the first level down.

@@ -1,7 +1,4 @@
-"""Where things are kept between runs of one user.
-
-In: the environment. Out: a folder, which need not exist. Not here: what is kept there.
-"""
+"""Where things are kept between runs of one user."""
 
 from __future__ import annotations
 

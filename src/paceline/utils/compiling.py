@@ -1,8 +1,4 @@
-"""Compiling of hot host-side code, announced, with results kept on disk.
-
-In: a function over NumPy arrays and numbers. Out: the same function as machine code, made at its first call. Not here:
-the functions, who shows that they are being compiled (`paceline.utils.progress`).
-"""
+"""Compiling of hot host-side code, announced, with results kept on disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Long waits at first use: they are logged, and a program with a screen can show them.
-
-In: what is waited for. Out: a log record, and around the wait whatever the program asked for. Not here: screens
-(`cli.waits`), what takes long (`paceline.utils.compiling`, models.cpu.compilation).
-"""
+"""Long waits at first use: they are logged, and a program with a screen can show them."""
 
 from __future__ import annotations
 

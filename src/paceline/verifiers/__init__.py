@@ -1,4 +1,8 @@
-"""Which guesses stand; one file a rule."""
+"""Which drafted tokens are accepted; one module a rule.
+
+Verifiers see trees, rows of the target after all sampling rules, and a source of randomness; they know no sampling
+rule, no drafter and no model.
+"""
 
 import lazy_loader
 

@@ -1,7 +1,4 @@
-"""What a verifier is: decides which guesses stand, and draws the target's own next token.
-
-In: trees, rows of the target *after all sampling rules*, randomness. Out: verdicts.
-Not here: sampling rules (constraints), drafting.
+"""What a verifier is: decides which drafted tokens are accepted, and draws the target's own next token.
 
 Notation follows Leviathan et al. 2023 (arXiv:2211.17192): p is the target, q the drafter.
 """
@@ -69,9 +66,9 @@ class Verifier(ABC):
     ) -> list[Verdict | NumericsError]:
         """One entry per sequence: its verdict, or the error that ends it (and only it).
 
-        A NumericsError stands where the root's row holds NaN, +infinity or nothing but -inf. Such a row further down
-        the accepted path ends the path before it (`before_bad_row`); rows off that path and rows of probes may hold
-        anything.
+        The entry is a NumericsError where the root's row holds NaN, +infinity or nothing but -inf. Such a row further
+        down the accepted path ends the path before it (`before_bad_row`); rows off that path and rows of probes may
+        hold anything.
 
         Args:
             trees: one per sequence, EMPTY_TREE for plain decoding.
@@ -101,7 +98,7 @@ def verify_each(
 def before_bad_row(path: Sequence[int], accepted: Sequence[int]) -> Verdict:
     """The verdict on an accepted path whose last node has a row that holds no distribution.
 
-    All accepted tokens stand, the last one as the target's own, which it is: it becomes the root, and the next step,
+    All accepted tokens stay, the last one as the target's own, which it is: it becomes the root, and the next step,
     like plain decoding, meets the bad row there.
     """
     from paceline.tree import Verdict

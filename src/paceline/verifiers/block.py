@@ -1,8 +1,4 @@
-"""Block verification: the drafted tokens of a chain are judged together, not one by one. Exact, and never worse.
-
-In:  a tree whose drawn proposals do not branch, the target's log-weights, what each token was drawn from. Out: the
-accepted path and one more token, distributed exactly as the target alone would write them.
-Not here: several drafts of one place (`recursive_rejection`, `k_seq`, `greedy_draft`), point trials beyond `match`.
+"""Block verification: the drafted tokens of a chain are verified together, not one by one. Exact, and never worse.
 
 A *run* is a chain of drawn tokens x_1..x_m below a node. With p_0 = 1 and p_i = min(1, p_{i-1} p(x_i) / q(x_i)), the
 run is accepted up to its last token i that passes a coin of chance h_i: p_m at the end, and before it R / (R + 1 -
@@ -10,8 +6,8 @@ p_i), where R is the mass of max(p_i p - q, 0) over the next token. A run that e
 draw from that rest. The chance to accept at least i tokens is then p_i, which no exact rule exceeds; one by one it
 would be the product of the single chances.
 
-The coins of a run look at places that may be drafted and judged again in the next step, so all of them are keyed by the
-run's first place, whose token this step settles.
+The coins of a run look at places that may be drafted and verified again in the next step, so all of them are keyed by
+the run's first place, whose token this step settles.
 
 Source: Block verification accelerates speculative decoding (arXiv:2403.10444), algorithm 2.
 """
@@ -27,7 +23,7 @@ import torch
 from paceline.errors import CapabilityError, NumericsError
 from paceline.tree import ROOT, TokenTree, Trial, Verdict
 from paceline.verifiers.base import Verifier, before_bad_row, verify_each
-from paceline.verifiers.recursive_rejection import law_of, match, proposal
+from paceline.verifiers.recursive_rejection import match, probabilities_of, proposal
 
 if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
@@ -52,12 +48,12 @@ class BlockVerification(Verifier):
     ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
         for tree in trees:
-            refuse_branches(tree)
+            reject_branches(tree)
         return verify_each(_verdict, trees, rows, draws)
 
 
-def refuse_branches(tree: TokenTree) -> None:
-    """Refuse what is no chain of drawn proposals.
+def reject_branches(tree: TokenTree) -> None:
+    """Reject what is no chain of drawn proposals.
 
     Raises:
         CapabilityError: some place has a drawn proposal and another one.
@@ -82,7 +78,7 @@ def _verdict(tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
         trials = tree.trials_of(node) if len(tree) else ()
         try:
             if any(trial.drawn for trial in trials):
-                nodes, token = judge(tree, node, row_of, draws, len(path))
+                nodes, token = verify_run(tree, node, row_of, draws, len(path))
                 node = nodes[-1] if token is None else None
             else:
                 found = [int(tree.tokens[trial.node]) for trial in trials]
@@ -97,10 +93,10 @@ def _verdict(tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
     return Verdict(tuple(path), tuple(tokens), token)
 
 
-def judge(
+def verify_run(
     tree: TokenTree, parent: int, row_of: Callable[[int], torch.Tensor], draws: Draws, depth: int
 ) -> tuple[list[int], int | None]:
-    """The accepted nodes of the run below `parent`, and the token after them; None where the whole run stands.
+    """The accepted nodes of the run below `parent`, and the token after them; None where the whole run is accepted.
 
     A run ends before a row that holds no distribution: which one that is depends on the tokens before it alone.
 
@@ -116,7 +112,7 @@ def judge(
     trial = _drawn_child(tree, parent)
     while trial is not None:
         try:
-            p_v = law_of(row_of(nodes[-1] if nodes else parent), depth + len(nodes))
+            p_v = probabilities_of(row_of(nodes[-1] if nodes else parent), depth + len(nodes))
         except NumericsError:
             if nodes:
                 break

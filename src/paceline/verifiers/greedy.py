@@ -1,9 +1,4 @@
-"""Equal or reject: at temperature 0 a guess stands if it is the target's argmax.
-
-In:  trees and logits after the rules (without rules, the model's own). Out: the longest path of argmax tokens, and the
-argmax after it. Plain decoding is the same code with empty trees, so ties (the lowest token id wins) fall the same way
-in both.
-Not here: randomness; probabilities, whose rounding could make an argmax lose.
+"""Equal or reject: at temperature 0 a drafted token is accepted if it is the target's argmax.
 
 Source: blockwise parallel decoding (arXiv:1811.03115); over trees, SpecInfer (arXiv:2305.09781).
 """

@@ -1,14 +1,10 @@
 """The rule of greedy draft sampling: all drafts of a place but one are its likeliest tokens, and one test decides.
 Exact.
 
-In:  a tree whose places have points and a drawn proposal, the target's log-weights, the row of the draw. Out: the
-accepted path and one more token, distributed exactly as the target alone would write them.
-Not here: choosing the points and drawing beside them (a drafter's `tree_policy` "greedy_draft"), the bound
-(`bench.optimal_acceptance`).
-
-With T the points and q' the law of the draw y, which q' keeps out of T: y stands with probability min(1, p(y) / q'(y)).
-If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on there. That
-accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these drafts.
+With T the points and q' the distribution of the draw y, which q' keeps out of T: y is accepted with probability min(1,
+p(y) / q'(y)). If it does not, the token is drawn from what that leaves of p, and where it is one of T the path goes on
+there. That accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these
+drafts.
 
 At a place with several draws these are tried in their order by recursive rejection, and all points are looked up with
 the token drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the tokens
@@ -20,43 +16,27 @@ Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779), sec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.errors import NumericsError
-from paceline.tree import TokenTree, Trial, Verdict
-from paceline.verifiers.base import Verifier, verify_each
-from paceline.verifiers.recursive_rejection import acceptance, law_of, proposal, residual, walk
+from paceline.tree import Trial
+from paceline.verifiers.recursive_rejection import PlaceByPlace, acceptance, probabilities_of, proposal, residual
 
 if TYPE_CHECKING:
-    from paceline.verifiers.base import Draws, Rows
-
-
-class GreedyDraftSampling(Verifier):
-    """Exact verification of the likeliest tokens and one draw beside them."""
-
-    name = "greedy_draft_sampling"
-    row_by_row = True
-
-    def verify(
-        self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
-    ) -> list[Verdict | NumericsError]:
-        """See `Verifier.verify`."""
-        return verify_each(partial(walk, decide), trees, rows, draws)
+    from paceline.verifiers.base import Draws
 
 
 def decide(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
-    """The test of each draw, then a draw from what is left: (the child that stands or None, the token). Draws that
+    """The test of each draw, then a draw from what is left: (the accepted child or None, the token). Draws that
     their own row calls impossible are passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = law_of(weights_v, depth)
+    r_v = probabilities_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         if not trial.drawn:
             continue
@@ -69,3 +49,10 @@ def decide(
         r_v = residual(r_v, q_v)
     token = draws.categorical(depth, r_v)
     return (trials[tokens.index(token)].node if token in tokens else None), token
+
+
+class GreedyDraftSampling(PlaceByPlace):
+    """Exact verification of the likeliest tokens and one draw beside them."""
+
+    name = "greedy_draft_sampling"
+    decide = staticmethod(decide)

@@ -1,13 +1,8 @@
 """k-SEQ, SpecTr's rule: several independent drafts of one place, each tried against the same scaled-down target. Exact.
 
-In:  a tree whose equal draws count apart, the target's log-weights, the row that they were drawn from. Out: the
-accepted path and one more token, distributed exactly as the target alone would write them.
-Not here: drawing k chains (a drafter's `tree_policy` "spectr"), what the best rule could reach
-(`bench.optimal_acceptance`).
-
-With k draws from q at a place, draw x stands with probability min(1, p(x) / (gamma q(x))), whichever it is of the k;
-beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none
-stands, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 -
+With k draws from q at a place, draw x is accepted with probability min(1, p(x) / (gamma q(x))), whichever it is of the
+k; beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none
+is, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 -
 (1 - beta)^k = gamma beta accepts the most, and at least 1 - 1/e of what the best rule accepts. Below an accepted token
 go on the chains that drew it, so that k shrinks along the path. One draw has gamma 1: speculative sampling.
 
@@ -21,34 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.errors import ConfigError, NumericsError
-from paceline.tree import GroupTrial, TokenTree, Trial, Verdict
-from paceline.verifiers.base import Verifier, verify_each
-from paceline.verifiers.recursive_rejection import law_of, proposal, residual, walk
+from paceline.errors import ConfigError
+from paceline.tree import GroupTrial, Trial
+from paceline.verifiers.recursive_rejection import PlaceByPlace, probabilities_of, proposal, residual
 
 if TYPE_CHECKING:
-    from paceline.verifiers.base import Draws, Rows
+    from paceline.verifiers.base import Draws
 
 STEPS = 60
 """Halvings when gamma is looked for: to the last bit of float64."""
-
-
-class KSeq(Verifier):
-    """Exact verification of independent drafts, by SpecTr's rule."""
-
-    name = "k_seq"
-    row_by_row = True
-
-    def verify(
-        self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
-    ) -> list[Verdict | NumericsError]:
-        """See `Verifier.verify`."""
-        return verify_each(partial(walk, decide), trees, rows, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +37,7 @@ class Plan:
 
     Attributes:
         gamma: what the target is scaled down by, in 1..k.
-        beta: chance that one draw stands; accepted: chance that any of the k does.
+        beta: chance that one draw is accepted; accepted: chance that any of the k does.
     """
 
     gamma: float
@@ -95,7 +75,7 @@ def best_plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int) -> Plan:
     p_s, q_s = p_v.double(), q_v.double()
     ratio_s, order = torch.where(q_s > 0, p_s / q_s, torch.inf).clamp(1e-30, 2.0 * draws).sort()
     below_s = p_s[order].cumsum(0)  # of tokens up to and with s, whose draws are cut to p / gamma
-    above_s = q_s.sum() - q_s[order].cumsum(0)  # of the tokens beyond, all of whose draws stand
+    above_s = q_s.sum() - q_s[order].cumsum(0)  # of the tokens beyond, all of whose draws are accepted
     excess_s = _excess(ratio_s, above_s + below_s / ratio_s, draws)
     place = int(torch.as_tensor(excess_s > 0).sum())
     at = torch.stack((ratio_s[max(place - 1, 0)], ratio_s[min(place, len(p_s) - 1)]))
@@ -130,7 +110,7 @@ class _Group:
     """The draws of one group, as they are tried.
 
     Args:
-        r_v: (v,) what is left of the target before the first of them. q_v: (v,) their law.
+        r_v: (v,) what is left of the target before the first of them. q_v: (v,) their distribution.
     """
 
     def __init__(self, trial: GroupTrial, r_v: torch.Tensor, q_v: torch.Tensor) -> None:
@@ -144,20 +124,20 @@ class _Group:
 
 
 def kept(p_v: torch.Tensor, q_v: torch.Tensor, gamma: float) -> torch.Tensor:
-    """(v,) chance that one draw is each token and stands."""
+    """(v,) chance that one draw is each token and accepted."""
     return torch.minimum(q_v, p_v / gamma)
 
 
 def decide(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
-    """The drawn trials one after the other, then a draw from what is left: (the child that stands or None, the token).
+    """The drawn trials one after the other, then a draw from what is left: (the accepted child or None, the token).
     Draws that their own row calls impossible are passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = law_of(weights_v, depth)
+    r_v = probabilities_of(weights_v, depth)
     group: _Group | None = None
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         if not trial.drawn:
@@ -176,3 +156,10 @@ def decide(
         r_v = residual(r_v, kept_v)
     token = draws.categorical(depth, r_v)
     return (trials[tokens.index(token)].node if token in tokens else None), token
+
+
+class KSeq(PlaceByPlace):
+    """Exact verification of independent drafts, by SpecTr's rule."""
+
+    name = "k_seq"
+    decide = staticmethod(decide)

@@ -1,12 +1,8 @@
 """Exact verification of a token tree at any temperature: sample-and-match for points, recursive rejection for draws.
 
-In:  a tree, the target's log-weights at its root and nodes, what drawn trials were drawn from. Out: the accepted path
-and one more token, distributed exactly as the target alone would write them.
-Not here: sampling rules (constraints), building trees (drafters), and which trials may be cut (`tree.select`).
-
 At a parent whose trials are all points the target's token z is drawn first and looked up among the children
-(multi-draft verification of point masses is the same in law), with noise keyed by position: any tree of points gives
-the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
+(multi-draft verification of point masses is the same in distribution), with noise keyed by position: any tree of points
+gives the very tokens of plain decoding. A parent with a drawn trial tries its children in order, each against what the
 failures before it have left of p.
 
 Notation follows Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318): p is the target, q
@@ -17,7 +13,9 @@ decoding (arXiv:2402.14160).
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,25 +28,31 @@ if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
 
 
-class RecursiveRejection(Verifier):
-    """The exact verifier above temperature 0."""
+Decide = Callable[[Sequence[Trial], Sequence[int], torch.Tensor, "Draws", int], tuple[int | None, int]]
+"""Trials at a parent, their tokens, the parent's row, draws, depth -> (the accepted child or None, the token)."""
 
-    name = "rejection_sampler"
+
+class PlaceByPlace(Verifier):
+    """Base of the rules that decide at one parent after the other."""
+
     row_by_row = True
+
+    @staticmethod
+    @abstractmethod
+    def decide(
+        trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
+    ) -> tuple[int | None, int]:
+        """The rule at a parent with a drawn trial: (the accepted child or None, the token).
+
+        Raises:
+            NumericsError: the row holds NaN, +infinity or nothing but -inf.
+        """
 
     def verify(
         self, trees: Sequence[TokenTree], rows: Sequence[Rows], draws: Sequence[Draws]
     ) -> list[Verdict | NumericsError]:
         """See `Verifier.verify`."""
-        return verify_each(_verdict, trees, rows, draws)
-
-
-Decide = Callable[[Sequence[Trial], Sequence[int], torch.Tensor, "Draws", int], tuple[int | None, int]]
-"""Trials at a parent, their tokens, the parent's row, draws, depth -> (the child that stands or None, the token)."""
-
-
-def _verdict(tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
-    return walk(reject, tree, rows_nv, draws)
+        return verify_each(partial(walk, self.decide), trees, rows, draws)
 
 
 def walk(decide: Decide, tree: TokenTree, rows_nv: Rows, draws: Draws) -> Verdict:
@@ -92,15 +96,15 @@ def match(
 def reject(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
-    """Recursive rejection over a list that may mix drawn and point trials: (the child that stands or None, the token).
+    """Recursive rejection over a list that may mix drawn and point trials: (the accepted child or None, the token).
 
-    A trial x stands with probability min(1, r(x) / q(x)), q(x) = 1 for points. A drawn trial that its own q calls
+    A trial x is accepted with probability min(1, r(x) / q(x)), q(x) = 1 for points. A drawn trial that its own q calls
     impossible (q(x) is 0 or NaN) breaks the drafter's contract and is passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.
     """
-    r_v = law_of(weights_v, depth)
+    r_v = probabilities_of(weights_v, depth)
     for number, (trial, token) in enumerate(zip(trials, tokens, strict=True)):
         q_v = proposal(trial, token, r_v)
         r_x, q_x = torch.stack((r_v[token], q_v[token])).tolist()
@@ -112,7 +116,7 @@ def reject(
     return None, draws.categorical(depth, r_v)
 
 
-def law_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
+def probabilities_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
     """(v,) p, the softmax of a row of log-weights, in float64 where the row is float64, else in float32.
 
     Raises:
@@ -139,7 +143,7 @@ def proposal(trial: Trial, token: int, like_v: torch.Tensor) -> torch.Tensor:
 
 
 def acceptance(r_x: float, q_x: float) -> float:
-    """Chance that a trial stands."""
+    """Chance that a trial is accepted."""
     return min(1.0, r_x / q_x)
 
 
@@ -152,3 +156,10 @@ def residual(r_v: torch.Tensor, q_v: torch.Tensor) -> torch.Tensor:
     rest_v = (r_v - q_v).clamp_(min=0.0)
     mass = float(rest_v.sum())
     return rest_v.div_(mass) if mass > 0.0 else r_v
+
+
+class RecursiveRejection(PlaceByPlace):
+    """The exact verifier above temperature 0."""
+
+    name = "rejection_sampler"
+    decide = staticmethod(reject)

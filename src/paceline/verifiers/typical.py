@@ -1,11 +1,7 @@
-"""Typical acceptance, Medusa's rule: a guess stands if the target finds it plausible. Approximate by design.
+"""Typical acceptance, Medusa's rule: a drafted token is accepted if the target finds it plausible. Approximate by
+design.
 
-In:  trees and the target's log-weights after the rules, temperature included. Out: the longest path of plausible
-tokens, and a token of the target's own after it. The output law is NOT the target's: it leans towards what drafters
-propose.
-Not here: anything exact (`recursive_rejection`, `greedy`).
-
-Source: Medusa, section 2.3.1 (arXiv:2401.10774): x stands if p(x) > min(epsilon, delta * exp(-H(p))).
+Source: Medusa, section 2.3.1 (arXiv:2401.10774): x is accepted if p(x) > min(epsilon, delta * exp(-H(p))).
 """
 
 from __future__ import annotations
@@ -31,14 +27,14 @@ _LOG_OF_NOTHING: Final = -1e4
 class TypicalAcceptance(Verifier):
     """Accepts what is typical of the target, drawn and point trials alike.
 
-    Of all paths whose every token stands, the longest is taken; among equals the likeliest, then the first. The token
-    after it is the target's own draw, as in plain decoding, so text that no drafter touches keeps the target's law.
-    (Medusa takes the argmax or a draw from the typical tokens there, vLLM the argmax after a refusal.) At temperature 0
-    rows hold all weight on the argmax, H is 0, and the rule is greedy's: equal or reject.
+    Of all paths whose every token is plausible, the longest is taken; among equals the likeliest, then the first. The
+    token after it is the target's own draw, as in plain decoding, so text that no drafter touches keeps the target's
+    distribution. (Medusa takes the argmax or a draw from the typical tokens there, vLLM the argmax after a rejection.)
+    At temperature 0 rows hold all weight on the argmax, H is 0, and the rule is greedy's: equal or reject.
 
     Args:
-        posterior_threshold: epsilon, a probability at which a token always stands.
-        posterior_alpha: delta, the factor on exp(-H). Below 1 the target's likeliest token always stands.
+        posterior_threshold: epsilon, a probability at which a token is always plausible.
+        posterior_alpha: delta, the factor on exp(-H). Below 1 the target's likeliest token always is.
     """
 
     name = "typical_acceptance_sampler"
@@ -66,10 +62,10 @@ class TypicalAcceptance(Verifier):
     def _longest(self, tree: TokenTree, rows_nv: torch.Tensor) -> int:
         """The node at which the best accepted path ends, or ROOT."""
         inner, row_n = np.unique(tree.parents, return_inverse=True)
-        stands, logs = self.plausible(rows_nv[inner + 1], row_n, tree.tokens)
+        plausible, logs = self.plausible(rows_nv[inner + 1], row_n, tree.tokens)
         reached = {ROOT: (0, 0.0)}
         for node, (parent, kind) in enumerate(zip(tree.parents.tolist(), tree.kinds.tolist(), strict=True)):
-            if parent in reached and stands[node] and kind == CANDIDATE:
+            if parent in reached and plausible[node] and kind == CANDIDATE:
                 length, log = reached[parent]
                 reached[node] = (length + 1, log + logs[node])
         return max(reached, key=lambda node: (*reached[node], -node))
@@ -77,8 +73,8 @@ class TypicalAcceptance(Verifier):
     def plausible(
         self, weights_rv: torch.Tensor, row_n: npt.NDArray[np.intp], tokens_n: IntArray
     ) -> tuple[list[bool], list[float]]:
-        """Whether `tokens_n[i]` stands under row `row_n[i]`, and its log probability; no token stands under a row with
-        NaN.
+        """Whether `tokens_n[i]` is plausible under row `row_n[i]`, and its log probability; no token is under a row
+        with NaN.
         """
         log_rv = torch.log_softmax(
             weights_rv, -1, dtype=torch.float64 if weights_rv.dtype == torch.float64 else torch.float32
@@ -86,6 +82,6 @@ class TypicalAcceptance(Verifier):
         entropy_r = -(log_rv.exp() * log_rv.clamp(min=_LOG_OF_NOTHING)).sum(-1)
         limit_r = (self.posterior_alpha * torch.exp(-entropy_r)).clamp(max=self.posterior_threshold)
         log_n = log_rv[row_n, tokens_n]
-        stands_n = log_n.exp() > limit_r[row_n]
-        stands, logs = torch.stack((stands_n.to(log_n.dtype), log_n)).tolist()
-        return [bool(stand) for stand in stands], logs
+        plausible_n = log_n.exp() > limit_r[row_n]
+        found, logs = torch.stack((plausible_n.to(log_n.dtype), log_n)).tolist()
+        return [bool(one) for one in found], logs

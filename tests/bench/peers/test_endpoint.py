@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import peers
-from paceline.bench.peers.process import PeerError
+from paceline.bench.peers import PeerError, open_peer
 from paceline.errors import ConfigError
 
 
@@ -69,7 +68,7 @@ def server() -> Iterator[Any]:
 
 
 def test_ids_both_ways(server: Any) -> None:
-    with peers.open("openai", "m", options={"url": server.url, "api_key": "k"}) as peer:
+    with open_peer("openai", "m", options={"url": server.url, "api_key": "k"}) as peer:
         run = peer.generate([1, 2], 3)
     assert run.token_ids == [3, 4, 5]
     assert run.ttft is not None
@@ -87,7 +86,7 @@ def test_ids_both_ways(server: Any) -> None:
 
 def test_a_server_that_wants_text_gets_it_and_the_settings_say_so(server: Any) -> None:
     server.mode = "text"
-    peer = peers.open("openai", "m", options={"url": server.url, "tokenizer": Letters()})
+    peer = open_peer("openai", "m", options={"url": server.url, "tokenizer": Letters()})
     assert [peer.generate([1, 2], 3).token_ids for _ in range(2)] == [[3, 4, 5]] * 2
     assert (peer.settings["prompt"], peer.settings["ids"]) == ("text", "re-encoded")
     assert [isinstance(body["prompt"], str) for _, _, body in server.seen] == [
@@ -110,7 +109,7 @@ def test_a_server_that_wants_text_gets_it_and_the_settings_say_so(server: Any) -
 )
 def test_failures_are_one_line(server: Any, mode: str, tokenizer: Any, message: str) -> None:
     server.mode = mode
-    peer = peers.open("openai", "m", options={"url": server.url, "tokenizer": tokenizer}, request_timeout=0.3)
+    peer = open_peer("openai", "m", options={"url": server.url, "tokenizer": tokenizer}, request_timeout=0.3)
     with pytest.raises(PeerError, match=message) as caught:
         peer.generate([1], 2)
     assert "\n" not in str(caught.value)
@@ -118,6 +117,6 @@ def test_failures_are_one_line(server: Any, mode: str, tokenizer: Any, message: 
 
 def test_no_server_and_no_url() -> None:
     with pytest.raises(PeerError, match="is the server running"):
-        peers.open("openai", "m", options={"url": "http://127.0.0.1:9/v1"}).generate([1], 1)
+        open_peer("openai", "m", options={"url": "http://127.0.0.1:9/v1"}).generate([1], 1)
     with pytest.raises(ConfigError, match="must begin with http"):
-        peers.open("openai", "m", options={"url": "ftp://x"})
+        open_peer("openai", "m", options={"url": "ftp://x"})

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.peers import catalog, install
-from paceline.bench.peers.process import PeerError
+from paceline.bench.peers import PeerError, install, peer_entry, peers_home
 
 
 @pytest.fixture
@@ -29,35 +28,35 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 
 
 def test_an_environment_is_made_marked_and_removed(commands: list[list[str]], tmp_path: Path) -> None:
-    assert not install.state("llama.cpp").ready
-    folder = install.install("llama.cpp", python="/opt/python")
+    assert not install.peer_state("llama.cpp").ready
+    folder = install.install_peer("llama.cpp", python="/opt/python")
     assert folder == tmp_path / "peers" / "llama.cpp"
     assert commands[0] == ["/opt/python", "-m", "venv", str(folder)]
-    assert commands[1][3:] == ["install", *catalog.entry("llama.cpp").packages]
-    assert install.state("llama.cpp").ready
-    assert install.remove("llama.cpp")
-    assert not install.state("llama.cpp").ready
-    assert not install.remove("llama.cpp")
+    assert commands[1][3:] == ["install", *peer_entry("llama.cpp").packages]
+    assert install.peer_state("llama.cpp").ready
+    assert install.remove_peer("llama.cpp")
+    assert not install.peer_state("llama.cpp").ready
+    assert not install.remove_peer("llama.cpp")
 
 
 def test_an_unfinished_environment_is_not_ready(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    install.install("llama.cpp")
+    install.install_peer("llama.cpp")
 
     def fail(*_: object) -> None:
         raise PeerError("no room")
 
     monkeypatch.setattr(install, "_run", fail)
     with pytest.raises(PeerError, match="no room"):
-        install.install("llama.cpp")
-    assert not install.state("llama.cpp").ready
+        install.install_peer("llama.cpp")
+    assert not install.peer_state("llama.cpp").ready
 
 
 def test_all_leaves_out_what_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "has_cuda", lambda: False)
-    assert install.wanted("all") == ["transformers", "llama.cpp", "openvino-genai"]
+    assert install.wanted_peers("all") == ["transformers", "llama.cpp", "openvino-genai"]
     monkeypatch.setattr(install, "has_cuda", lambda: True)
-    assert "vllm" in install.wanted("all")
-    assert install.wanted("vllm") == ["vllm"]
+    assert "vllm" in install.wanted_peers("all")
+    assert install.wanted_peers("vllm") == ["vllm"]
 
 
 def test_failures_of_the_installer_are_one_line() -> None:
@@ -73,6 +72,6 @@ def test_failures_of_the_installer_are_one_line() -> None:
 def test_the_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
     monkeypatch.delenv("PACELINE_HOME", raising=False)
-    assert catalog.home() == tmp_path / "a" / "paceline" / "peers"
+    assert peers_home() == tmp_path / "a" / "paceline" / "peers"
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "b"))
-    assert catalog.home() == tmp_path / "b" / "peers"
+    assert peers_home() == tmp_path / "b" / "peers"

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench import peers
-from paceline.bench.peers import catalog, peer
-from paceline.bench.peers.agreement import agreement
-from paceline.bench.peers.catalog import PEERS
-from paceline.bench.peers.peer import DRIVERS
-from paceline.bench.peers.process import PeerError
+from paceline.bench.peers import DRIVERS, PEERS, PeerError, agreement_with, catalog, open_peer, peer, peer_names
 from paceline.errors import ConfigError
 
 FAKE = """
@@ -60,7 +55,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ids_in_and_ids_out_whatever_libraries_print(fake: Path) -> None:
-    with peers.open("llama.cpp", fake, dtype="float16", threads=3) as opened:
+    with open_peer("llama.cpp", fake, dtype="float16", threads=3) as opened:
         run = opened.generate([5, 6], max_tokens=3)
         assert (run.token_ids, run.seconds, run.ttft, run.version) == ([5, 6, 7], 0.5, None, "fake 1")
         assert (run.settings, run.passes) == ({"threads": 3}, 2)
@@ -69,7 +64,7 @@ def test_ids_in_and_ids_out_whatever_libraries_print(fake: Path) -> None:
 
 
 def test_a_batch_gives_a_run_a_prompt(fake: Path) -> None:
-    with peers.open("transformers", fake) as opened:
+    with open_peer("transformers", fake) as opened:
         assert [one.token_ids for one in opened.generate_batch([[1], [8]], 2)] == [[1, 2], [8, 9]]
 
 
@@ -77,27 +72,27 @@ def test_a_batch_gives_a_run_a_prompt(fake: Path) -> None:
     ("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens a prompt")]
 )
 def test_a_driver_that_fails_or_answers_wrongly(fake: Path, tokens: int, message: str) -> None:
-    with peers.open("llama.cpp", fake, dtype="float16") as opened, pytest.raises(PeerError, match=message):
+    with open_peer("llama.cpp", fake, dtype="float16") as opened, pytest.raises(PeerError, match=message):
         opened.generate([1], tokens)
 
 
 def test_a_driver_that_cannot_open(fake: Path) -> None:
     with pytest.raises(PeerError, match=r"peer llama\.cpp failed: OSError: no weights"):
-        peers.open("llama.cpp", fake, options={"broken": 1})
+        open_peer("llama.cpp", fake, options={"broken": 1})
 
 
 def test_bad_arguments_are_named(fake: Path, tmp_path: Path) -> None:
     for call, message in (
-        (lambda: peers.open("llamacpp", fake), "unknown peer 'llamacpp'; did you mean llama.cpp"),
-        (lambda: peers.open("nope", fake), "unknown peer 'nope'; known are transformers, llama.cpp,"),
+        (lambda: open_peer("llamacpp", fake), "unknown peer 'llamacpp'; did you mean llama.cpp"),
+        (lambda: open_peer("nope", fake), "unknown peer 'nope'; known are transformers, llama.cpp,"),
         (
-            lambda: peers.open("llama.cpp", fake, options={"method": "draft_model"}),
+            lambda: open_peer("llama.cpp", fake, options={"method": "draft_model"}),
             "no method 'draft_model'; it has plain, ngram",
         ),
-        (lambda: peers.open("transformers", fake, options={"method": "draft_model"}), "needs the option model"),
-        (lambda: peers.open("transformers", fake, dtype="int8"), "no dtype 'int8'"),
-        (lambda: peers.open("llama.cpp", tmp_path), "holds no config.json"),
-        (lambda: peers.open("openai", "x"), "needs the option url"),
+        (lambda: open_peer("transformers", fake, options={"method": "draft_model"}), "needs the option model"),
+        (lambda: open_peer("transformers", fake, dtype="int8"), "no dtype 'int8'"),
+        (lambda: open_peer("llama.cpp", tmp_path), "holds no config.json"),
+        (lambda: open_peer("openai", "x"), "needs the option url"),
     ):
         with pytest.raises(ConfigError, match=message):
             call()
@@ -107,7 +102,7 @@ def test_a_peer_that_is_not_installed_says_how(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(PeerError, match=r"run `paceline bench peers install openvino-genai`$"):
-        peers.open("openvino-genai", tmp_path)
+        open_peer("openvino-genai", tmp_path)
 
 
 def test_conversions_belong_to_a_state_of_the_checkpoint(tmp_path: Path) -> None:
@@ -129,8 +124,8 @@ def test_the_table_names_what_each_driver_reads() -> None:
 
 
 def test_every_driver_of_the_table_exists() -> None:
-    for name in peers.names():
-        driver = catalog.entry(name).driver
+    for name in peer_names():
+        driver = catalog.peer_entry(name).driver
         assert not driver or (peer.DRIVERS / f"{driver}.py").is_file()
 
 
@@ -146,5 +141,5 @@ def test_every_driver_of_the_table_exists() -> None:
 def test_agreement_counts_first_difference_and_share(
     ours: list[int], theirs: list[int], first: int | None, share: float
 ) -> None:
-    found = agreement(ours, theirs)
+    found = agreement_with(ours, theirs)
     assert (found.first_difference, found.equal_share, found.identical) == (first, share, first is None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.peers.process import DriverProcess, PeerError
+from paceline.bench.peers import DriverProcess, PeerError
 
 ECHO = "import sys, json\nfor line in sys.stdin: print(json.dumps({'ok': True, 'got': json.loads(line)}), flush=True)"
 

@@ -1,8 +1,4 @@
-"""The peers: one literal table of what each needs, and where things are kept.
-
-In: a peer's name. Out: its entry, its folders. Not here: making the environment (install.py), talking to it
-(process.py).
-"""
+"""The peers: one literal table of what each needs, and where things are kept."""
 
 from __future__ import annotations
 
@@ -79,12 +75,12 @@ PEERS: Mapping[str, PeerEntry] = {
 }
 
 
-def names() -> list[str]:
+def peer_names() -> list[str]:
     """All peers, in the table's order."""
     return list(PEERS)
 
 
-def entry(name: str) -> PeerEntry:
+def peer_entry(name: str) -> PeerEntry:
     """The table's entry.
 
     Raises:
@@ -97,7 +93,7 @@ def entry(name: str) -> PeerEntry:
     return PEERS[name]
 
 
-def home() -> Path:
+def peers_home() -> Path:
     """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else
     ~/.cache/paceline.
     """
@@ -106,8 +102,8 @@ def home() -> Path:
 
 def folder(name: str) -> Path:
     """The peer's own environment."""
-    entry(name)
-    return home() / name
+    peer_entry(name)
+    return peers_home() / name
 
 
 def python_of(name: str) -> Path:
@@ -123,4 +119,4 @@ def converted(model: Path) -> Path:
     for path in sorted([*model.glob("*.safetensors"), *model.glob("config.json")]):
         found = path.stat()
         stamp.append(f"{path.name} {found.st_size} {found.st_mtime_ns}")
-    return home() / "converted" / sha256("\n".join(stamp).encode()).hexdigest()[:20]
+    return peers_home() / "converted" / sha256("\n".join(stamp).encode()).hexdigest()[:20]

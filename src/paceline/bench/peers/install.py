@@ -1,8 +1,4 @@
-"""Making and removing the peers' environments.
-
-In: a peer's name, the Python to build on. Out: a virtual environment with the pinned packages, or one clear error.
-Not here: printing; `say` gets every line of progress.
-"""
+"""Making and removing the peers' environments."""
 
 from __future__ import annotations
 
@@ -40,16 +36,16 @@ def has_cuda() -> bool:
     )
 
 
-def wanted(name: str) -> list[str]:
+def wanted_peers(name: str) -> list[str]:
     """The peers that a name or "all" stands for; "all" leaves out endpoints and, without CUDA, what needs it."""
     if name != "all":
-        if not catalog.entry(name).driver:
+        if not catalog.peer_entry(name).driver:
             raise PeerError(f"peer {name} is an endpoint by URL; there is nothing to install")
         return [name]
     return [key for key, entry in catalog.PEERS.items() if entry.driver and (has_cuda() or not entry.needs_cuda)]
 
 
-def state(name: str) -> Installed:
+def peer_state(name: str) -> Installed:
     """Whether a peer's environment is complete and what it holds."""
     folder = catalog.folder(name)
     mark = folder / MARK
@@ -62,7 +58,7 @@ def state(name: str) -> Installed:
     )
 
 
-def install(name: str, *, python: str | None = None, say: Callable[[str], None] = lambda _line: None) -> Path:
+def install_peer(name: str, *, python: str | None = None, say: Callable[[str], None] = lambda _line: None) -> Path:
     """Make the peer's environment, or bring it to the table's versions; returns its folder.
 
     Args:
@@ -72,7 +68,7 @@ def install(name: str, *, python: str | None = None, say: Callable[[str], None] 
     Raises:
         PeerError: the interpreter is missing or the installer fails; the last lines are in the message.
     """
-    folder, packages = catalog.folder(name), catalog.entry(name).packages
+    folder, packages = catalog.folder(name), catalog.peer_entry(name).packages
     (folder / MARK).unlink(missing_ok=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _run([python or sys.executable, "-m", "venv", str(folder)], f"no environment for {name}", say)
@@ -81,7 +77,7 @@ def install(name: str, *, python: str | None = None, say: Callable[[str], None] 
     return folder
 
 
-def remove(name: str) -> bool:
+def remove_peer(name: str) -> bool:
     """Delete the peer's environment; returns whether there was one."""
     folder = catalog.folder(name)
     if not folder.exists():
@@ -92,7 +88,7 @@ def remove(name: str) -> bool:
 
 def remove_converted() -> bool:
     """Delete all converted weights; returns whether there were any."""
-    folder = catalog.home() / "converted"
+    folder = catalog.peers_home() / "converted"
     if not folder.exists():
         return False
     shutil.rmtree(folder)

@@ -1,17 +1,16 @@
-"""Opening a peer and asking it for tokens.
-
-In: a name of the table, a checkpoint folder, precision, threads, options. Out: a `Peer` that takes and gives token ids,
-greedily.
-Not here: the environments (install.py), the wire (process.py), endpoints by URL (endpoint.py).
-"""
+"""Opening a peer and asking it for tokens: a driver in a process of its own, or an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol, Self
+from urllib.parse import SplitResult, urlsplit
 
 from paceline.bench.peers import catalog
 from paceline.bench.peers.process import DriverProcess, PeerError
@@ -88,7 +87,7 @@ class SubprocessPeer:
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
         self.name = name
-        self._batches, self._timeout = catalog.entry(name).batches, request_timeout
+        self._batches, self._timeout = catalog.peer_entry(name).batches, request_timeout
         threads = str(request["threads"])
         self._process = DriverProcess(
             name, command, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -168,12 +167,10 @@ def open_peer(
         ConfigError: a wrong name, method, precision or folder.
         PeerError: not installed, or it does not start.
     """
-    found, given = catalog.entry(name), {"method": "plain", **(options or {})}
+    found, given = catalog.peer_entry(name), {"method": "plain", **(options or {})}
     if given["method"] not in found.modes:
         raise ConfigError(f"peer {name} has no method {given['method']!r}; it has {', '.join(found.modes)}")
     if name == "openai":
-        from paceline.bench.peers.endpoint import Endpoint
-
         return Endpoint(model=str(model_folder), timeout=request_timeout, **_endpoint_options(given))
     if dtype not in found.dtypes:
         raise ConfigError(f"peer {name} has no dtype {dtype!r}; it has {', '.join(found.dtypes)}")
@@ -224,3 +221,179 @@ def _python(name: str) -> Path:
         if find_spec("vllm") is not None:
             return Path(sys.executable)
     raise PeerError(f"peer {name} has no environment; run `paceline bench peers install {name}`")
+
+
+class RefusedError(Exception):
+    """The server answered with an error status."""
+
+
+def parts_of(url: str) -> SplitResult:
+    """Scheme, host and path of a base URL.
+
+    Raises:
+        ConfigError: neither http nor https, no host, or a port that is none.
+    """
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, brackets that do not close
+        fine = False
+    if not fine:
+        raise ConfigError(f"url must begin with http:// or https:// and name a host, got {url!r}")
+    return parts
+
+
+class Endpoint:
+    """A served model.
+
+    Args:
+        model: its name at the server.
+        url: base, e.g. http://127.0.0.1:8000/v1.
+        tokenizer: with `encode(text)` and `decode(ids)`, or None: then the server must take and send ids.
+        api_key: sent as a bearer token.
+        timeout: seconds of silence before giving up.
+    Raises:
+        ConfigError: a URL that is not http or https.
+    """
+
+    name = "openai"
+
+    def __init__(
+        self, *, model: str, url: str, tokenizer: Any = None, api_key: str | None = None, timeout: float = 600.0
+    ) -> None:
+        parts = parts_of(url)
+        self._parts, self._model, self._tokenizer, self._timeout = parts, model, tokenizer, timeout
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        )
+        self._as_text = False
+        self.version = f"endpoint {parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+        self.settings: Mapping[str, Any] = {"url": url, "model": model}
+
+    def generate(self, prompt_ids: Sequence[int], max_tokens: int, ignore_eos: bool = True) -> PeerRun:
+        """The greedy continuation of one prompt; seconds and ttft include the way over the network.
+
+        Raises:
+            PeerError: no connection, an error status, a broken stream, or text where no tokenizer was given.
+        """
+        body = {"model": self._model, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body |= {"return_token_ids": True} | ({"ignore_eos": True} if ignore_eos else {})
+        if not self._as_text:
+            try:
+                return self._complete(body | {"prompt": list(prompt_ids)})
+            except RefusedError as error:
+                if self._tokenizer is None:
+                    raise PeerError(
+                        f"{self.version} refuses token ids ({error}); give a tokenizer, so that text can be sent"
+                    ) from error
+                self._as_text = True
+        try:
+            return self._complete(body | {"prompt": self._tokenizer.decode(list(prompt_ids))})
+        except RefusedError as error:
+            raise PeerError(f"{self.version} refuses the request: {error}") from error
+
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
+    ) -> list[PeerRun]:
+        """One prompt; several are refused, as their timing is the server's own business."""
+        if len(prompts) > 1:
+            raise ConfigError(f"peer openai takes one prompt at a time, got {len(prompts)}; use batch size 1")
+        return [self.generate(prompts[0], max_tokens, ignore_eos)] if prompts else []
+
+    def _complete(self, body: Mapping[str, Any]) -> PeerRun:
+        ids: list[int] = []
+        text, first, start = "", None, perf_counter()
+        for event in self._events(body):
+            for choice in event.get("choices") or []:
+                text += choice.get("text") or ""
+                ids += choice.get("token_ids") or []
+                if first is None and (choice.get("text") or choice.get("token_ids")):
+                    first = perf_counter() - start
+        seconds = perf_counter() - start
+        how = "sent"
+        if text and not ids:
+            if self._tokenizer is None:
+                raise PeerError(
+                    f"{self.version} sends text without token ids; give a tokenizer, so that it can be encoded again"
+                )
+            ids, how = [int(i) for i in self._tokenizer.encode(text)], "re-encoded"
+        self.settings = {**self.settings, "prompt": "text" if self._as_text else "ids", "ids": how}
+        return PeerRun(token_ids=ids, seconds=seconds, ttft=first, version=self.version, settings=self.settings)
+
+    def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        kind = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
+        try:
+            connection.request("POST", self._parts.path.rstrip("/") + "/completions", json.dumps(body), self._headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise RefusedError(f"{answer.status}: {' '.join(answer.read(300).decode('utf-8', 'replace').split())}")
+            yield from _data(answer)
+        except TimeoutError as error:
+            raise PeerError(
+                f"{self.version} was silent for {self._timeout:g} s; raise the time-out or ask for less"
+            ) from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise PeerError(
+                f"{self.version} failed: {type(error).__name__}: {error}; is the server running at that URL?"
+            ) from error
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Nothing to end: every request has its own connection."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _data(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The objects of a stream of server-sent events, up to [DONE].
+
+    Raises:
+        ValueError: the stream ends before, or an event is no JSON object or an error.
+    """
+    for line in answer:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if not isinstance(event, dict) or "error" in event:
+            raise ValueError(f"the stream says {data[:200].decode('utf-8', 'replace')}")
+        yield event
+    raise ValueError("the stream ended before [DONE]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAgreement:
+    """Comparison of two outputs.
+
+    Attributes:
+        first_difference: index of the first token that differs, or None if one output begins with the other and both
+        are as long.
+        equal_share: positions with the same token over the longer length, in 0..1; 1 for two empty outputs.
+        length: tokens compared (the longer length).
+    """
+
+    first_difference: int | None
+    equal_share: float
+    length: int
+
+    @property
+    def identical(self) -> bool:
+        """Whether all tokens are equal."""
+        return self.first_difference is None
+
+
+def agreement_with(ours: Sequence[int], theirs: Sequence[int]) -> PeerAgreement:
+    """Compare token by token; a missing token counts as different."""
+    length = max(len(ours), len(theirs))
+    same = [a == b for a, b in zip(ours, theirs, strict=False)]
+    same += [False] * (length - len(same))
+    first = same.index(False) if False in same else None
+    return PeerAgreement(first_difference=first, equal_share=sum(same) / length if length else 1.0, length=length)

@@ -1,8 +1,4 @@
-"""A peer's driver as a subprocess: start, JSON lines both ways, time-outs, an end that always comes.
-
-In: a command, requests as dicts. Out: answers as dicts; a crash, a time-out or nonsense becomes one `PeerError`.
-Not here: what the requests mean.
-"""
+"""A peer's driver as a subprocess: start, JSON lines both ways, time-outs, an end that always comes."""
 
 from __future__ import annotations
 

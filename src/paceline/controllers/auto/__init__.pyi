@@ -1,5 +1,5 @@
 from .acceptance import Acceptance as Acceptance
-from .acceptance import Own as Own
+from .acceptance import SequenceOdds as SequenceOdds
 from .acceptance import Source as Source
 from .choice import Forecast as Forecast
 from .choice import choose as choose

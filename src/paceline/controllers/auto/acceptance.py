@@ -122,7 +122,7 @@ class Source:
         return found
 
 
-class Own:
+class SequenceOdds:
     """How one sequence differs from the estimate over all, per drafter, as a factor on the odds."""
 
     __slots__ = ("counts", "odds")
@@ -139,7 +139,7 @@ class Own:
 
 
 class Acceptance:
-    """The calibration of all drafters; `Own` objects carry what is special to a sequence.
+    """The calibration of all drafters; `SequenceOdds` objects carry what is special to a sequence.
 
     Args:
         sources: number of drafters.
@@ -148,19 +148,19 @@ class Acceptance:
     def __init__(self, sources: int) -> None:
         self.sources = [Source() for _ in range(sources)]
 
-    def node(self, own: Own, source: int, bucket: int, confidence: float) -> float:
+    def node(self, own: SequenceOdds, source: int, bucket: int, confidence: float) -> float:
         """P(accepted | parent accepted) of a node with this confidence."""
         return _shifted(self.sources[source].chance(bucket, confidence), own.odds[source])
 
-    def level(self, own: Own, source: int, bucket: int) -> float:
+    def level(self, own: SequenceOdds, source: int, bucket: int) -> float:
         """P(one of the drafter's nodes accepted | parent accepted) before anything is drafted."""
         return _shifted(self.sources[source].level(bucket), own.odds[source])
 
-    def chances(self, own: Own, tree: TokenTree) -> list[float]:
+    def chances(self, own: SequenceOdds, tree: TokenTree) -> list[float]:
         """Per node, the calibrated chance that it is accepted if its parent is."""
         return [self.node(own, source, bucket, confidence) for _, source, bucket, confidence in nodes(tree)]
 
-    def reach(self, own: Own, tree: TokenTree) -> list[float]:
+    def reach(self, own: SequenceOdds, tree: TokenTree) -> list[float]:
         """Per node, the calibrated chance that it is accepted: the product along its path."""
         found: list[float] = []
         for parent, chance in zip(tree.parents.tolist(), self.chances(own, tree), strict=True):
@@ -168,7 +168,7 @@ class Acceptance:
         return found
 
     def observe(
-        self, own: Own, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool
+        self, own: SequenceOdds, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool
     ) -> None:
         """Learn from what was proposed and what followed.
 
@@ -180,14 +180,14 @@ class Acceptance:
         """
         if not len(proposed):
             return
-        stands: set[int] = set(accepted) if drawn else _followed(proposed, tokens)
+        path: set[int] = set(accepted) if drawn else _followed(proposed, tokens)
         kinds, families = proposed.kinds.tolist(), dict[tuple[int, int, int], list[int]]()
         known: dict[int, list[float]] = {}
         depths = proposed.depths.tolist()
         for node, (parent, source, bucket, confidence) in enumerate(nodes(proposed)):
-            if kinds[node] or (parent >= 0 and parent not in stands) or depths[node] > len(tokens):
+            if kinds[node] or (parent >= 0 and parent not in path) or depths[node] > len(tokens):
                 continue
-            success, about = node in stands, self.sources[source]
+            success, about = node in path, self.sources[source]
             counts = known.setdefault(source, [0, 0.0, 0])
             counts[0] += success
             counts[1] += about.chance(bucket, confidence)
@@ -208,6 +208,34 @@ class Acceptance:
         own = {source for parent, source in zip(parents, sources, strict=True) if parent < 0}
         for source in {other for others in tree.also.values() for other in others} - own:
             self.sources[source].levels[RIVAL].add(False)
+
+
+class Stopper:
+    """Ends a draft before the first level that is not worth its time (`Budget.go_on`).
+
+    It reads only confidences of tokens already drawn, never of the level that it decides about.
+    """
+
+    __slots__ = ("_acceptance", "_own", "_source", "chance", "confidence", "levels", "price", "reach", "stopped")
+
+    def __init__(self, acceptance: Acceptance, own: SequenceOdds, source: int, price: float) -> None:
+        self._acceptance, self._own, self._source, self.price = acceptance, own, source, price
+        self.confidence = self.reach = self.chance = 1.0
+        self.levels, self.stopped = 1, 0
+
+    def __call__(self, depth: int, confidence: float, features: object) -> bool:
+        if depth == 2:  # a new draft
+            self.confidence = self.reach = 1.0
+            self.stopped = 0
+        last = min(confidence / self.confidence, 1.0) if self.confidence > 0 else 0.0
+        self.confidence = confidence
+        self.reach *= self._acceptance.node(self._own, self._source, DEPTH_BUCKET[depth - 1], last)
+        self.chance = self.reach * self._acceptance.level(self._own, self._source, DEPTH_BUCKET[depth])
+        if self.chance <= self.price:
+            self.stopped, self.levels = depth, depth - 1
+            return False
+        self.levels = depth
+        return True
 
 
 def nodes(tree: TokenTree) -> Iterator[tuple[int, int, int, float]]:

@@ -15,6 +15,7 @@ import numpy as np
 from paceline.tree import EMPTY_TREE, PROBE, prune
 
 if TYPE_CHECKING:
+    from paceline.controllers.auto.trust import State
     from paceline.tree import TokenTree
 
 BETTER: Final = 1.005
@@ -28,7 +29,7 @@ class Forecast:
     """What is expected of one drafter, for the whole batch.
 
     Attributes:
-        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and stands
+        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and is
         alone.
         rival_gains: the same beside a draft of an earlier drafter.
         seconds: by levels, what drafting takes. finds: how often it proposes anything.
@@ -54,6 +55,24 @@ class Pick:
     drafter: int
     levels: int
     fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A drafter in a plan.
+
+    Attributes:
+        state: its trust when the plan was made; OFF: it drafts, and nothing of it is scored.
+        gain: tokens of a step expected of it beyond those that its time would bring otherwise.
+        cheap: its drafts cost next to nothing.
+    """
+
+    name: str
+    drafter: int
+    state: State
+    pick: Pick
+    gain: float
+    cheap: bool
 
 
 @dataclass(frozen=True, slots=True)

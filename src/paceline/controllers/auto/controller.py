@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from paceline.controllers.auto.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, Own, Source
+from paceline.controllers.auto.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, SequenceOdds, Source, Stopper
 from paceline.controllers.auto.choice import (
     Choice,
     Forecast,
     Pick,
+    PlannedDraft,
     choose,
     cut,
     fixed_shape,
@@ -32,8 +33,9 @@ from paceline.controllers.auto.choice import (
 )
 from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
 from paceline.controllers.auto.trust import Ledger, State, Trust
-from paceline.controllers.auto.words import Asked, auto_words, beliefs, next_try, off_words
+from paceline.controllers.auto.words import auto_words, beliefs, next_try
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
+from paceline.controllers.words import NO_DRAFTER, too_many
 from paceline.tree import NO_BUDGET, Budget, select_nodes
 from paceline.utils import integer
 
@@ -61,7 +63,7 @@ PLANNING: Final = 0.01
 """Share of a step that planning may take."""
 
 SAMPLE: Final = 8
-"""Steps for which what a drafter brought in the last one of a plan stands at most."""
+"""Steps for which what a drafter brought in the last one of a plan counts at most."""
 
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""
@@ -73,39 +75,11 @@ LIMIT: Final = 1024
 """Highest limit of nodes and levels that the options take."""
 
 
-class Stopper:
-    """Ends a draft before the first level that is not worth its time (`Budget.go_on`).
-
-    It reads only confidences of tokens already drawn, never of the level that it decides about.
-    """
-
-    __slots__ = ("_acceptance", "_own", "_source", "chance", "confidence", "levels", "price", "reach", "stopped")
-
-    def __init__(self, acceptance: Acceptance, own: Own, source: int, price: float) -> None:
-        self._acceptance, self._own, self._source, self.price = acceptance, own, source, price
-        self.confidence = self.reach = self.chance = 1.0
-        self.levels, self.stopped = 1, 0
-
-    def __call__(self, depth: int, confidence: float, features: object) -> bool:
-        if depth == 2:  # a new draft
-            self.confidence = self.reach = 1.0
-            self.stopped = 0
-        last = min(confidence / self.confidence, 1.0) if self.confidence > 0 else 0.0
-        self.confidence = confidence
-        self.reach *= self._acceptance.node(self._own, self._source, DEPTH_BUCKET[depth - 1], last)
-        self.chance = self.reach * self._acceptance.level(self._own, self._source, DEPTH_BUCKET[depth])
-        if self.chance <= self.price:
-            self.stopped, self.levels = depth, depth - 1
-            return False
-        self.levels = depth
-        return True
-
-
 @dataclass(slots=True)
 class _Sequence:
     """What is kept of one sequence across steps."""
 
-    own: Own
+    own: SequenceOdds
     stoppers: dict[int, Stopper] = field(default_factory=dict)
 
 
@@ -115,7 +89,7 @@ class _Now:
 
     Attributes:
         table: seconds of a step without drafting, by rows. rate: tokens per second, the price of a second.
-        asked: who may draft, and how much. steps: that the plan holds. timed: a plain step that is made to be timed.
+        planned: who may draft, and how much. steps: that the plan holds. timed: a plain step that is made to be timed.
         probed: seconds of measuring passes, which are no part of decoding.
         why: the reason, where nothing is planned. sizes: per tree, nodes proposed and scored.
     """
@@ -126,7 +100,7 @@ class _Now:
     table: list[float]
     rate: float
     choice: Choice
-    asked: list[Asked] = field(default_factory=list)
+    planned: list[PlannedDraft] = field(default_factory=list)
     steps: int = 1
     timed: bool = False
     probed: float = 0.0
@@ -195,7 +169,7 @@ class AutoController(Controller):
         batch = [self._sequence(signal.key) for signal in signals]
         self._now = now = _Now(signals, batch, context, table, rate, Choice((), float(size), table[size], float(size)))
         if not self.names or not signals or (limit is not None and size >= limit):
-            now.why = off_words(size, limit)
+            now.why = too_many(size, limit) if self.names and signals else NO_DRAFTER
             return Plan.nothing(size, MOST_STEPS)
         if all(signal.remaining <= 1 for signal in signals):
             now.why = "Nothing is drafted: only one token is left."
@@ -207,9 +181,9 @@ class AutoController(Controller):
             now.why = f"Nothing is drafted: drafting has cost more time than it saved lately; {next_try(drafting)}."
             return Plan.nothing(size, min(max(drafting.wait, 1), MOST_STEPS))
         budgets = self._budgets(now)
-        trying = any(one.state is State.TRIED for one in now.asked)
+        trying = any(one.state is State.TRIED for one in now.planned)
         share = (self._planning + self.clock() - start) / (PLANNING * table[size])
-        untimed = any(self.costs.line(one.name, size).count < TIMED for one in now.asked)
+        untimed = any(self.costs.line(one.name, size).count < TIMED for one in now.planned)
         now.steps = min(max(int(share), 1), 1 if untimed else 8 if trying else MOST_STEPS)
         self._planning = 0.0
         return Plan(budgets, now.steps)
@@ -250,8 +224,10 @@ class AutoController(Controller):
             elif pick is None and state is State.TRIED:
                 pick = self._try(now, one)
             if pick is not None:
-                now.asked.append(
-                    Asked(self.names[one.drafter], one.drafter, state, pick, _worth(now, one, pick), cheap)
+                now.planned.append(
+                    PlannedDraft(
+                        self.names[one.drafter], one.drafter, state, pick, _expected_gain(now, one, pick), cheap
+                    )
                 )
         return [self._of_sequence(now, sequence) for sequence in now.batch]
 
@@ -300,7 +276,7 @@ class AutoController(Controller):
         sequence.stoppers = {}
         rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
         row = (now.table[rows] - now.table[rows - now.size]) / now.size
-        for one in now.asked:
+        for one in now.planned:
             drafter, pick = one.drafter, one.pick
             width = self.acceptance.sources[drafter].width
             level = self.costs.line(one.name, now.size).per_level / now.size + row
@@ -314,9 +290,9 @@ class AutoController(Controller):
         now = self._now
         if now is None:
             return list(trees)
-        off = {one.drafter for one in now.asked if one.state is State.OFF}
+        off = {one.drafter for one in now.planned if one.state is State.OFF}
         reaches: list[list[float] | None] = []
-        chosen = list(trees) if len(now.asked) == 1 else [self._within(tree) for tree in trees]
+        chosen = list(trees) if len(now.planned) == 1 else [self._within(tree) for tree in trees]
         for tree, sequence in zip(chosen, now.batch, strict=True):
             if not len(tree) or fixed_shape(tree):
                 reaches.append(None)
@@ -361,14 +337,14 @@ class AutoController(Controller):
         known, new = self._speedups.get(bucket, 1.0), outcome.tokens / seconds * now.plain / now.size
         self._speedups[bucket] = known + weight * (min(new, 4.0 * max(known, 1.0)) - known)
         self.ledger.earn(seconds, now.plain)
-        self._judge(now, outcome, seconds)
+        self._update_trust(now, outcome, seconds)
         self._planning += self.clock() - start
 
     def _learn_costs(self, now: _Now, outcome: Outcome) -> None:
         levels: list[int | None] = [None] * len(self.names)
         proposed = [levels_by_source(tree) for tree in outcome.proposed]
-        for one in now.asked:
-            if not _heard(outcome, one.drafter) and any(proposed):
+        for one in now.planned:
+            if not _was_asked(outcome, one.drafter) and any(proposed):
                 continue
             deepest = proposing = 0
             for sequence, found in zip(now.batch, proposed, strict=True):
@@ -385,8 +361,8 @@ class AutoController(Controller):
                 source.finds += 0.05 * (proposing / now.size - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
 
-    def _judge(self, now: _Now, outcome: Outcome, seconds: float) -> None:
-        """Tell everybody's guard what was saved, in plain steps, and charge the ledger with what learning lost."""
+    def _update_trust(self, now: _Now, outcome: Outcome, seconds: float) -> None:
+        """Tell each trust what was saved, in plain steps, and charge the ledger with what learning lost."""
         everything, steps = self._trusted(now.size, DRAFTING), outcome.steps
         drafted = any(len(tree) for tree in outcome.trees)
         price = now.plain / now.size
@@ -396,15 +372,15 @@ class AutoController(Controller):
         else:
             self._since_plain = 0
             everything.skip(steps, known=True)
-        asked = {one.drafter: one for one in now.asked if _heard(outcome, one.drafter)}
+        asked = {one.drafter: one for one in now.planned if _was_asked(outcome, one.drafter)}
         rows = outcome.times.rows - now.size
         per_row = (now.table[min(outcome.times.rows, len(now.table) - 1)] - now.plain) / rows if rows > 0 else 0.0
         for drafter in range(len(self.names)):
             trust, one = self._trusted(now.size, drafter), asked.get(drafter)
             if one is None:
-                trust.skip(steps, known=now.why != "" or any(other.drafter == drafter for other in now.asked))
+                trust.skip(steps, known=now.why != "" or any(other.drafter == drafter for other in now.planned))
                 continue
-            accepted, scored = _brought(outcome, drafter)
+            accepted, scored = _accepted_and_scored(outcome, drafter)
             drafting = outcome.times.draft[drafter]
             saved = accepted * price - scored * per_row - drafting
             if scored or not one.cheap:
@@ -438,10 +414,10 @@ class AutoController(Controller):
         self.acceptance.sources = sources
 
     def _sequence(self, key: int) -> _Sequence:
-        return self._sequences.setdefault(key, _Sequence(Own(len(self.names))))
+        return self._sequences.setdefault(key, _Sequence(SequenceOdds(len(self.names))))
 
     def _trusted(self, size: int, drafter: int) -> Trust:
-        """The guard of a drafter at this batch size, or of `DRAFTING`."""
+        """The trust in a drafter at this batch size, or of `DRAFTING`."""
         return self._trust.setdefault((batch_bucket(size), drafter), Trust())
 
     # Words
@@ -455,13 +431,13 @@ class AutoController(Controller):
             return "\n".join(beliefs(speedup, self.names, self.acceptance, self._states(size)))
         if now is None or now.why:
             return "" if now is None else now.why
-        guards = {
+        trusts = {
             drafter: self._trust.get((batch_bucket(now.size), drafter), Trust()) for drafter in range(len(self.names))
         }
         stopped = now.batch[index].stoppers
         sizes, remaining = now.sizes[index] if now.sizes else (0, 0), now.signals[index].remaining
         rates = now.rate, now.size / now.plain
-        return auto_words(now.asked, self.names, guards, stopped, remaining=remaining, sizes=sizes, rates=rates)
+        return auto_words(now.planned, self.names, trusts, stopped, remaining=remaining, sizes=sizes, rates=rates)
 
     def _states(self, size: int) -> list[str]:
         bucket = batch_bucket(size)
@@ -470,7 +446,7 @@ class AutoController(Controller):
         ]
 
 
-def _worth(now: _Now, one: Forecast, pick: Pick) -> float:
+def _expected_gain(now: _Now, one: Forecast, pick: Pick) -> float:
     """Tokens of a step that a drafter alone is expected to add, less those that its time would bring."""
     levels = pick.levels
     rows = min(now.size + int(one.finds * now.size * levels * one.width), len(now.table) - 1)
@@ -486,14 +462,14 @@ def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[flo
     return found
 
 
-def _heard(outcome: Outcome, drafter: int) -> bool:
+def _was_asked(outcome: Outcome, drafter: int) -> bool:
     """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor without a
     state.
     """
     return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)
 
 
-def _brought(outcome: Outcome, drafter: int) -> tuple[int, int]:
+def _accepted_and_scored(outcome: Outcome, drafter: int) -> tuple[int, int]:
     """Nodes of a drafter that were accepted, and that were scored."""
     accepted = scored = 0
     for tree, verdict in zip(outcome.trees, outcome.verdicts, strict=True):

@@ -1,8 +1,4 @@
-"""What was measured, on disk: one small JSON file a machine, model and version.
-
-In: a key and a JSON-able document. Out: the document again, in a later process; None where there is none to trust.
-Not here: what is in the document, and measuring.
-"""
+"""What was measured, on disk: one small JSON file a machine, model and version."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.utils import user_cache
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,8 +45,6 @@ class CostKey:
     def of(cls, info: ModelInfo) -> CostKey:
         """The key of a loaded model in this process, with PyTorch's present number of threads."""
         import torch
-
-        from paceline import __version__
 
         device = str(info.device)
         if info.device.type == "cuda":

@@ -13,10 +13,10 @@ from typing import Final
 SHARE: Final = 0.02
 """Of decoding time, what learning may cost."""
 
-LOAN: Final = 4.0
+FIRST_BALANCE: Final = 4.0
 """Plain steps that may be spent before anything was earned."""
 
-MOST: Final = 64.0
+MAX_BALANCE: Final = 64.0
 """Plain steps that are saved up at most."""
 
 DEBT: Final = 16.0
@@ -36,7 +36,7 @@ LOSS: Final = 4.0
 CREDIT: Final = 16.0
 """Plain steps saved that count in its favour at most."""
 
-UNUSED: Final = 64
+MAX_UNUSED: Final = 64
 """Steps in a row that a trusted drafter may seem not worth asking before it is off: what is known of it grows old."""
 
 
@@ -72,7 +72,7 @@ class Trust:
         if tried and self._drafted >= TRY and self.saved >= 0.0:
             self.state, self._failures = State.ON, 0
         elif self.state is not State.OFF and (self.saved < -LOSS or (tried and self._drafted >= LONGEST_TRY)):
-            self._fall()
+            self._switch_off()
 
     def skip(self, steps: int, *, known: bool = False) -> None:
         """So many steps were made without it; `known`: what is thought of it did not grow older meanwhile."""
@@ -82,10 +82,10 @@ class Trust:
                 self.state, self.saved, self.wait, self._drafted = State.TRIED, 0.0, 0, 0
         elif self.state is State.ON and not known:
             self._unused += steps
-            if self._unused >= UNUSED:
-                self._fall()
+            if self._unused >= MAX_UNUSED:
+                self._switch_off()
 
-    def _fall(self) -> None:
+    def _switch_off(self) -> None:
         self.state, self._unused = State.OFF, 0
         self.wait = min(FIRST_WAIT << self._failures, LONGEST_WAIT)
         self._failures = min(self._failures + 1, 16)
@@ -102,12 +102,12 @@ class Ledger:
     __slots__ = ("_plain", "balance", "spent")
 
     def __init__(self) -> None:
-        self.balance, self.spent, self._plain = LOAN, 0.0, 0.0
+        self.balance, self.spent, self._plain = FIRST_BALANCE, 0.0, 0.0
 
     def earn(self, seconds: float, plain: float) -> None:
         """Decoding took so long; `plain` is what a step without drafts takes."""
         self._plain = plain
-        self.balance = min(self.balance + SHARE * seconds / plain, MOST)
+        self.balance = min(self.balance + SHARE * seconds / plain, MAX_BALANCE)
 
     def affords(self, seconds: float) -> bool:
         """Whether so much may be spent now; nothing before the first step."""

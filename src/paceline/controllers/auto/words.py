@@ -1,51 +1,24 @@
-"""What `auto` decided, in words: for the log and for explanations. Nothing here decides, or costs anything while nobody
-asks.
+"""What `auto` decided, in words: for the log and for explanations. Nothing here decides, or takes time unless it is
+called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.controllers.auto.trust import State, Trust
-from paceline.controllers.words import count
+from paceline.controllers.words import LAST_TOKEN, count
 
 if TYPE_CHECKING:
-    from paceline.controllers.auto.acceptance import Acceptance
-    from paceline.controllers.auto.choice import Pick
-    from paceline.controllers.auto.controller import Stopper
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A drafter that is asked under a plan.
-
-    Attributes:
-        state: what was thought of it; OFF: it is only listened to.
-        worth: tokens a step expected of it beyond those that its time would bring otherwise.
-        cheap: asking costs next to nothing.
-    """
-
-    name: str
-    drafter: int
-    state: State
-    pick: Pick
-    worth: float
-    cheap: bool
-
-
-def off_words(running: int, limit: int | None) -> str:
-    """Why nothing is drafted for anybody, whatever pays."""
-    if limit is not None and running >= limit:
-        return f"Nothing is drafted: {count(running, 'sequence')} at once, and disable_by_batch_size is {limit}."
-    return "Nothing is drafted: there is no drafter."
+    from paceline.controllers.auto.acceptance import Acceptance, Stopper
+    from paceline.controllers.auto.choice import PlannedDraft
 
 
 def auto_words(
-    asked: Sequence[Asked],
+    planned: Sequence[PlannedDraft],
     names: Sequence[str],
-    guards: Mapping[int, Trust],
+    trusts: Mapping[int, Trust],
     stoppers: Mapping[int, Stopper],
     *,
     remaining: int,
@@ -55,48 +28,44 @@ def auto_words(
     """The plan for one sequence, a line per decision.
 
     Args:
-        guards: by drafter.
+        trusts: by drafter.
         remaining: tokens that may still come. sizes: nodes before and after selection.
         rates: tokens per second that time is charged at, and those of plain decoding.
     """
     if remaining <= 1:
-        return "Nothing is drafted: this is the last token."
-    lines = [_asked_words(one, guards[one.drafter], stoppers.get(one.drafter)) for one in asked]
-    those = {one.drafter for one in asked}
-    lines += [_unasked_words(name, guards[i]) for i, name in enumerate(names) if i not in those]
-    return "\n".join([*lines, *_selection(sizes, bool(asked)), _charged(*rates)])
+        return LAST_TOKEN
+    lines = [_planned_words(one, trusts[one.drafter], stoppers.get(one.drafter)) for one in planned]
+    those = {one.drafter for one in planned}
+    lines += [_unplanned_words(name, trusts[i]) for i, name in enumerate(names) if i not in those]
+    return "\n".join([*lines, *_selection(sizes, bool(planned)), _charged(*rates)])
 
 
-def _asked_words(one: Asked, guard: Trust, stopper: Stopper | None) -> str:
-    levels = count(one.pick.levels, "level")
-    worth = f"{one.worth:.2f} tokens beyond the price of its time".replace("-", "\N{MINUS SIGN}")
-    where = ", where those before it found nothing" if one.pick.fallback else ""
+def _planned_words(one: PlannedDraft, trust: Trust, stopper: Stopper | None) -> str:
+    budget = f"a budget of {count(one.pick.levels, 'level')}"
+    gain = f"{one.gain:.2f} tokens beyond the price of its time".replace("-", "\N{MINUS SIGN}")
+    where = ", where those before it find nothing" if one.pick.fallback else ""
     if one.state is State.OFF:
-        return f"{one.name} is asked only because that costs next to nothing, and not scored; {next_try(guard)}."
+        return f"{one.name} drafts only because that costs next to nothing, and is not scored; {next_try(trust)}."
     if one.cheap:
-        return f"{one.name} is asked for up to {levels}, which costs next to nothing{where}; what pays of it is scored."
+        return f"{one.name} has {budget}, since it costs next to nothing{where}; nodes that pay are scored."
     if one.state is State.TRIED:
+        return f"{one.name} is explored with {budget}{where}: is it faster? By present estimates it would bring {gain}."
+    return f"{one.name} has {budget}{where}: it should bring {gain}.{_stopped(stopper)}"
+
+
+def _unplanned_words(name: str, trust: Trust) -> str:
+    if trust.state is State.OFF:
         return (
-            f"{one.name} is tried with {levels}{where} to learn whether it pays; as things look it would bring {worth}."
+            f"{name} is not in the plan: it cost more time than it saved, or did not pay for long; {next_try(trust)}."
         )
-    return f"{one.name} is asked for up to {levels}{where}: it should bring {worth}.{_stopped(stopper)}"
+    if trust.state is State.TRIED:
+        return f"{name} is not in the plan: exploring it would cost more than the budget for exploration allows yet."
+    return f"{name} is not in the plan: it would not pay."
 
 
-def _unasked_words(name: str, guard: Trust) -> str:
-    if guard.state is State.OFF:
-        return (
-            f"{name} is not asked: it cost more time than it saved, or was not worth asking for long; "
-            f"{next_try(guard)}."
-        )
-    why = (
-        "a try would cost more than may be spent on learning yet" if guard.state is State.TRIED else "it would not pay"
-    )
-    return f"{name} is not asked: {why}."
-
-
-def next_try(guard: Trust) -> str:
+def next_try(trust: Trust) -> str:
     """When what is off is tried again."""
-    return f"next try in {count(max(guard.wait, 1), 'step')}"
+    return f"next try in {count(max(trust.wait, 1), 'step')}"
 
 
 def _stopped(stopper: Stopper | None) -> str:
@@ -108,15 +77,15 @@ def _stopped(stopper: Stopper | None) -> str:
     )
 
 
-def _selection(sizes: tuple[int, int], asked: bool) -> Iterator[str]:
+def _selection(sizes: tuple[int, int], planned: bool) -> Iterator[str]:
     proposed, kept = sizes
-    if asked and not proposed:
+    if planned and not proposed:
         yield "Nothing was found to propose."
     elif kept < proposed:
         few = "none" if not kept else f"{kept}"
         yield (
-            f"Of {count(proposed, 'node')}, {few} {'is' if kept == 1 else 'are'} scored; the rest is worth less "
-            f"than its time."
+            f"Of {count(proposed, 'node')}, {few} {'is' if kept == 1 else 'are'} scored; the rest is "
+            f"expected to bring less than its time."
         )
 
 

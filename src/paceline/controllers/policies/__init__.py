@@ -1,4 +1,6 @@
-"""Published rules for how much to draft, one module each, and what they share: lengths by sequence, and stoppers."""
+"""Published rules for how much to draft, one module each, and their base classes. They follow acceptance alone; none
+notices when drafting does not pay, but for `ppd`.
+"""
 
 import lazy_loader
 

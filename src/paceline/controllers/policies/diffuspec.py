@@ -1,6 +1,4 @@
-"""Adaptive draft length of DiffuSpec: as long as drafts have been lately, and more while they stand to their end.
-
-In: lengths of drafts and of what stood of them. Out: lengths. Not here: the diffusion drafter and its path search.
+"""Adaptive draft length of DiffuSpec: as long as drafts have been lately, and more while they are accepted as a whole.
 
 Source: DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding (arXiv:2510.02358), "adaptive draft
 length": k = clip(floor(L_gen) + delta [L_acc >= L_gen], k_min, k_max), both L being exponential averages. For any
@@ -15,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.controllers.policies.lengths import MOST, Course, LengthController
+from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
 from paceline.controllers.words import count
 from paceline.utils import integer, number
 
@@ -57,9 +55,9 @@ class DiffuSpecController(LengthController[_Averages]):
         num_speculative_tokens: int | None = None,
         disable_by_batch_size: int | None = None,
     ) -> None:
-        integer("k_max", k_max, 1, MOST)
+        integer("k_max", k_max, 1, MAX_LENGTH)
         integer("k_min", k_min, 1, k_max)
-        integer("delta", delta, 0, MOST)
+        integer("delta", delta, 0, MAX_LENGTH)
         number("rho", rho, 0.0, 1.0, "be in 0..1")
         super().__init__(num_speculative_tokens, disable_by_batch_size)
         self.k_min, self.k_max, self.delta, self.rho = k_min, k_max, delta, rho
@@ -71,17 +69,17 @@ class DiffuSpecController(LengthController[_Averages]):
         more = self.delta if memory.accepted >= memory.generated else 0
         return min(max(int(memory.generated) + more, self.k_min), self.k_max)
 
-    def _learn(self, course: Course[_Averages], tree: TokenTree, verdict: Verdict) -> None:
-        if course.limited:
+    def _learn(self, state: SequenceState[_Averages], tree: TokenTree, verdict: Verdict) -> None:
+        if state.limited:
             return
-        memory, rho = course.memory, self.rho if course.memory.begun else 1.0
+        memory, rho = state.memory, self.rho if state.memory.begun else 1.0
         memory.begun = True
         memory.generated += rho * (tree.max_depth - memory.generated)
         memory.accepted += rho * (len(verdict.path) - memory.accepted)
 
-    def _why(self, course: Course[_Averages]) -> str:
+    def _why(self, state: SequenceState[_Averages]) -> str:
         return (
-            f"Up to {count(course.length, 'token')}, by the lengths drafted and accepted lately "
+            f"Up to {count(state.length, 'token')}, by the lengths drafted and accepted lately "
             f"({self.k_min}..{self.k_max})."
         )
 

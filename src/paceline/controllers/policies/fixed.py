@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from paceline.controllers.auto.acceptance import Acceptance, Own
+from paceline.controllers.auto.acceptance import Acceptance, SequenceOdds
 from paceline.controllers.auto.choice import fixed_shape
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import fixed_words
+from paceline.controllers.words import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
 from paceline.registry import DRAFTERS
 from paceline.tree import Budget, select_nodes
 from paceline.utils import need
@@ -50,7 +50,7 @@ class FixedController(Controller):
         self._points = {i for i, name in enumerate(drafters) if name in DRAFTERS and DRAFTERS[name].kind in POINTS}
         self._budgets = [Budget(num_speculative_tokens, num_speculative_tokens)] * len(drafters)
         self._acceptance = Acceptance(len(drafters))
-        self._owns: dict[int, Own] = {}
+        self._owns: dict[int, SequenceOdds] = {}
         self._signals: Sequence[Signal] = ()
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
@@ -71,7 +71,7 @@ class FixedController(Controller):
             chosen.append(tree if fits else self._cut(tree, self._own(signal.key)))
         return chosen
 
-    def _cut(self, tree: TokenTree, own: Own) -> TokenTree:
+    def _cut(self, tree: TokenTree, own: SequenceOdds) -> TokenTree:
         """The number's worth of nodes. How many drawn ones may stay follows from how much stands beside them: where
         they fell must not count, so trees with drawn ones come here whatever their size.
         """
@@ -92,8 +92,8 @@ class FixedController(Controller):
             about = tree if drawn else proposed
             self._acceptance.observe(self._own(signal.key), about, verdict.tokens, verdict.path, drawn=drawn)
 
-    def _own(self, key: int) -> Own:
-        return self._owns.setdefault(key, Own(len(self._budgets)))
+    def _own(self, key: int) -> SequenceOdds:
+        return self._owns.setdefault(key, SequenceOdds(len(self._budgets)))
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -101,8 +101,16 @@ class FixedController(Controller):
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, the policy in one line."""
-        limit = self.disable_by_batch_size
-        if index is not None:
-            return fixed_words(self.num_speculative_tokens, len(self._signals), limit, self._signals[index].remaining)
-        off = "" if limit is None else f", none from {limit} running sequences on"
-        return f"fixed: {self.num_speculative_tokens} speculative tokens a step{off}"
+        number, limit = self.num_speculative_tokens, self.disable_by_batch_size
+        if index is None:
+            return f"fixed: {number} speculative tokens a step{none_from(limit)}"
+        running, remaining = len(self._signals), self._signals[index].remaining
+        if limit is not None and running >= limit:
+            return too_many(running, limit)
+        if number == 0:
+            return ZERO_TOKENS
+        if remaining <= 1:
+            return LAST_TOKEN
+        deepest = count(remaining - 1, "level")
+        cut = f", at most {deepest} since {remaining} tokens may still come" if remaining <= number else ""
+        return f"The number is fixed: up to {count(number, 'node')} in every step{cut}."

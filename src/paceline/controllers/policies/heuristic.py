@@ -1,11 +1,8 @@
-"""Two tokens more after a draft that stood to its end, one fewer after one that did not.
-
-In: verdicts. Out: lengths. Not here: confidence, costs.
+"""Two tokens more after a draft that was accepted as a whole, one fewer after any other.
 
 Source: the "heuristic" schedule of assisted generation in transformers (huggingface.co/blog/assisted-generation), with
-its names
-and steps. Where the original is silent: a tree stood to its end when a node of its deepest level was accepted; a step
-without any draft changes nothing; the length is kept per sequence, and has an upper limit.
+its names and steps. Where the original is silent: a tree was accepted as a whole when a node of its deepest level was
+accepted; a step without any draft changes nothing; the length is kept per sequence, and has an upper limit.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from paceline.controllers.policies.lengths import MOST, Course, LengthController
+from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
 from paceline.controllers.words import count
 from paceline.utils import integer, need
 
@@ -55,7 +52,7 @@ class HeuristicController(LengthController[_Tokens]):
         num_speculative_tokens: int | None = None,
         disable_by_batch_size: int | None = None,
     ) -> None:
-        integer("num_assistant_tokens", num_assistant_tokens, 1, MOST)
+        integer("num_assistant_tokens", num_assistant_tokens, 1, MAX_LENGTH)
         schedule = num_assistant_tokens_schedule
         need(schedule in SCHEDULES, "num_assistant_tokens_schedule", f"be one of {', '.join(SCHEDULES)}", schedule)
         super().__init__(num_speculative_tokens, disable_by_batch_size)
@@ -71,16 +68,16 @@ class HeuristicController(LengthController[_Tokens]):
     def _length(self, memory: _Tokens) -> int:
         return memory.number
 
-    def _learn(self, course: Course[_Tokens], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: SequenceState[_Tokens], tree: TokenTree, verdict: Verdict) -> None:
         if self.schedule == "constant":
             return
-        number = course.memory.number + (GROW if len(verdict.path) == tree.max_depth else -SHRINK)
-        course.memory.number = self._latest = min(max(number, 1), self._limit)
+        number = state.memory.number + (GROW if len(verdict.path) == tree.max_depth else -SHRINK)
+        state.memory.number = self._latest = min(max(number, 1), self._limit)
 
-    def _why(self, course: Course[_Tokens]) -> str:
+    def _why(self, state: SequenceState[_Tokens]) -> str:
         return (
-            f"Up to {count(course.length, 'token')}: {GROW} more after each draft that stood whole, {SHRINK} fewer "
-            f"after others."
+            f"Up to {count(state.length, 'token')}: {GROW} more after each draft that was accepted whole, "
+            f"{SHRINK} fewer after others."
         )
 
     def _policy(self) -> str:

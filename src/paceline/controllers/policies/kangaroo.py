@@ -1,14 +1,11 @@
 """Kangaroo's second early exit: drafting ends with the first token that the drafter is not sure of.
 
-In: confidence. Out: stops. Not here: Kangaroo's drafter (its first early exit).
-
 Source: Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv:2404.18911), section 3.2.
 """
 
 from __future__ import annotations
 
-from paceline.controllers.policies.lengths import MOST
-from paceline.controllers.policies.stoppers import ThresholdController
+from paceline.controllers.policies.base import MAX_LENGTH, ThresholdController
 from paceline.utils import integer, number
 
 
@@ -36,5 +33,5 @@ class KangarooController(ThresholdController):
         disable_by_batch_size: int | None = None,
     ) -> None:
         number("threshold", threshold, 0.0, 1.0, "be in 0..1")
-        integer("steps", steps, 1, MOST)
+        integer("steps", steps, 1, MAX_LENGTH)
         super().__init__(steps, threshold, num_speculative_tokens, disable_by_batch_size)

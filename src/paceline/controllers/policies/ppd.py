@@ -1,15 +1,12 @@
 """PPD's choice of static trees: the shape by what the target takes at each rank, its size by what rows cost on this
 machine.
 
-In: verdicts, measured costs. Out: budgets with a shape, the same for every sequence of a step. Not here: making shapes
-(`tree.static_shapes`), filling them in (drafters), PPD's prompt tokens.
-
 Acceptance by depth and rank is learned from what became of the trees: the rank of a node is its place among its
 siblings, as all drafters order them. Every so many steps the best shapes are found anew, and of these the number of
 nodes and levels with the most expected tokens per second, drafting included. What is never tried is never learned: now
 and then a tree of that size is shaped as if no rank were worse than at first thought, and where plain decoding is
 fastest, drafts are tried at growing intervals. Shapes depend on earlier steps alone, so drawn trees under this
-controller keep the output law.
+controller keep the output distribution.
 
 Source: Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628), which does this once, offline.
 """
@@ -25,26 +22,26 @@ import numpy as np
 from paceline.controllers.auto.choice import levels_by_source
 from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import count
+from paceline.controllers.words import LAST_TOKEN, NO_DRAFTER, count, too_many
 from paceline.tree import PRIOR, Budget, Choice, RankAcceptance, Shape, best_shapes, choose_shape, select_nodes
 from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.tree import TokenTree, Verdict
 
-EVERY, FIRST, SETTLED = 16, 4, 64
-"""Steps from one choice to the next: EVERY, or FIRST until SETTLED steps were made."""
+CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS = 16, 4, 64
+"""Steps from one choice to the next: CHOICE_STEPS, or EARLY_CHOICE_STEPS until EARLY_STEPS steps were made."""
 
-WAIT, TRY_STEPS = 16, 4
+FIRST_WAIT, TRIAL_STEPS = 16, 4
 """Plain steps before the first try, and drafting steps of a try."""
 
-EXPLORE: Final = 8
+EXPLORATION_STEPS: Final = 8
 """One drafting step in so many looks at ranks that the best shape may lack."""
 
-LONGEST: Final = 1024
+LONGEST_WAIT: Final = 1024
 """Most plain steps between two tries."""
 
-TRY: Final = 4, 4
+TRIAL_SIZE: Final = 4, 4
 """Nodes and levels of a try."""
 
 LIMIT: Final = 1024
@@ -90,11 +87,11 @@ class PPDController(Controller):
             _Place, tuple[int, Choice, Shape, Shape]
         ] = {}  # batch and context -> step when made, `_choose`
         self._steps = self._plain = 0
-        self._wait = WAIT
+        self._wait = FIRST_WAIT
         self._now = Choice(0, 0, 0.0, 0.0)
         self._shape = best_shapes([], 0)
         self._levels: list[int | None] = []
-        self._hopeless = False  # not even drafts that always stand would pay
+        self._hopeless = False  # not even drafts that are always accepted would pay
 
     # The step
 
@@ -110,12 +107,14 @@ class PPDController(Controller):
         place = batch_bucket(size), context_bucket(context)
         made = self._choices.get(place)
         waiting = made is not None and not made[1].nodes and self._plain < self._wait
-        if made is None or (not waiting and self._steps - made[0] >= (FIRST if self._steps < SETTLED else EVERY)):
+        if made is None or (
+            not waiting and self._steps - made[0] >= (EARLY_CHOICE_STEPS if self._steps < EARLY_STEPS else CHOICE_STEPS)
+        ):
             made = self._choices[place] = (self._steps, *self._choose(size, context))
         _, self._now, best, wide = made
-        self._shape = best if self._steps % EXPLORE else wide
+        self._shape = best if self._steps % EXPLORATION_STEPS else wide
         if self._now.nodes:
-            self._plain, self._wait = 0, WAIT
+            self._plain, self._wait = 0, FIRST_WAIT
         else:
             self._wait_or_try(place)
         return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
@@ -126,8 +125,8 @@ class PPDController(Controller):
         """
         self._idle = self._plain < self._wait
         self._plain += 1
-        if self._plain >= self._wait + TRY_STEPS:
-            self._plain, self._wait = 0, LONGEST if self._hopeless else min(2 * self._wait, LONGEST)
+        if self._plain >= self._wait + TRIAL_STEPS:
+            self._plain, self._wait = 0, LONGEST_WAIT if self._hopeless else min(2 * self._wait, LONGEST_WAIT)
             del self._choices[place]
 
     def _budgets(self, signal: Signal) -> list[Budget]:
@@ -165,12 +164,9 @@ class PPDController(Controller):
                 f"{chances}"
             )
         if self._off:
-            return (
-                f"Nothing is drafted: {count(len(self._signals), 'sequence')} at once, disable_by_batch_size, or "
-                f"no drafter."
-            )
+            return too_many(len(self._signals), self.disable_by_batch_size) if self.names else NO_DRAFTER
         if self._signals[index].remaining <= 1:
-            return "Nothing is drafted: this is the last token."
+            return LAST_TOKEN
         rates = f"{now.rate:.0f} tokens/s expected, {now.plain:.0f} without drafts"
         if not now.nodes:
             tried = "" if self._idle else f" A tree of {count(len(self._shape), 'node')} is tried to learn."
@@ -193,23 +189,23 @@ class PPDController(Controller):
             not found.nodes
             and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
         )
-        nodes, depth = found[:2] if found.nodes else TRY
+        nodes, depth = found[:2] if found.nodes else TRIAL_SIZE
         wide = best_shapes(np.maximum(chances, PRIOR), nodes, max_depth=min(depth, self.max_depth))
         return found, shapes.cut(nodes, depth), wide
 
     def _learn(self, tree: TokenTree, verdict: Verdict) -> None:
         """Evidence comes from the root and the accepted path: one child of each was taken, or none."""
-        stands = set(verdict.path)
+        accepted = set(verdict.path)
         for depth, parent in enumerate((-1, *verdict.path), start=1):
             children = tree.children(parent)
             if not children:
                 return
             self.acceptance.learn(
-                depth, len(children), next((rank for rank, node in enumerate(children) if node in stands), None)
+                depth, len(children), next((rank for rank, node in enumerate(children) if node in accepted), None)
             )
 
 
 @lru_cache(maxsize=16)
 def _certain(depth: int) -> Shape:
-    """The chain of tokens that always stand."""
+    """The chain of tokens that are always accepted."""
     return best_shapes([1.0], depth, max_depth=depth)

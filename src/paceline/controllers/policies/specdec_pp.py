@@ -1,10 +1,16 @@
 """SpecDec++: draft until a rejection somewhere in the draft is too likely.
 
-In: confidence, verdicts. Out: stops. Not here: the head that foretells acceptance (`accept_head`).
-
-With c_i the chance that drafted token i stands if those before it do, drafting stops when 1 - c_1 c_2 ... c_i >
+With c_i the chance that drafted token i is accepted if those before it are, drafting stops when 1 - c_1 c_2 ... c_i >
 `stop_threshold`, within `bound`; under costs of a draft step and of a verification, a threshold on this chance is the
 optimal policy.
+
+The published head that foretells c_i is a small network on the drafter's hidden state, trained beforehand. This one is
+a logistic regression on what every drafter gives (its confidence in the token and in the path, the depth) and on how
+the sequence has gone lately, with the drafter's entropy and margin where it passes them. It begins as the drafter's own
+confidence and takes Newton steps on the observed verdicts (recursive least squares of the weighted log-likelihood),
+older ones weighing less. Rejections weigh `weight` times as much as acceptances, as published. That alone makes a head
+that foretells `weight` times the odds of a rejection (`raw`); `chance` takes the factor out again, so that it is a
+probability.
 
 Two differences from the published code. Its head reads hidden states, which come with the next token, so that it drafts
 one token past the one that crosses; here that one is the last. And its head's rejections are `weight_mismatch` times as
@@ -15,18 +21,106 @@ Source: SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from paceline.controllers.policies.acceptance_head import AcceptHead, Features, features_of
-from paceline.controllers.policies.lengths import MOST
-from paceline.controllers.policies.stoppers import StopController, Token, tokens_of
+import numpy as np
+import numpy.typing as npt
+
+from paceline.controllers.policies.base import MAX_LENGTH, StopController, Token, tokens_of
 from paceline.controllers.words import count
 from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:
-    from paceline.controllers.policies.lengths import Course
+    from paceline.controllers.policies.base import SequenceState
     from paceline.tree import TokenTree, Verdict
+
+FloatArray = npt.NDArray[np.float64]
+Features = tuple[float, ...]
+
+EXTRAS: Final = ("entropy", "margin")
+"""Numbers that a drafter may pass beside its confidence: entropy of its distribution in nats, the lead of its best
+token.
+"""
+
+SIZE: Final = 6 + len(EXTRAS)
+_NOTHING: Final = (0.0,) * (1 + len(EXTRAS))
+DECAY: Final = 0.9995
+EVERY: Final = 16
+_PRIOR: Final = 4.0
+_EDGE: Final = 1e-4
+_CERTAIN: Final = 1e-6
+_FARTHEST: Final = 30.0
+
+
+def features_of(depth: int, confidence: float, reach: float, recent: float, given: object) -> Features:
+    """(f,) what the head sees of a token.
+
+    Args:
+        depth: from 1 on.
+        confidence: the drafter's, of this token; reach: of the path up to it.
+        recent: share of this sequence's tokens accepted lately, among those whose fate was seen.
+        given: what the drafter passed beside it: a mapping with numbers of `EXTRAS`, or None.
+    """
+    own = min(max(confidence, _EDGE), 1.0 - _EDGE)
+    path = math.log(max(reach, _EDGE))
+    known = (1.0, *(float(given.get(name, 0.0)) for name in EXTRAS)) if isinstance(given, Mapping) else _NOTHING
+    return 1.0, math.log(own / (1.0 - own)), path, math.log(depth), recent - 0.5, *known
+
+
+class AcceptHead:
+    """A logistic regression that learns while it is used.
+
+    Args:
+        weight: of a rejection, as many times that of an acceptance.
+    Attributes:
+        seen: outcomes so far.
+    """
+
+    def __init__(self, weight: float = 6.0) -> None:
+        self.weight, self.seen = weight, 0
+        self._shift = math.log(weight)
+        self._weights = [0.0, 1.0] + [0.0] * (SIZE - 2)
+        self._curvature = np.eye(SIZE) * _PRIOR
+        self._waiting: list[tuple[Features, bool]] = []
+
+    def chance(self, features: Features) -> float:
+        """P(the token is accepted, given that those before it are); never quite 0 or 1."""
+        return _sigmoid(self._score(features))
+
+    def raw(self, features: Features) -> float:
+        """The prediction that the weighted loss asks for: `weight` times the odds of a rejection."""
+        return _sigmoid(self._score(features) - self._shift)
+
+    def learn(self, features: Features, accepted: bool) -> None:
+        """One more outcome; every `EVERY` of them the weights move."""
+        self._waiting.append((features, accepted))
+        if len(self._waiting) >= EVERY:
+            self._step()
+
+    def _score(self, features: Features) -> float:
+        return sum(map(float.__mul__, self._weights, features))
+
+    def _step(self) -> None:
+        """One Newton step on what has come in (n outcomes, f features)."""
+        x_nf = np.array([features for features, _ in self._waiting])
+        accepted_n = np.array([accepted for _, accepted in self._waiting], np.float64)
+        self._waiting.clear()
+        self.seen += len(x_nf)
+        weight_n = np.where(accepted_n > 0.0, 1.0, self.weight)
+        foreseen_n = 1.0 / (1.0 + np.exp(np.clip(self._shift - x_nf @ np.array(self._weights), -_FARTHEST, _FARTHEST)))
+        slope_f = x_nf.T @ (weight_n * (accepted_n - foreseen_n))
+        prior_ff = np.eye(SIZE) * _PRIOR
+        self._curvature = prior_ff + DECAY ** len(x_nf) * (self._curvature - prior_ff)
+        self._curvature += (x_nf.T * (weight_n * foreseen_n * (1.0 - foreseen_n))) @ x_nf
+        self._weights = (np.array(self._weights) + np.linalg.solve(self._curvature, slope_f)).tolist()
+
+
+def _sigmoid(score: float) -> float:
+    value = 1.0 / (1.0 + math.exp(-min(max(score, -_FARTHEST), _FARTHEST)))
+    return min(max(value, _CERTAIN), 1.0 - _CERTAIN)
+
 
 _RECENT = 0.05
 
@@ -76,7 +170,7 @@ class SpecDecPPController(StopController[_Recent]):
             "be two integers, the least and the most",
             bound,
         )
-        integer("bound[1]", bound[1], 1, MOST)
+        integer("bound[1]", bound[1], 1, MAX_LENGTH)
         integer("bound[0]", bound[0], 1, bound[1])
         super().__init__(num_speculative_tokens, disable_by_batch_size)
         self.stop_threshold, self.bound = stop_threshold, (bound[0], bound[1])
@@ -89,30 +183,29 @@ class SpecDecPPController(StopController[_Recent]):
         return self.bound[1]
 
     def _follow(self, memory: _Recent, carried: float, token: Token) -> tuple[float, bool]:
-        stands = carried * memory.head.chance(_features(memory, token))
-        return stands, token.depth < self.bound[0] or 1.0 - stands <= self.stop_threshold
+        chance = carried * memory.head.chance(_features(memory, token))
+        return chance, token.depth < self.bound[0] or 1.0 - chance <= self.stop_threshold
 
-    def _learn(self, course: Course[_Recent], tree: TokenTree, verdict: Verdict) -> None:
+    def _learn(self, state: SequenceState[_Recent], tree: TokenTree, verdict: Verdict) -> None:
         """Nodes below accepted ones are evidence; those below rejected ones say nothing."""
-        memory, stands, chain = course.memory, set(verdict.path), tree.is_chain
+        memory, path, chain = state.memory, set(verdict.path), tree.is_chain
         known: list[tuple[Features, bool]] = []
-        rows = zip(tree.parents.tolist(), tree.kinds.tolist(), tokens_of(course, tree), strict=True)
+        rows = zip(tree.parents.tolist(), tree.kinds.tolist(), tokens_of(state, tree), strict=True)
         for node, (parent, kind, token) in enumerate(rows):
-            if parent >= 0 and parent not in stands:
+            if parent >= 0 and parent not in path:
                 if chain:
                     break
             elif not kind:
-                known.append((_features(memory, token), node in stands))
+                known.append((_features(memory, token), node in path))
         for features, accepted in known:
             memory.head.learn(features, accepted)
             memory.share += _RECENT * (accepted - memory.share)
 
-    def _why(self, course: Course[_Recent]) -> str:
-        least, most = (min(one, course.length) for one in self.bound)
+    def _why(self, state: SequenceState[_Recent]) -> str:
+        least, most = (min(one, state.length) for one in self.bound)
         until = f"until the chance of a rejection exceeds {self.stop_threshold:g}"
         return (
-            f"{least} to {count(most, 'level')}, {until}; it has learned from "
-            f"{count(course.memory.head.seen, 'token')}."
+            f"{least} to {count(most, 'level')}, {until}; it has learned from {count(state.memory.head.seen, 'token')}."
         )
 
     def _policy(self) -> str:

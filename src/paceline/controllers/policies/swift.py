@@ -1,8 +1,5 @@
 """SWIFT's confidence-aware drafting: stop after a doubtful token, and keep more candidates where the drafter doubts.
 
-In: confidence. Out: stops, and trees cut to as many candidates as the confidence of a level's best token calls for. Not
-here: the choice of skipped layers (the drafter).
-
 Source: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916), "confidence-aware
 inference"; constants from its published code. All side branches hang off the chain of most likely tokens. Chains have
 no side branches: there, only the stop counts. Drafters whose trees have fewer candidates than called for keep all.
@@ -12,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from paceline.controllers.policies.lengths import MOST
-from paceline.controllers.policies.stoppers import ThresholdController
+from paceline.controllers.policies.base import MAX_LENGTH, ThresholdController
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:
-    from paceline.controllers.policies.lengths import Course
+    from paceline.controllers.policies.base import SequenceState
     from paceline.tree import TokenTree
 
 EDGES: Final = (0.95, 0.8, 0.5)
@@ -55,19 +51,19 @@ class SwiftController(ThresholdController):
         disable_by_batch_size: int | None = None,
     ) -> None:
         number("stop_threshold", stop_threshold, 0.0, 1.0, "be in 0..1")
-        integer("max_step_draft", max_step_draft, 1, MOST)
+        integer("max_step_draft", max_step_draft, 1, MAX_LENGTH)
         super().__init__(max_step_draft, stop_threshold, num_speculative_tokens, disable_by_batch_size)
 
-    def _kept(self, course: Course[None], tree: TokenTree) -> list[int]:
+    def _kept(self, state: SequenceState[None], tree: TokenTree) -> list[int]:
         """The best node of each level of each drafter's chain, and beside it as many as its confidence calls for."""
-        kept = super()._kept(course, tree)
+        kept = super()._kept(state, tree)
         if tree.is_chain:
             return kept
         parents, sources, confidence = tree.parents.tolist(), tree.sources.tolist(), tree.confidence.tolist()
         families: dict[tuple[int, int], list[int]] = {}
         for node in kept:
             families.setdefault((parents[node], sources[node]), []).append(node)
-        table = GREEDY_CANDIDATES if course.greedy else SAMPLED_CANDIDATES
+        table = GREEDY_CANDIDATES if state.greedy else SAMPLED_CANDIDATES
         stays, best = set(), {-1}
         for (parent, _), family in families.items():
             if parent in best:

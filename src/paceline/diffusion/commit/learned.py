@@ -1,8 +1,6 @@
 """A learned filter: a small network looks at the confidences of a block and says which predictions are final.
 
-In: confidences of all slots of the current block. Out: the slots the filter accepts, and the quota of the static
-baseline. Not
-here: training the filter, cutting the text at its end (`end_of_text`).
+The slots the filter accepts are written, and the quota of the static baseline.
 Source: Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding
 (arXiv:2509.25188).
 """
@@ -16,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.diffusion.base import Step
+from paceline.diffusion.base import Setting, Step
 from paceline.diffusion.canvas import Floats
-from paceline.diffusion.commit.quota import Quota
-from paceline.diffusion.setting import Setting
+from paceline.diffusion.commit.quotas import QuotaCommit
 from paceline.errors import CheckpointError
 from paceline.models.denoiser import Ints
 from paceline.utils import need
@@ -38,7 +35,7 @@ def block_confidences(step: Step) -> Floats:
     slots = np.arange(step.block.start, step.block.stop)
     values = np.ones(slots.size)
     known = step.predictions.known(slots)
-    values[known] = step.predictions.confidence[step.predictions.rows(slots[known])]
+    values[known] = step.predictions.confidence_at(slots[known])
     return values
 
 
@@ -107,13 +104,13 @@ def _load(path: str, _changed: int) -> BlockFilter:
     return BlockFilter((first, bias, second, last))
 
 
-class Learned(Quota):
+class LearnedCommit(QuotaCommit):
     """Slots whose accepted chance, sigmoid(logit), exceeds the threshold, and those the static baseline would write.
 
     Args:
         filter: path of a safetensors file (see `BlockFilter.load`), or a function of the step (see `Filter`).
         filter_threshold: 1 is the static baseline.
-        denoising_steps: see `Quota`.
+        denoising_steps: see `QuotaCommit`.
     Raises:
         ConfigError: no filter, or one for longer or shorter blocks.
     """
@@ -129,7 +126,6 @@ class Learned(Quota):
         denoising_steps: int | None = None,
     ) -> None:
         super().__init__(setting, denoising_steps=denoising_steps)
-        assert setting.schedule is not None
         need(filter is not None, "filter", "be the path of a trained filter (safetensors) for this method", filter)
         need(
             isinstance(filter, str | Path) or callable(filter), "filter", "be a path or a function of the step", filter
@@ -139,11 +135,10 @@ class Learned(Quota):
         self.filter: Filter = chosen
         self.threshold = filter_threshold
         if isinstance(self.filter, BlockFilter):
-            size, own = len(setting.schedule.block(setting.canvas)), self.filter.block_length
+            size, own = len(setting.first_block()), self.filter.block_length
             need(own == size, "block_length", f"be {own}, the block length that the filter was trained for", size)
 
     def choose(self, step: Step) -> Ints:
-        """See `base.Commit`."""
         logits = np.clip(self.filter(step), -700, 700)
         at = step.eligible - step.block.start
         inside = (at >= 0) & (at < len(step.block))

@@ -1,5 +1,5 @@
-"""What drafters of several folders share: chains, options, rows, the cache of a draft model, tables that learn from
-text.
+"""What drafters of several folders share: base classes, chains, rows of a draft model, its cache, tables that learn
+from text.
 """
 
 import lazy_loader

@@ -1,3 +1,4 @@
+from .bases import SingleDrafter as SingleDrafter
 from .chains import chain_of as chain_of
 from .chains import chain_tree as chain_tree
 from .chains import tree_of as tree_of
@@ -10,4 +11,3 @@ from .tables import Arrays as Arrays
 from .tables import OtherOptionError as OtherOptionError
 from .tables import Tables as Tables
 from .tables import tables_of as tables_of
-from .text import SingleDrafter as SingleDrafter

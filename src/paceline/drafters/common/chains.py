@@ -1,8 +1,4 @@
-"""Trees made in a few microseconds.
-
-In: tokens and confidences. Out: the trees that `TokenTree.chain` and `TokenTree.build` make of them. Not here: their
-checks, for drafts are well formed by their making, and the engine checks what drafters propose.
-"""
+"""Trees made in a few microseconds."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ def chain_tree(
 def chain_of(tokens: Ints, confidence: Chances, source: int, trials: Trials = _NOTHING) -> TokenTree:
     """The same of (n,) int32 tokens and (n,) float32 chances in 0..1, which the tree keeps."""
     made: Any = _Draft()
-    made.parents, made.depths, made.slots, made.kinds = chain_columns(count := len(tokens))
+    made.parents, made.depths, made.kinds = chain_columns(count := len(tokens))
     made.tokens, made.sources, made.confidence = tokens, chain_sources(count, source), confidence
     made.trials, made.also = trials, _NOTHING
     made.__class__ = TokenTree
@@ -65,6 +61,4 @@ def tree_of(links: Ints, chances: Chances, source: int) -> TokenTree:
     chain = chain_columns(n)
     if np.array_equal(parents, chain.parents):
         return chain_tree(tokens.tolist(), chances.tolist(), source)
-    return TokenTree(
-        tokens, parents, depths, chain_sources(n, source), np.minimum(chances, 1.0), chain.slots, chain.kinds
-    )
+    return TokenTree(tokens, parents, depths, chain_sources(n, source), np.minimum(chances, 1.0), chain.kinds)

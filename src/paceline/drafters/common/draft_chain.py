@@ -1,12 +1,8 @@
-"""Drafting chains with a draft model: one forward pass a level for the whole batch.
-
-In: settled states, how far to draft. Out: one chain each. Not here: trees with branches (`draft_tree`), upkeep of
-caches.
-"""
+"""Drafting chains with a draft model: one forward pass a level for the whole batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,9 +15,7 @@ if TYPE_CHECKING:
 
     from paceline.drafters.base import Context
     from paceline.models import Runner
-    from paceline.tree import TokenTree
-
-GoOn = Callable[[int, float, object], bool]
+    from paceline.tree import GoOn, TokenTree
 
 
 @dataclass(slots=True)
@@ -76,7 +70,7 @@ def draft_chains(
 
 
 def _plain(draft: ChainDraft) -> bool:
-    return not draft.drawn and draft.context.shape is None
+    return not draft.drawn and draft.context.apply_rules is None
 
 
 def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:

@@ -1,9 +1,6 @@
 """What a draft model's logits mean: rows fitted to the target's vocabulary, shaped by the request's rules, and draws
 from them.
 
-In: logits of a draft model, contexts. Out: float32 log-weights, probabilities, drawn tokens. Not here: running the
-model.
-
 Draws have noise of their own, a hash of (seed, root position, number of the draw) that no verifier uses: a token must
 not be accepted by the same luck that proposed it.
 
@@ -59,8 +56,8 @@ def weights(context: Context, logits: torch.Tensor, paths: Sequence[Sequence[int
     Args:
         logits: (r, v), fitted; paths: the tokens after the root that lead to each row.
     """
-    if context.shape is not None:
-        return context.shape(logits, paths)
+    if context.apply_rules is not None:
+        return context.apply_rules(logits, paths)
     return logits.float() if context.temperature <= 0 else logits.float() / context.temperature
 
 

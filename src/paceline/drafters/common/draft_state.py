@@ -1,7 +1,5 @@
 """The draft model's cache of one sequence: what it holds, what of it is still true, and how it catches up.
 
-In: a sequence's text, what was drafted. Out: a cache that holds a prefix of the text. Not here: choosing tokens.
-
 The cache holds committed tokens first (`base` of them), then possibly drafted ones (`ahead`), whose keys and values are
 kept as far as the text turns out to agree with them. The last token of the text is never kept: it must be fed to get
 logits after it.

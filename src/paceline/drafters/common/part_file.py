@@ -1,8 +1,6 @@
 """Half a file: what is written beside a datastore, or tables, until it is complete and takes its place. What killed
 writers left is cleared away by the next one.
 
-In: the path of the file. Out: a part to write to. Not here: what is written (`datastore_build`, `tables`).
-
 A part has a name of its own, so that builds of one datastore do not meet. Its writer holds a lock on it, which the
 system drops with the process: a part that can be locked by another has no writer any more. Where files cannot be locked
 so, the system keeps files in use from being deleted (Windows), or nothing is cleared.

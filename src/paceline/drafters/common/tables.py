@@ -2,9 +2,6 @@
 
 A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
 
-In: a tenant's name, a folder. Out: that tenant's table; files in safetensors format. Not here: what a table holds or
-learns.
-
 A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's place in the list
 `tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit
 when it is read.
@@ -19,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.base import Drafter, DrafterArgs
+from paceline.drafters.base import Drafter, DrafterArgs, SavedTables
 from paceline.drafters.common.part_file import Part
 from paceline.errors import DrafterError
 from paceline.utils import integer, need
@@ -218,7 +215,7 @@ class Tables(Generic[T]):
 
 
 def _folder(name: str) -> Path:
-    """The path of a folder that is there or may be made: what cannot be saved is refused before anything is learned."""
+    """The path of a folder that is there or may be made; any other is rejected before anything is learned."""
     need(isinstance(name, str) and name != "", "tables", "be a folder", name)
     path, why = Path(name), ""
     try:
@@ -231,7 +228,7 @@ def _folder(name: str) -> Path:
     return path
 
 
-def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> list[Tables[Any]]:
+def tables_of(drafters: Iterable[Drafter], folder: str | Path | None = None) -> list[SavedTables]:
     """The tables of those that have any.
 
     Args:

@@ -1,8 +1,5 @@
 """What drafters share that look ahead with a diffusion language model: one pass over the text and masks behind it.
 
-In: contexts, budgets, a denoiser of the target's tokens. Out: logits of the next slots, sequence by sequence. Not here:
-which tokens become drafts (one file a method), how a denoiser is opened (`Models.denoiser`).
-
 A pass sees the text, then masks. A model with full attention takes the last mask for the end of what will be written,
 so there are at least `draft_masks` of them, however few tokens are drafted; under block-causal attention they go on to
 the end of the last drafted token's block, since later ones are seen by nobody.
@@ -21,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import numpy as np
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.draft_options import limit_of
+from paceline.drafters.common.bases import limit_of
 from paceline.drafters.common.draft_rows import fit_rows
 from paceline.errors import DrafterError
 from paceline.models.denoiser import Call, Ints, SlotCache
@@ -64,7 +61,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
         draft_masks: fewest masks behind the text, under full attention.
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
-        between: tokens that stand between the text and the masks.
+        between: tokens between the text and the masks.
     Raises:
         ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer.
     """
@@ -173,7 +170,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
         return Call(ids, np.arange(held, held + ids.size), state.cache, np.arange(held), True, wanted=wanted)
 
     def _masks(self, first: int, steps: int) -> int:
-        """How many masks stand from slot `first` on, where they fit."""
+        """How many masks there are from slot `first` on, where they fit."""
         block, most = self.denoiser.block_length, self.denoiser.max_length
         if block is None:
             return min(max(steps, self.draft_masks), most - 1 - len(self.between))

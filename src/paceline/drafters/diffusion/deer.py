@@ -1,14 +1,11 @@
-"""DEER: a diffusion language model drafts many tokens at once, each drawn from its own slot's law.
+"""DEER: a diffusion language model drafts many tokens at once, each drawn from its own slot's distribution.
 
-In: contexts, a denoiser of the target's tokens. Out: chains, drawn or of points. Not here: the pass (`denoising`),
-verification, training (recipes/bundled_diffusion/deer.py).
-
-The laws of the slots do not depend on what was drawn at the others, so that a drafted token is no worse for a mistake
-before it; the target's laws do, and behind the first token that falls none can stand. Every token is recorded with the
-very row that it was drawn from, the request's temperature, top-p and other rules applied: then recursive rejection
-keeps the target's law whatever the denoiser says. Rules that look at earlier tokens see those drafted before. The
-likeliest tokens of the slots, which are drafted at temperature 0, are points: recorded with a row, as if drawn, they
-would break the law.
+The distributions of the slots do not depend on what was drawn at the others, so that a drafted token is no worse for a
+mistake before it; the target's distributions do, and behind the first rejected token none can be accepted. Every token
+is recorded with the very row that it was drawn from, the request's temperature, top-p and other rules applied: then
+recursive rejection keeps the target's distribution whatever the denoiser says. Rules that look at earlier tokens see
+those drafted before. The likeliest tokens of the slots, which are drafted at temperature 0, are points: recorded with a
+row, as if drawn, they would break the distribution.
 
 Nothing is drafted behind an end token.
 
@@ -17,11 +14,11 @@ Source: DEER: Draft with Diffusion, Verify with Autoregressive Models (arXiv:251
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, check_method, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
-from paceline.drafters.common.draft_options import check_method, draws_for
 from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.tree import TokenTree, always_go_on
 from paceline.utils import integer
@@ -37,10 +34,10 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         model: folder or hub id of a diffusion language model with the target's tokenizer.
         draft_max_length: most tokens of a draft.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the denoiser's laws, "greedy" takes its
-            most likely tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of
-            their own.
-        separator_token_id: a token that stands between the text and the masks, where the denoiser was trained with one.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the denoiser's distributions, "greedy"
+            takes its most likely tokens, as it always does at temperature 0. By default it draws, but for requests with
+            a seed of their own.
+        separator_token_id: a token between the text and the masks, where the denoiser was trained with one.
         draft_masks: fewest masks behind the text, for a denoiser with full attention.
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
@@ -58,7 +55,7 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         model: str | None = None,
         draft_max_length: int = 32,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         separator_token_id: int | None = None,
         draft_masks: int = 32,
         draft_context: int | None = None,

@@ -1,9 +1,7 @@
 """Counts of n-grams up to three, and the chance of a token after two others.
 
-In: a text's tokens. Out: chances. Not here: tenants and files (`tables`), paths through a lattice (`causal_path`).
-
-Chances are interpolated: p(c | a, b) = (n(abc) + K p(c | b)) / (n(ab.) + K), alike down to the uniform law, with K = 1:
-what was seen once after a pair has about half of its chances. They sum to 1 over the vocabulary.
+Chances are interpolated: p(c | a, b) = (n(abc) + K p(c | b)) / (n(ab.) + K), alike down to the uniform distribution,
+with K = 1: what was seen once after a pair has about half of its chances. They sum to 1 over the vocabulary.
 
 An open-addressed table holds hashes of 64 bits beside their counts; two n-grams with one hash would share a count,
 which can make no draft wrong but by chance better or worse. A table that is full halves all counts and drops what is

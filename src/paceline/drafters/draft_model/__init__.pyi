@@ -1,11 +1,11 @@
 from .drafter import DraftModelDrafter as DraftModelDrafter
 from .easyspec import EasySpecDrafter as EasySpecDrafter
 from .easyspec import GroupedState as GroupedState
-from .middle_state import reroot as reroot
+from .pearl import STEPS as STEPS
+from .pearl import TURNS as TURNS
+from .pearl import OverlapChoice as OverlapChoice
+from .pearl import OverlapChoices as OverlapChoices
 from .pearl import PearlDrafter as PearlDrafter
-from .pearl_pace import STEPS as STEPS
-from .pearl_pace import TURNS as TURNS
-from .pearl_pace import Pace as Pace
-from .pearl_pace import Paces as Paces
 from .s2d import S2dDrafter as S2dDrafter
 from .specmquant import SpecMQuantDrafter as SpecMQuantDrafter
+from .specmquant import reroot as reroot

@@ -1,22 +1,18 @@
 """A smaller model with the same tokenizer drafts what the target will say.
 
-In: contexts, a draft model. Out: chains or trees, point or drawn, whose q follows the request's sampling rules.
-Not here: loading models, accepting tokens, how much to draft (controllers).
-
 The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens,
 other drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
 
-Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `tree_policies`.
+Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318); trees as in `growth.policies`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.common.draft_options import ModelDrafter, draws_for
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.growth.base import grow
 from paceline.drafters.growth.policies import PolicyName, TreePolicy
@@ -34,9 +30,9 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     Args:
         model: folder or hub id of the draft model.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's law, "greedy" takes its most
-            likely tokens, as it always does at temperature 0. By default it draws, but for requests with a seed of
-            their own, which then get the tokens of that seed whatever is drafted.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's distribution, "greedy" takes
+            its most likely tokens, as it always does at temperature 0. By default it draws, but for requests with a
+            seed of their own, which then get the tokens of that seed whatever is drafted.
         tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds
             node by node where the draft expects most, "dyspec_threshold" all that is worth `tree_threshold`, level by
             level; "eagle2" ranks all nodes again in the end; "static" fills the shape `speculative_token_tree`; "ppd"
@@ -75,7 +71,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         *,
         model: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
@@ -122,6 +118,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         """Check and keep what needs no model."""
         self._keep(args, limit, method)
         self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
+        self.tree_policy = self.policy.name
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
 

@@ -1,15 +1,11 @@
 """EasySpec: a draft model whose attention sub-layers read the state before their group of layers, so that none waits
 for another.
 
-In: contexts, a draft model of four layers or more. Out: chains or trees, as of any draft model, whose q is the law that
-the fuzzy
-passes gave. Not here: the passes (models.decoder.grouped).
-
 *Fuzzy speculation*: while a draft grows, the attention sub-layers of a group all read the state before the group, so
 that they need not wait for each other; MLPs stay in order. *Bonus calibration*: what they write into the draft's cache
 was computed from the wrong inputs and is dropped when the verdict is there; the accepted tokens and the target's own go
 through one exact pass, which gives the next draft its first token. So the cache of the text is always that of the draft
-model itself, and only tokens behind the first of a draft are guesses of the fuzzy one.
+model itself, and only tokens behind the first of a draft are drafted by the fuzzy one.
 
 The paper runs the layers of a group at once on several GPUs. Here they run one after the other, so that the method
 shows what fuzzy drafts are worth, and a level takes no less time than one of `draft_model`.
@@ -21,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.base import grow
 from paceline.drafters.growth.policies import PolicyName
-from paceline.errors import ConfigError
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer
 
@@ -87,7 +83,7 @@ class EasySpecDrafter(DraftModelDrafter):
         layer_group_size: int = SIZE,
         draft_device: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
@@ -98,11 +94,8 @@ class EasySpecDrafter(DraftModelDrafter):
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(
-                f"speculative_config model must be a folder or hub id for method 'easyspec', got {model!r}"
-            )
-        self._use(args.models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
+        model, models = model_of(args, self.name, model)
+        self._use(models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:

@@ -1,18 +1,17 @@
 """PEARL: a draft model writes on while the target scores what it wrote before, instead of each waiting for the other.
 
-In: contexts, a draft model, the chains that are scored. Out: chains, and work for a second thread (`base.Ahead`). Not
-here: threads (the engine), what stands of a draft (`pearl_state`), which way is faster (`pearl_pace`).
-
 With a window of g tokens. *Pre-verify*, where nothing is drafted yet: the target scores the last token of the text
-alone, and g tokens are drafted behind it meanwhile; the target's row judges the first of them. Where it stands the
+alone, and g tokens are drafted behind it meanwhile; the target's row verifies the first of them. If it is accepted, the
 other g - 1 are the chain of the next step. *Post-verify*: g more are drafted behind that chain while it is scored; the
-rows judge its tokens, and the last row the first of the new ones. So a step in which all stands brings g tokens, and
-none of the target's own, since drafting has gone on past it. Where something is rejected the rest is thrown away, and
-the next step pre-verifies.
+rows verify its tokens, and the last row the first of the new ones. So a step in which all are accepted brings g tokens,
+and none of the target's own, since drafting has gone on past it. Where something is rejected the rest is thrown away,
+and the next step pre-verifies. A draft that outlives a verdict is drawn from the same distributions as if it had been
+made after it.
 
-No result depends on which thread was faster: verdicts wait for both, and what was drafted is used or thrown away by
-what they say. Where the two run on one GPU, or where it does not pay, everything is drafted before it is scored, as by
-`draft_model`.
+No result depends on which thread was faster: verdicts wait for both. Two models at once share cores, caches and memory
+bandwidth, so that what each costs alone says little of what they cost together. So nothing is modelled: whole steps of
+both modes, overlapped and sequential, are timed in turns, tokens per second decide, and the decision is tried again
+after some thousand steps. Where the two run on one GPU everything is drafted before it is scored, as by `draft_model`.
 
 Source: PEARL, Parallel speculative decoding with adaptive draft length (arXiv:2408.11850), algorithm 2.
 """
@@ -20,20 +19,252 @@ Source: PEARL, Parallel speculative decoding with adaptive draft length (arXiv:2
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from paceline.drafters.base import Ahead, Context, DrafterArgs, Guess
+from paceline.drafters.base import Ahead, Context, DraftedToken, DrafterArgs
+from paceline.drafters.common.bases import UNLIMITED, SampleMethod
+from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.common.draft_options import UNLIMITED
+from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
-from paceline.drafters.draft_model.pearl_pace import Paces
-from paceline.drafters.draft_model.pearl_state import Drafted, PearlState
 from paceline.errors import CapabilityError
-from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
+from paceline.tree import EMPTY_TREE, Budget, GoOn, Scores, TokenTree, Verdict, always_go_on
 from paceline.utils import need
+
+if TYPE_CHECKING:
+    from paceline.models import Runner, SequenceCache
+
+
+class Drafted(NamedTuple):
+    """A token, its chance, and the (v,) row that it was drawn from, None where it was taken as the likeliest."""
+
+    token: int
+    chance: float
+    row: torch.Tensor | None
+
+
+class PearlState(DraftState):
+    """A `DraftState` whose draft may be longer than what was proposed.
+
+    Where something is drafted, the cache holds the text and all drafted tokens but the last.
+
+    Attributes:
+        drafted: tokens behind the text that were not verified yet.
+        rooted: length of the text behind which they were drafted.
+        window: tokens that shall be drafted behind the chain of this step; 0 where none was asked for.
+        go_on: of this step's budget.
+    """
+
+    __slots__ = ("drafted", "go_on", "rooted", "window")
+
+    def __init__(self, context: Context, cache: SequenceCache, base: int = 0) -> None:
+        super().__init__(context, cache, base)
+        self.drafted: list[Drafted] = []
+        self.rooted, self.window = len(context.tokens), 0
+        self.go_on: GoOn = always_go_on
+
+    @property
+    def pending(self) -> list[int]:
+        """What must be fed to get logits behind all that is drafted."""
+        return [self.drafted[-1].token] if self.drafted else super().pending
+
+    def ask(self, window: int, budget: Budget) -> None:
+        """A step of so many tokens more."""
+        self.window, self.go_on = window, budget.go_on
+
+    def tree(self, nodes: int, source: int) -> TokenTree:
+        """The first drafted tokens as a chain."""
+        some = self.drafted[:nodes]
+        return chain_tree([one.token for one in some], [one.chance for one in some], source, [one.row for one in some])
+
+    def is_front(self, tree: TokenTree) -> bool:
+        """Whether a tree is the beginning of what is drafted, and nothing else."""
+        tokens = tree.tokens.tolist()
+        fits = len(tokens) <= len(self.drafted) and all(
+            one.token == token for one, token in zip(self.drafted, tokens, strict=False)
+        )
+        return fits and tree.is_chain and not tree.kinds.any()
+
+    def tidy(self, runner: Runner) -> None:
+        """Bring the cache to what is drafted, after work that may have broken off or a text that went its own way."""
+        if self.rooted != len(self.context.tokens):
+            self.drop(runner)
+        elif not self.drafted:
+            self.settle(runner)
+        else:
+            self._hold()
+            if self.cache.length > (length := self.base + len(self.ahead)):
+                runner.truncate(self.cache, length)
+
+    def add(self, found: Sequence[Drafted]) -> None:
+        """So much was drafted behind the rest; the cache holds all of it but the last."""
+        self.drafted += found
+        self._hold()
+
+    def _hold(self) -> None:
+        self.base, self.ahead = self.rooted, [one.token for one in self.drafted[:-1]]
+
+    def follow(self, tree: TokenTree, verdict: Verdict, runner: Runner) -> None:
+        """Keep what was drafted behind the new text, which the context holds already. The window is over."""
+        self.window, used = 0, len(tree) + 1
+        whole = self.is_front(tree) and len(verdict.path) == len(tree) and len(self.drafted) >= used
+        if not whole or self.context.tokens[self.rooted :] != [one.token for one in self.drafted[:used]]:
+            self.drop(runner)
+            return
+        self.drafted, self.rooted = self.drafted[used:], len(self.context.tokens)
+        if self.drafted:
+            self._hold()
+        else:
+            self.settle(runner)
+
+    def drop(self, runner: Runner) -> None:
+        """Forget the draft; the cache keeps what the text confirms."""
+        self.drafted, self.rooted = [], len(self.context.tokens)
+        self.settle(runner)
+
+
+logger = logging.getLogger("paceline.drafters")
+
+STEPS: Final = 24
+"""Of one mode at a time."""
+
+TURNS: Final = 4
+"""Before something is decided; the ways alternate."""
+
+SKIP: Final = 3
+"""First steps of a turn that do not count: caches are filled and threads woken."""
+
+AGAIN: Final = 4096
+"""Steps after which a decision is tried again."""
+
+LONGEST: Final = 16
+
+
+@dataclass(slots=True)
+class Throughput:
+    """What was seen of one mode."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class OverlapChoice:
+    """The choice for one size of batch.
+
+    Attributes:
+        decided: whether steps draft beside the target; None while it is tried.
+        draft, rest: seconds and tokens of drafting alone, seconds and steps of all else, as sequential steps show them.
+    """
+
+    decided: bool | None = None
+    steps: int = 0
+    modes: dict[bool, Throughput] = field(default_factory=lambda: {False: Throughput(), True: Throughput()})
+    draft: Throughput = field(default_factory=Throughput)
+    rest: Throughput = field(default_factory=Throughput)
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the next step drafts beside the target; sequential steps come first."""
+        return self.steps // STEPS % 2 == 1 if self.decided is None else self.decided
+
+    @property
+    def window(self) -> int:
+        """As many tokens as are drafted while the target scores, by what both take alone."""
+        if not (self.draft.seconds > 0.0 and self.rest.tokens):
+            return LONGEST
+        return min(max(round(self.draft.rate * self.rest.seconds / self.rest.tokens), 1), LONGEST)
+
+    def step(self, seconds: float | None, tokens: int) -> bool | None:
+        """A step took so long, None where that is not known; the decision, where there is a new one."""
+        place, overlapped = self.steps % STEPS, self.overlapped
+        self.steps += 1
+        if self.decided is not None:
+            if self.steps >= AGAIN:
+                self.decided, self.steps, self.modes = None, 0, {False: Throughput(), True: Throughput()}
+            return None
+        if seconds is not None and place >= SKIP:
+            mode = self.modes[overlapped]
+            mode.seconds, mode.tokens = mode.seconds + seconds, mode.tokens + tokens
+        if self.steps < STEPS * TURNS:
+            return None
+        self.decided, self.steps = self.modes[True].rate > self.modes[False].rate, 0
+        return self.decided
+
+
+class OverlapChoices:
+    """An `OverlapChoice` for every size of batch.
+
+    Args:
+        name: of the method, for the log.
+        always: the user's own choice; None decides by the clock.
+    """
+
+    def __init__(self, name: str, always: bool | None, clock: Callable[[], float] = perf_counter) -> None:
+        self.name, self.always, self.clock = name, always, clock
+        self._known: dict[int, OverlapChoice] = {}
+        self._asked = 0  # sequences of the step that is under way
+        self._last = 0  # of the step before, where it was one that counts
+        self._since = self._from = 0.0  # ends of that step and of drafting
+        self._told: set[bool] = set()
+
+    def of(self, batch: int) -> OverlapChoice:
+        """That of a batch; sizes count by doublings."""
+        return self._known.setdefault(max(batch - 1, 0).bit_length(), OverlapChoice())
+
+    def overlapped(self, batch: int) -> bool:
+        """A step begins; whether it drafts beside the target."""
+        self._asked, self._from = batch, self.clock()
+        return self.of(batch).overlapped if self.always is None else self.always
+
+    def drafted(self, tokens: int) -> None:
+        """A sequential step has drafted so many tokens for each sequence."""
+        now, draft = self.clock(), self.of(self._asked).draft
+        draft.seconds, draft.tokens = draft.seconds + now - self._from, draft.tokens + tokens
+        self._from = now
+
+    def stepped(self, batch: int, tokens: int, *, alone: bool) -> None:
+        """The step is over.
+
+        Args:
+            batch: sequences that go on. tokens: that it brought. alone: whether it drafted before the target scored.
+        """
+        now, asked, last = self.clock(), self._asked, self._last
+        self._asked, self._last = 0, batch if asked == batch else 0
+        since, self._since = self._since, now
+        if asked != batch:  # some have ended, or nobody was asked
+            return
+        choice = self.of(batch)
+        if alone:
+            choice.rest.seconds, choice.rest.tokens = choice.rest.seconds + now - self._from, choice.rest.tokens + 1
+        if self.always is not None:
+            return
+        decision = choice.step(now - since if last == batch else None, tokens)
+        if decision is not None and decision not in self._told:
+            self._told.add(decision)
+            self._say(decision, choice)
+
+    def _say(self, overlapped: bool, choice: OverlapChoice) -> None:
+        rates = f"{choice.modes[True].rate:.0f} tokens/s against {choice.modes[False].rate:.0f}"
+        if overlapped:
+            logger.info("%s drafts while the target scores: that gives %s of one after the other", self.name, rates)
+        else:
+            logger.warning(
+                "%s: drafting while the target scores gives %s of one after the other here; going on sequentially",
+                self.name,
+                rates,
+            )
+
 
 logger = logging.getLogger("paceline.drafters")
 
@@ -69,7 +300,7 @@ class PearlDrafter(DraftModelDrafter):
         model: str | None = None,
         num_speculative_tokens: int | None = None,
         overlap: bool | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         draft_vocab_size: int | None = None,
         draft_vocab_file: str | None = None,
         draft_device: str | None = None,
@@ -85,9 +316,9 @@ class PearlDrafter(DraftModelDrafter):
             paths=None,
         )
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
-        self.paces = Paces(self.name, self._way(args, overlap))
+        self.choices = OverlapChoices(self.name, self._allowed(args, overlap))
 
-    def _way(self, args: DrafterArgs, overlap: bool | None) -> bool | None:
+    def _allowed(self, args: DrafterArgs, overlap: bool | None) -> bool | None:
         """What the user wants, as far as it can be."""
         device = self.runner.info.device
         other = device if args.target is None else args.target.info.device
@@ -106,13 +337,13 @@ class PearlDrafter(DraftModelDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         """What was drafted while the last step was scored; where others drafted too, or sequentially, a new draft."""
-        beside = self.paces.beside(len(states))
-        longest = self.paces.of(len(states)).window if self.limit == UNLIMITED else self.limit
+        overlapped = self.choices.overlapped(len(states))
+        longest = self.choices.of(len(states)).window if self.limit == UNLIMITED else self.limit
         trees = [EMPTY_TREE] * len(states)
         alone: list[int] = []
         for i, (state, budget, others) in enumerate(zip(states, budgets, so_far, strict=True)):
             state.tidy(self.runner)
-            if beside and not len(others):
+            if overlapped and not len(others):
                 state.ask(min(self._room(state, budget), longest), budget)
                 trees[i] = state.tree(min(budget.nodes, budget.depth), self.index)
             else:
@@ -120,7 +351,7 @@ class PearlDrafter(DraftModelDrafter):
                 alone.append(i)
         if alone:
             found = super().propose([states[i] for i in alone], [budgets[i] for i in alone], [EMPTY_TREE] * len(alone))
-            self.paces.drafted(max(map(len, found)))
+            self.choices.drafted(max(map(len, found)))
             for i, tree in zip(alone, found, strict=True):
                 trees[i] = tree
         return trees
@@ -132,7 +363,7 @@ class PearlDrafter(DraftModelDrafter):
             return None
         threads = max(torch.get_num_threads() // SHARE, 1) if self.shared else 0
 
-        def work() -> list[Guess | None]:
+        def work() -> list[DraftedToken | None]:
             lacking = [
                 (state, state.window + len(tree) - len(state.drafted))
                 for state, tree, own in zip(states, trees, asked, strict=True)
@@ -150,7 +381,7 @@ class PearlDrafter(DraftModelDrafter):
         alone = not any(state.window for state in states)
         for state, tree, verdict in zip(states, trees, verdicts, strict=True):
             state.follow(tree, verdict, self.runner)
-        self.paces.stepped(len(states), sum(len(verdict.tokens) for verdict in verdicts), alone=alone)
+        self.choices.stepped(len(states), sum(len(verdict.tokens) for verdict in verdicts), alone=alone)
 
     def fork(self, state: Any, context: Context) -> Any:
         state.drop(self.runner)
@@ -182,9 +413,9 @@ class PearlDrafter(DraftModelDrafter):
             state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, chain.rows, strict=True)])
 
 
-def _first(state: PearlState, place: int) -> Guess | None:
+def _first(state: PearlState, place: int) -> DraftedToken | None:
     """What was drafted behind so many tokens; points are found in the target's own token, and need no trial."""
     if place >= len(state.drafted):
         return None
-    guess = state.drafted[place]
-    return None if guess.row is None else Guess(guess.token, guess.row)
+    found = state.drafted[place]
+    return None if found.row is None else DraftedToken(found.token, found.row)

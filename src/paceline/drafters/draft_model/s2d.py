@@ -1,14 +1,15 @@
 """Sorted speculative decoding: one draft model with several exits, of which every token takes the first that is sure
 enough.
 
-In: contexts, a draft model of more than one layer. Out: chains, point or drawn, each token from the law of the exit it
-took.
-Not here: passes and their upkeep (`exit_state`), the training that makes exits good.
-
 A token is drafted from the first exit whose most likely token has at least the exit's threshold; the last exit, the
-whole model, always serves. So one draft serves targets of several sizes, each with thresholds of its own: 0 for all is
-a small model, above 1 the whole one. Which exit serves depends on what came before the token, so that q is the law of
-that exit. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
+whole model, always serves. So one draft model serves targets of several sizes, each with thresholds of its own: 0 for
+all is a small model, above 1 the whole one. Which exit serves depends on what came before the token, so q is that
+exit's distribution. All exits share the final norm and the head, as the sub-models of sorted fine-tuning do.
+
+Tokens behind the cache lie in its scratch slots, the first ones known to all layers, later ones perhaps to the first
+few only. A pass to a deeper exit takes all that is missing there along in one batch, so that keys and values are those
+of the whole model; what has gone through all layers is committed. Until then a token's state behind its last layer is
+kept.
 
 Source: S2D: sorted speculative decoding for more efficient deployment of nested large language models
 (arXiv:2407.01955).
@@ -17,20 +18,100 @@ Source: S2D: sorted speculative decoding for more efficient deployment of nested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for, model_of
+from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
-from paceline.drafters.common.draft_options import ModelDrafter, draws_for
 from paceline.drafters.common.draft_rows import fit_rows
-from paceline.drafters.common.draft_state import catch_up
-from paceline.drafters.draft_model.exit_state import MOST, ExitState, deepen
-from paceline.errors import ConfigError
+from paceline.drafters.common.draft_state import Follower, agreed, catch_up
 from paceline.models import LayeredRunner
+from paceline.models.decoder import LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need, number
+
+if TYPE_CHECKING:
+    from paceline.models import SequenceCache
+
+MAX_WAITING: Final = 48
+"""Tokens of a text that may wait for deeper layers."""
+
+
+class ExitState(Follower):
+    """What a draft model with exits knows of one sequence.
+
+    Attributes:
+        inputs: tokens behind the cache: the text's, then drafted ones.
+        done: per exit, how many of them its layers have seen; never more than at the exit before.
+        states: per exit but the last, (n, hidden) states of the inputs that the next exit has not seen.
+    """
+
+    __slots__ = ("done", "inputs", "states")
+
+    def __init__(self, context: Context, cache: SequenceCache, exits: int) -> None:
+        super().__init__(context, cache)
+        self.inputs: list[int] = []
+        self.done = [0] * exits
+        self.states: list[torch.Tensor | None] = [None] * exits
+
+    def follow(self, runner: LayeredRunner, exits: int) -> None:
+        """Take drafts back, put the text behind what stays, and commit what has gone through all layers; where too much
+        of the text waits, give up what waits for deeper ones.
+        """
+        text = self.pending
+        self._cut(min(agreed(self.inputs, text), len(text) - 1))
+        whole = self.done[-1]
+        if whole and whole == self.done[0]:
+            runner.commit([self.cache], [range(whole - 1)])
+            self.inputs, self.done, self.states = [], [0] * exits, [None] * exits
+            text = text[whole:]
+        self.inputs = text
+        if len(text) > MAX_WAITING:
+            runner.truncate(self.cache, self.cache.length)
+            self.done, self.states = [0] * exits, [None] * exits
+
+    def fed(self) -> None:
+        self.inputs = self.pending
+
+    def _cut(self, kept: int) -> None:
+        """Forget all but the first inputs."""
+        for i, done in enumerate(self.done):
+            deeper = self.done[i + 1] if i + 1 < len(self.done) else done
+            self.done[i] = min(done, kept)
+            if (states := self.states[i]) is not None:
+                self.states[i] = states[: max(0, self.done[i] - deeper)]
+        del self.inputs[kept:]
+
+
+def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
+    """Take all inputs of some sequences from exit `index` - 1 to exit `index`; (r, v) logits there after each one's
+    last.
+
+    Every sequence has an input that exit `index` has not seen.
+    """
+    first = exits[index - 1] if index else 0
+    hidden = None
+    if index:
+        hidden = torch.cat([part for state in states if (part := state.states[index - 1]) is not None])
+    trees = [chain_tree(state.inputs[1:], [0.5] * (len(state.inputs) - 1), 0) for state in states]
+    computed = [state.done[index] for state in states]
+    roots = [state.inputs[0] for state in states]
+    plan = LayerPlan(first=first, stop=exits[index])
+    found, _ = runner.run_layers([s.cache for s in states], roots, trees, plan=plan, hidden=hidden, computed=computed)
+    counts = [len(state.inputs) - done for state, done in zip(states, computed, strict=True)]
+    parts = found.split(counts)
+    for state, part in zip(states, parts, strict=True):
+        if index:
+            state.states[index - 1] = None
+        if index + 1 < len(exits):
+            before = state.states[index]
+            state.states[index] = part if before is None or not len(before) else torch.cat((before, part))
+        state.done[index] = len(state.inputs)
+    return runner.head(torch.stack([part[-1] for part in parts]))
+
 
 THRESHOLD: Final = 0.9
 
@@ -61,13 +142,12 @@ class S2dDrafter(ModelDrafter[ExitState]):
         draft_exits: Sequence[int] | None = None,
         draft_exit_thresholds: float | Sequence[float] = THRESHOLD,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         draft_device: str | None = None,
     ) -> None:
         self._keep(args, num_speculative_tokens, draft_sample_method)
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 's2d', got {model!r}")
-        self.runner = cast(LayeredRunner, args.models.open(model, layers=True, device=draft_device))
+        model, models = model_of(args, self.name, model)
+        self.runner = cast(LayeredRunner, models.open(model, layers=True, device=draft_device))
         self.exits = _exits(draft_exits, self.runner.info.num_layers)
         self.thresholds = _thresholds(draft_exit_thresholds, len(self.exits) - 1)
 
@@ -84,7 +164,7 @@ class S2dDrafter(ModelDrafter[ExitState]):
                 state.follow(self.runner, len(self.exits))
                 chains[i] = state, ChainDraft(state.context, steps, budget.go_on, draws_for(state.context, self.method))
         if chains:
-            catch_up(self.runner, [state for state, _ in chains.values()], 1, MOST)
+            catch_up(self.runner, [state for state, _ in chains.values()], 1, MAX_WAITING)
         active = list(chains.values())
         while active:
             add_level(

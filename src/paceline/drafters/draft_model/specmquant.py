@@ -1,15 +1,10 @@
 """A hierarchy of drafts: a small model's trees, which a rounded copy of the target turns into one chain for the target.
 
-In: contexts, a drafter of trees, a model between it and the target. Out: chains, point or drawn from the middle model's
-law.
-Not here: the trees (a drafter of its own, from a nested config), how a tree is verified (`base.Judge`), rounding
-    (models.loading.quantization).
-
 Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have said
 itself, and one token more, until `min_draft_length` tokens are there. Each token of the chain is then distributed as
 the middle model's own, whatever was drafted below it, and its row is known from that pass; so it is a draft like any
-other and the target's law stays its own. Where a chain ends depends on what came before the token that it lacks, not on
-that token. Both models go back to the text where the target takes another way.
+other and the output keeps the target's distribution. Where a chain ends depends on what came before the token that it
+lacks, not on that token. Both models go back to the text where the target rejects the chain.
 
 Source: SpecMQuant, Speculative decoding meets quantization (arXiv:2505.22179): trees lose what rounding gains, so that
 the target is given a chain.
@@ -17,19 +12,136 @@ the target is given a chain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.draft_options import ModelDrafter, draws_for
-from paceline.drafters.common.draft_rows import fit_rows, weights
-from paceline.drafters.common.draft_state import FEW, catch_up
-from paceline.drafters.draft_model.middle_state import MiddleState, paths_of, reroot
+from paceline.drafters.common.bases import ModelDrafter, draws_for
+from paceline.drafters.common.chains import chain_tree
+from paceline.drafters.common.draft_rows import fit_rows, uniform, weights
+from paceline.drafters.common.draft_state import FEW, Follower, agreed, catch_up
+from paceline.drafters.growth.base import as_tree
 from paceline.errors import ConfigError, DrafterError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import integer, need
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.models import SequenceCache
+    from paceline.tree import Verdict
+
+_STEP: Final = 1 << 41
+_ROUND: Final = 1 << 42
+"""Numbers of draws that make seeds."""
+
+
+class MiddleState(Follower):
+    """See the module.
+
+    Attributes:
+        context: the sequence as the target has it. extended: the same with the chain behind it, for the small
+        model.
+        cache: of the middle model, a prefix of that text without its last token. inner: the small model's state.
+        tokens, chances, rows: of the chain: each token, its chance and (v,) probabilities where it was drawn.
+    """
+
+    __slots__ = ("_drawn", "_levels", "_read", "chances", "extended", "inner", "rows", "tokens")
+
+    def __init__(self, context: Context, cache: SequenceCache, begin: Callable[[Context], Any]) -> None:
+        super().__init__(context, cache)
+        self.extended = replace(context, tokens=list(context.tokens), apply_rules=None, taps={}, prediction=())
+        self.inner = begin(self.extended)
+        self._read, self._drawn, self._levels = len(context.tokens), False, 1
+        self.tokens, self.chances, self.rows = list[int](), list[float](), list[Any]()
+
+    @property
+    def pending(self) -> list[int]:
+        """What the middle model is to be fed: the last token, and those before it that its cache lacks."""
+        return self.extended.tokens[self.cache.length :]
+
+    @property
+    def seed(self) -> int | None:
+        """Of the middle model's noise in this round, which it shares with no other; None where it takes likeliest
+        tokens.
+        """
+        return int(uniform(self.extended.seed, len(self.extended.tokens), _ROUND) * 2**53) if self._drawn else None
+
+    def follow(self, runner: Runner, inner: Any, *, drawn: bool) -> None:
+        """Take the chain back but for what the target kept of it, and begin another behind the target's text."""
+        text, extended, context = self.context.tokens, self.extended, self.context
+        new, old = text[self._read :], extended.tokens[self._read :]
+        same = agreed(old, new)
+        kept = self._read + same
+        extended.tokens[kept:] = new[same:]
+        if (length := min(kept, len(text) - 1)) < self.cache.length:
+            runner.truncate(self.cache, length)
+        if inner is not None:
+            inner.rewind(self.inner, kept)
+        extended.seed = int(uniform(context.seed, len(text), _STEP) * 2**53)
+        extended.temperature = context.temperature if drawn else 0.0
+        extended.apply_rules = None if context.apply_rules is None else self._shape
+        self._read, self._drawn, self._levels = len(text), drawn, 1
+        self.tokens, self.chances, self.rows = [], [], []
+
+    def _shape(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The request's rules at paths behind the chain."""
+        assert self.context.apply_rules is not None
+        return self.context.apply_rules(logits, [[*self.tokens, *path] for path in paths])
+
+    def take(self, verdict: Verdict, rows_nv: torch.Tensor) -> None:
+        """Put what the middle model said behind the chain."""
+        rows = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
+        for token, row_v in zip(verdict.tokens, rows, strict=True):
+            self.tokens.append(token)
+            self.chances.append(min(float(row_v[token]), 1.0))
+            self.rows.append(row_v)
+        self.extended.tokens.extend(verdict.tokens)
+
+    def ask_controller(self, budget: Budget, most: int, least: int) -> bool:
+        """Cut the chain after `most` tokens, or where the controller stops it; whether another round is wanted.
+
+        The next token is asked for before the round that would bring it; a token is cut for what comes before it alone.
+        """
+        count = min(len(self.tokens), most)
+        wanted = count + 1 if count < min(least, most) else count
+        while self._levels < wanted:
+            if not budget.go_on(self._levels + 1, math.prod(self.chances[: self._levels]), None):
+                count = wanted = min(count, self._levels)
+                break
+            self._levels += 1
+        del self.tokens[count:], self.chances[count:], self.rows[count:]
+        return wanted > count
+
+    def chain(self, source: int) -> TokenTree:
+        """The chain as a tree."""
+        return chain_tree(self.tokens, self.chances, source, self.rows if self._drawn else ())
+
+    def fork(self, context: Context, runner: Runner, inner: Any) -> MiddleState:
+        """A state for a copy of the sequence."""
+        self.follow(runner, inner, drawn=self._drawn)
+        shares = runner.capabilities.fork
+        cache = runner.fork(self.cache) if shares else runner.open()
+        return MiddleState(context, cache, lambda extended: None if inner is None else inner.fork(self.inner, extended))
+
+
+def reroot(pending: Sequence[int], tree: TokenTree) -> TokenTree:
+    """A tree behind the last of some tokens, as one behind the first of them."""
+    more = len(pending) - 1
+    if not more:
+        return tree
+    tokens, parents = [*pending[1:], *tree.tokens.tolist()], [*range(-1, more - 1), *(tree.parents + more).tolist()]
+    return as_tree(tokens, parents)
+
+
+def paths_of(tree: TokenTree) -> list[list[int]]:
+    """Tokens behind the root that lead to each row of a tree, the root's first."""
+    return [[], *([int(tree.tokens[i]) for i in tree.path(node)] for node in range(len(tree)))]
+
 
 LENGTH: Final = 4
 NODES: Final = 12
@@ -105,7 +217,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
             catch_up(self.runner, [state for state, _, _ in active], FEW)
         while active:
             self._round([state for state, _, _ in active], [most for *_, most in active])
-            active = [each for each in active if self._goes_on(*each)]
+            active = [each for each in active if each[0].ask_controller(*each[1:], self.least)]
         return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in asked]
 
     def runners(self) -> Sequence[Runner]:
@@ -122,17 +234,13 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     def _begin_inner(self, context: Context) -> Any:
         return None if self.inner is None else self.inner.begin([context])[0]
 
-    def _goes_on(self, state: MiddleState, budget: Budget, most: int) -> bool:
-        """Hear the controller on every new level; whether another round is wanted."""
-        return state.heard(budget, most, self.least)
-
     def _round(self, states: Sequence[MiddleState], most: Sequence[int]) -> None:
         """One tree of the small model each, and what the middle model says to it."""
         trees = self._trees(states, most)
         rooted = [reroot(state.pending, tree) for state, tree in zip(states, trees, strict=True)]
         scores = self.runner.score([s.cache for s in states], [s.pending[0] for s in states], rooted)
         rows = [
-            weights(state.asked, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
+            weights(state.extended, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
             for i, (state, tree) in enumerate(zip(states, trees, strict=True))
         ]
         verdicts = self._judge.verify(trees, rows, [state.seed for state in states])

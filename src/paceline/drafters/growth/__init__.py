@@ -1,4 +1,6 @@
-"""How draft models, exits and heads grow trees: one policy a module, and what they share."""
+"""How draft models, exits and heads grow trees: `base` what all growing trees share, `levels`, `sampled` and `dyspec`
+the published ways, `policies` their names and options.
+"""
 
 import lazy_loader
 

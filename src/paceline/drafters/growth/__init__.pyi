@@ -7,4 +7,4 @@ from .policies import POLICIES as POLICIES
 from .policies import PolicyName as PolicyName
 from .policies import TreePolicy as TreePolicy
 from .policies import tree_policy as tree_policy
-from .rsd import later as later
+from .sampled import later as later

@@ -1,8 +1,5 @@
 """DySpec: the node budget goes, one by one, to the places most likely to be reached and accepted.
 
-In: rows of a draft model, a number of nodes or a threshold. Out: a tree grown best place first. Not here: drawing
-(`siblings`).
-
 Drawn: a heap holds *slots*, places where a child can be added, with v, the draft's own estimate that the place is
 reached. The largest v gets the next node; it leaves two slots, for the next sibling with v times what the token leaves
 of the residual it was drawn from, and for the node's first child with v times the token's share of it, so that a node's
@@ -30,8 +27,7 @@ from typing import Final
 
 import torch
 
-from paceline.drafters.growth.base import Growth, Ranked
-from paceline.drafters.growth.siblings import Siblings, siblings_of
+from paceline.drafters.growth.base import Growth, Ranked, Siblings, siblings_of
 from paceline.tree import ROOT
 
 ROWS: Final = 8
@@ -46,7 +42,7 @@ class _BestFirst(Growth):
     """What both forms share: levels are asked for when their first node would be drafted."""
 
     def _may_descend(self, parent: int) -> bool:
-        """Whether the level below `parent` is drafted; once refused, it stays so."""
+        """Whether the level below `parent` is drafted; once denied, it stays so."""
         below = len(self.path_of(parent)) + 1
         if below > self.depth:
             return False
@@ -105,8 +101,8 @@ class DySpecDraft(_BestFirst):
             heapq.heappush(self.heap, (-worth, depth, self.age, parent))
 
     def _wanted(self) -> list[int]:
-        """The nodes whose rows come next: the first slot's, and others that the rest of the budget would reach as
-        things stand.
+        """The nodes whose rows come next: the first slot's, and others that the rest of the budget would reach at
+        present.
         """
         likely = heapq.nsmallest(self.nodes - len(self.tokens), self.heap)
         missing = [slot[-1] for slot in likely if slot[-1] not in self.families and slot[1] < max(self.level, 1)]

@@ -1,22 +1,16 @@
-"""The ways in which a draft model grows trees, by name.
-
-In: options of `draft_model`. Out: a checked policy that starts one growing tree per sequence and step. Not here:
-growing (`draft_tree` and the files `grow_*`), running the model (`grow`).
-"""
+"""Tree policies by name: checked options that start one growing tree per sequence and step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from paceline.drafters.growth.base import Growth
-from paceline.drafters.growth.beam import WIDTH, Eagle2Draft, GreedyDraft, TreeDraft
 from paceline.drafters.growth.dyspec import DySpecDraft, DySpecPoints, ThresholdDraft
-from paceline.drafters.growth.rsd import BeamDraft, BranchingDraft, branching_factors
-from paceline.drafters.growth.spectr import ChainsDraft
-from paceline.drafters.growth.static import StaticDraft
+from paceline.drafters.growth.levels import EAGLE2_WIDTH, Eagle2Draft, GreedyDraft, StaticDraft, TreeDraft
+from paceline.drafters.growth.sampled import BeamDraft, BranchingDraft, ChainsDraft
 from paceline.tree import PRIOR, Shape, best_shapes, from_paths, parse_paths
 from paceline.utils import need, number
 
@@ -29,8 +23,9 @@ MAX_WIDTH: Final = 64
 PolicyName = Literal[
     "levels", "dyspec", "dyspec_threshold", "eagle2", "static", "ppd", "rsd_c", "rsd_s", "spectr", "greedy_draft"
 ]
+POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)
 
-SAMPLED: Final[dict[str, type[Growth]]] = {
+SAMPLED: Final[Mapping[str, Any]] = {
     "rsd_c": BranchingDraft,
     "rsd_s": BeamDraft,
     "spectr": ChainsDraft,
@@ -38,10 +33,8 @@ SAMPLED: Final[dict[str, type[Growth]]] = {
 }
 """Policies that say how tokens are drawn; where tokens are chosen by rank, they grow as "levels" does."""
 
-DRAFTS: Final = 3
+SAMPLED_WIDTH: Final = 3
 """Their `tree_width` by default."""
-
-WIDTHS: Final = " (with tree_policy 'rsd_c' also a list of them, one per level)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +59,21 @@ class TreePolicy:
 
     def start(self, state: DraftState, budget: Budget, depth: int, *, drawn: bool) -> Growth:
         """An empty tree that will grow within a budget of at least one node and level."""
-        return POLICIES[self.name](self, state, budget, self._levels(depth), drawn)
-
-    def _levels(self, depth: int) -> int:
-        return min(depth, len(self.factors)) if self.factors else depth
+        levels = min(depth, len(self.factors)) if self.factors else depth
+        limits = state, budget.nodes, levels, budget.go_on
+        if self.name == "dyspec":
+            return (DySpecDraft if drawn else DySpecPoints)(*limits, drawn)
+        if self.name == "dyspec_threshold":
+            least = 1.0 / budget.nodes if self.threshold is None else self.threshold
+            return ThresholdDraft(*limits, drawn, threshold=least)
+        if self.name == "eagle2":
+            return Eagle2Draft(*limits, width=self.width)
+        if self.name in ("static", "ppd"):  # the given shape, the controller's, or the best before anything was learned
+            return StaticDraft(*limits, shape=self.shape or budget.shape or _unlearned(budget.nodes))
+        kind: Any = SAMPLED.get(self.name, TreeDraft) if drawn else TreeDraft
+        more = {"factors": self.factors} if kind is BranchingDraft else {}
+        found: Growth = kind(*limits, drawn, width=self.width, **more)
+        return found
 
 
 def tree_policy(
@@ -81,104 +85,48 @@ def tree_policy(
     Raises:
         ConfigError: an unknown name, a value outside its range, an option that the policy does not have.
     """
-    need(
-        name is None or (isinstance(name, str) and name in POLICIES),
-        "tree_policy",
-        f"be one of {', '.join(POLICIES)}",
-        name,
-    )
-    width, factors = _widths(name, width)
+    known = name is None or (isinstance(name, str) and name in POLICIES)
+    need(known, "tree_policy", f"be one of {', '.join(POLICIES)}", name)
+    factors = _factors(width) if name == "rsd_c" else ()
+    most = max(factors) if factors else _width(name, width)
     name = name or ("static" if paths is not None else "levels")
-    need(
-        width is None or name in ("levels", "eagle2", *SAMPLED),
-        "tree_width",
-        f"be left out with tree_policy {name!r}",
-        width,
-    )
-    need(
-        threshold is None or name == "dyspec_threshold",
-        "tree_threshold",
-        f"be left out with tree_policy {name!r}",
-        threshold,
-    )
-    need(
-        (paths is not None) == (name == "static"),
-        "speculative_token_tree",
-        'be given with tree_policy "static", and with no other',
-        paths,
-    )
-    if name == "levels":
-        return TreePolicy("chain" if width in (None, 1) else name, width=width or 1)
-    if name in SAMPLED:
-        return TreePolicy(name, width=width or DRAFTS, factors=factors)
-    if name == "eagle2":
-        return TreePolicy(name, points=True, width=width or WIDTH)
-    if name == "static":
-        return TreePolicy(name, points=True, shape=from_paths(parse_paths(paths, max_rank=MAX_WIDTH - 1)))
+    left_out = f"be left out with tree_policy {name!r}"
+    need(most is None or name in ("levels", "eagle2", *SAMPLED), "tree_width", left_out, most)
+    need(threshold is None or name == "dyspec_threshold", "tree_threshold", left_out, threshold)
+    rule = 'be given with tree_policy "static", and with no other'
+    need((paths is not None) == (name == "static"), "speculative_token_tree", rule, paths)
     if threshold is not None:
         number("tree_threshold", threshold, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
+    if name == "levels":
+        return TreePolicy("chain" if most in (None, 1) else name, width=most or 1)
+    if name in SAMPLED:
+        return TreePolicy(name, width=most or SAMPLED_WIDTH, factors=factors)
+    if name == "eagle2":
+        return TreePolicy(name, points=True, width=most or EAGLE2_WIDTH)
+    if name == "static":
+        return TreePolicy(name, points=True, shape=from_paths(parse_paths(paths, max_rank=MAX_WIDTH - 1)))
     return TreePolicy(name, points=name == "ppd", threshold=threshold)
 
 
-def _widths(name: str | None, given: object) -> tuple[int | None, tuple[int, ...]]:
-    """(children of a node, the same by level where a list was given): of levels that differ, the largest."""
-    factors = branching_factors(given, MAX_WIDTH) if name == "rsd_c" else ()
-    width = max(factors) if factors else given
-    fine = width is None or (isinstance(width, int) and not isinstance(width, bool) and 1 <= width <= MAX_WIDTH)
-    listed = name == "rsd_c" or isinstance(width, list | tuple)
-    need(fine, "tree_width", f"be an integer in 1..{MAX_WIDTH}{WIDTHS if listed else ''}", width)
-    return cast("int | None", width), factors
+def _width(name: str | None, given: object) -> int | None:
+    """Children of a node, where one number was given."""
+    fine = given is None or (isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MAX_WIDTH)
+    listed = name == "rsd_c" or isinstance(given, list | tuple)
+    more = " (with tree_policy 'rsd_c' also a list of them, one per level)" if listed else ""
+    need(fine, "tree_width", f"be an integer in 1..{MAX_WIDTH}{more}", given)
+    return cast("int | None", given)
 
 
-def _levels(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    return TreeDraft(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width)
-
-
-def _sampled(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    if not drawn:
-        return _levels(policy, state, budget, depth, drawn)
-    form: Any = SAMPLED[policy.name]
-    more = {"factors": policy.factors} if policy.factors else {}
-    return form(state, budget.nodes, depth, budget.go_on, drawn, width=policy.width, **more)  # type: ignore[no-any-return]
-
-
-def _dyspec(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    form = DySpecDraft if drawn else DySpecPoints
-    return form(state, budget.nodes, depth, budget.go_on, drawn)
-
-
-def _threshold(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    return ThresholdDraft(state, budget.nodes, depth, budget.go_on, drawn, threshold=_least(policy, budget))
-
-
-def _least(policy: TreePolicy, budget: Budget) -> float:
-    return 1.0 / budget.nodes if policy.threshold is None else policy.threshold
-
-
-def _eagle2(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    return Eagle2Draft(state, budget.nodes, depth, budget.go_on, width=policy.width)
-
-
-def _static(policy: TreePolicy, state: DraftState, budget: Budget, depth: int, drawn: bool) -> Growth:
-    return StaticDraft(state, budget.nodes, depth, budget.go_on, shape=_shape_of(policy, budget))
-
-
-def _shape_of(policy: TreePolicy, budget: Budget) -> Shape:
-    """A given shape, or (ppd) the controller's, or what is best before anything was learned."""
-    return policy.shape or budget.shape or _unlearned(budget.nodes)
+def _factors(given: object) -> tuple[int, ...]:
+    """Children of a node by level, where a list was given."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return ()
+    whole = all(isinstance(one, int) and not isinstance(one, bool) and 1 <= one <= MAX_WIDTH for one in given)
+    rule = f"be a list of 1..{MAX_WIDTH} integers in 1..{MAX_WIDTH}, one per level"
+    need(whole and 1 <= len(given) <= MAX_WIDTH, "tree_width", rule, given)
+    return tuple(given)
 
 
 @lru_cache(maxsize=64)
 def _unlearned(nodes: int) -> Shape:
     return best_shapes(PRIOR, nodes)
-
-
-POLICIES: Final[dict[str, Callable[[TreePolicy, Any, Any, int, bool], Growth]]] = {
-    "levels": _levels,
-    "dyspec": _dyspec,
-    "dyspec_threshold": _threshold,
-    "eagle2": _eagle2,
-    "static": _static,
-    "ppd": _static,
-    **dict.fromkeys(SAMPLED, _sampled),
-}

@@ -1,7 +1,4 @@
-"""CopySpec: what followed the last tokens where they stood first in the history?
-
-In: the text so far, prompt and output. Out: a chain of point proposals copied from it. Not here: text of other
-requests, a draft model for where nothing is found (name one beside it: `"method": ["copyspec", "draft_model"]`).
+"""CopySpec: what followed the last tokens where they occurred first in the history?
 
 All grams of `copyspec_gamma` tokens are indexed as they get a follower, so the gram at the end of the text never finds
 itself; the first place of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of
@@ -19,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from paceline.drafters.base import DrafterArgs
-from paceline.drafters.lookup.ngram_table import LONGEST_MATCH, CopyDrafter
+from paceline.drafters.lookup.ngram import LONGEST_MATCH, CopyDrafter
 from paceline.utils import integer
 
 LONGEST_GRAM: Final = 32
@@ -35,7 +32,7 @@ gamma 3; the values for 1 and 2 are extrapolated).
 
 
 class CopySpecDrafter(CopyDrafter):
-    """Drafts by copying what followed the last tokens where they stood first.
+    """Drafts by copying what followed the last tokens where they occurred first.
 
     Args:
         copyspec_gamma: how many tokens must match, 1..32.

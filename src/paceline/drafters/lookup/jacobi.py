@@ -1,8 +1,5 @@
 """Jacobi decoding: the target's own answers to a wrong guess are the next guess.
 
-In: the text, and the logits at every node of the last step. Out: a chain of point proposals. Not here: any table, any
-second model.
-
 The guess for the next tokens is scored as a chain. Where it fails, the rows behind the failure still say what the
 target would write there if the guess had been right; these answers, moved on by the tokens that were committed, are the
 next guess. Each step is one Jacobi iteration of the system y_i = argmax p(. | y_<i), whose only fixed point is the
@@ -19,9 +16,9 @@ from random import Random
 from typing import Final
 
 from paceline.drafters.base import Context
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_state import along
-from paceline.drafters.common.text import SingleDrafter
 from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 FIRST: Final = 0.3

@@ -1,9 +1,6 @@
 """Lookahead decoding: Jacobi trajectories far ahead feed a pool of n-grams, which are verified when their first token
 comes up.
 
-In: the text, and the logits at every node of the last step. Out: trees of point proposals from the pool, and probes.
-Not here: any second model, tables of other requests.
-
 Every step scores, beside the candidates, a window of probes: for each of the next W positions a column of up to N - 1
 tokens, the first of them in a chain from the root, the others below it, each the target's answer to the one before in
 an earlier step. The target's answer to a column's last token completes an n-gram for the pool and moves the column on
@@ -25,7 +22,7 @@ from random import Random
 from typing import Final
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.text import SingleDrafter
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer
 

@@ -1,21 +1,16 @@
 """Predicted outputs: a draft that the caller gives along with the prompt.
 
-In: `Context.prediction`, the tokens that the caller expects as output. Out: a chain of point proposals, the next tokens
-of the
-prediction. Not here: who gives it (a prompt dict's key `prediction`, `paceline generate --prediction`), how it becomes
-tokens.
-
 The draft follows the prediction from its first token. Where the output differs, nothing is drafted until the output's
-last tokens stand in the prediction again: the nearest place after the last sure one where two or more tokens match;
+last tokens occur in the prediction again: the nearest place after the last sure one where two or more tokens match;
 then the nearest before it; then, since a replaced word often ends soon, the nearest match of a single token, at most
 NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A place is sure
 once SURE tokens in a row have matched. Python and Markdown files predicted by their previous versions (849,000 tokens,
-16 guesses a step) give 6.6 to 8.1 tokens per step; the guess that just the one token at the place of a difference was
+16 tokens a step) give 6.6 to 8.1 tokens per step; the guess that just the one token at the place of a difference was
 replaced was right one time in fifty, so it is not tried.
 
 OpenAI's counts are in a request's metrics: `accepted_prediction_tokens` is
 `metrics.drafters["prediction"].num_accepted_tokens`, and `rejected_prediction_tokens` is its `num_draft_tokens` less
-that. Tokens of the prediction that were never verified are in neither, and one that was verified and refused twice
+that. Tokens of the prediction that were never verified are in neither, and one that was verified and rejected twice
 counts twice.
 
 Source: "Predicted Outputs" of the OpenAI API. Copying the input and finding it again after a difference: aggressive
@@ -31,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.base import Context
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_tree
-from paceline.drafters.common.text import SingleDrafter
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 SURE: Final = 3
@@ -55,7 +50,7 @@ UNKNOWN: Final = -1
 
 
 class _State:
-    """Where one sequence stands in its prediction.
+    """The place of one sequence in its prediction.
 
     Attributes:
         ids: the prediction; `ids_n` the same as (n,) int64.

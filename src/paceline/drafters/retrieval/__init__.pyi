@@ -1,9 +1,9 @@
 from .datastore import ROOM as ROOM
 from .datastore import Datastore as Datastore
+from .datastore_build import Piece as Piece
+from .datastore_build import Sources as Sources
 from .datastore_build import Writer as Writer
 from .datastore_build import build_datastore as build_datastore
-from .datastore_sources import Piece as Piece
-from .datastore_sources import Sources as Sources
 from .rasd import RasdDrafter as RasdDrafter
 from .rest import RestDrafter as RestDrafter
 from .suffix_arrays import BETWEEN as BETWEEN

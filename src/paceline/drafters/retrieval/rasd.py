@@ -1,9 +1,5 @@
 """Retrieval beside a draft model: what a datastore says next, as far as the model finds it likely.
 
-In: the text so far, the trees of the drafters before this one, a datastore. Out: trees of point proposals, which the
-engine joins to those trees path by path (`tree.merge`). Not here: looking it up (`retrieval`), the draft model, sharing
-a step's nodes (controllers).
-
 The retrieved trie is pruned by the draft's distribution at the root: branches stay whose first token is among the
 draft's `prune_top_k` likeliest, and are ranked by the mean of the draft's and the datastore's chances (the paper's
 cut-off is not known to us; ranking by the draft alone would not see what the datastore knows). A drawn draft gives its
@@ -23,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from paceline.drafters.base import DrafterArgs
-from paceline.drafters.retrieval.base import RetrievalDrafter, TextState
+from paceline.drafters.retrieval.rest import RetrievalDrafter, TextState
 from paceline.drafters.retrieval.trie import FirstTokens
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer

@@ -1,8 +1,5 @@
 """Suffix arrays over token ids: where does a text say what another text ends with?
 
-In: token ids, -1 between documents. Out: an array of positions, and compiled searches in it. Not here: files
-(`datastore`), what follows a match (`rest_trie`).
-
 The array is made by prefix doubling (Manber and Myers, "Suffix arrays", 1993) with counting sorts, stopped once `DEPTH`
 tokens are compared: no search asks for more, so that text which repeats itself costs no more than any other: 7 rounds
 at most, each linear. While it is made, 16 bytes a token are needed beside the text.
@@ -137,6 +134,6 @@ def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, a
 
 @compiled
 def occurs(text: IntArray, order: IntArray, tail: IntArray, length: int) -> bool:
-    """Whether the last `length` tokens of `tail` stand in `text` with a token after them."""
+    """Whether the last `length` tokens of `tail` occur in `text` with a token after them."""
     place = suffix_bound(text, order, tail, length, 0)
     return place < len(order) and _compare(text, order[place], tail, length) == 0

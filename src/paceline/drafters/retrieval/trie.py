@@ -1,11 +1,8 @@
 """From a match in a datastore to a tree of drafts: candidates' continuations in a trie of frequencies, pruned to a
 budget.
 
-In: a datastore's arrays, the ends of texts, budgets. Out: trees of point nodes. Not here: files (`datastore`), rules
-(`rasd`).
-
-For each text the longest tail of at most `max_match_length` tokens that stands in the datastore with a token after it
-is found by halving (where n tokens stand, n - 1 do), each probe a binary search. What follows its places goes into a
+For each text the longest tail of at most `max_match_length` tokens that occurs in the datastore with a token after it
+is found by halving (where n tokens occur, n - 1 do), each probe a binary search. What follows its places goes into a
 trie with counts; of more than `max_matches` places, as many spread evenly over the sorted range, which samples every
 continuation by its share. Then nodes are taken one by one, most likely reached first.
 
@@ -56,7 +53,7 @@ seen there, on 40,000 places of prose, word problems and Python sources beside 0
 
 @compiled
 def longest_match(data: IntArray, shards: LongArray, tail: IntArray, low: int) -> int:
-    """Most tokens at the end of `tail` that stand in a shard with a token after them, or 0 if that is fewer than `low`.
+    """Most tokens at the end of `tail` that occur in a shard with a token after them, or 0 if that is fewer than `low`.
 
     Args:
         data: tokens and suffix arrays of all shards. shards: (s, 3) int64: where a shard's tokens and its suffix array

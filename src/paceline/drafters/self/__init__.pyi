@@ -1,15 +1,12 @@
 from .dynamic_exit import DelState as DelState
 from .dynamic_exit import DynamicExitDrafter as DynamicExitDrafter
-from .exit_choice import ExitRecord as ExitRecord
-from .exit_choice import best_way as best_way
+from .dynamic_exit import ExitRecord as ExitRecord
+from .dynamic_exit import best_exit as best_exit
 from .kangaroo import KangarooDrafter as KangarooDrafter
 from .layer_skip import LayerSkipDrafter as LayerSkipDrafter
 from .quantized_copy import QuantizedCopyDrafter as QuantizedCopyDrafter
 from .skip_replay import has_room as has_room
 from .skip_replay import replayed as replayed
-from .skip_search import SearchRules as SearchRules
-from .skip_search import SkipSearch as SkipSearch
-from .skip_search import upper_bounds as upper_bounds
 from .skip_sets import SubLayers as SubLayers
 from .skip_sets import choices as choices
 from .skip_sets import count_of as count_of
@@ -18,5 +15,8 @@ from .skip_sets import plan_of as plan_of
 from .skip_sets import random_set as random_set
 from .skip_sets import unified_layers as unified_layers
 from .skip_sets import unified_plan as unified_plan
+from .swift import SearchRules as SearchRules
+from .swift import SkipSearch as SkipSearch
 from .swift import SwiftDrafter as SwiftDrafter
 from .swift import branched as branched
+from .swift import upper_bounds as upper_bounds

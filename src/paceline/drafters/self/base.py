@@ -1,9 +1,5 @@
 """What all drafters share that draft with some of the target's own layers, over the target's own cache.
 
-In: contexts with their caches; from a method, which layers run and how far. Out: chains, point or drawn, whose q
-follows the request's sampling rules. Not here: which layers (one file a method), passes over them
-(models.decoder.layer_drafts).
-
 A state holds nothing that must be given back: keys and values are the target's, drafted ones lie in scratch slots that
 the next scoring pass takes. So nothing is caught up, forks cost nothing, and there is nothing to free.
 
@@ -21,8 +17,8 @@ from typing import Final, Generic, TypeVar, cast
 import torch
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
-from paceline.drafters.common.draft_options import SampleMethod, check_method, draws_for, limit_of
 from paceline.drafters.common.draft_state import agreed
 from paceline.errors import CapabilityError, DrafterError
 from paceline.models import Runner, SequenceCache
@@ -30,7 +26,7 @@ from paceline.models.decoder import LayerDrafts, LayerPlan, layer_drafts_of, res
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 from paceline.utils import need
 
-LEAST: Final = 3
+MIN_RESUMED: Final = 3
 """Scored nodes from which going on behind the exit pays for a pass in two parts."""
 
 
@@ -81,7 +77,7 @@ S = TypeVar("S", bound=SelfState)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DraftPlan:
     """How one sequence drafts in one step.
 
     Attributes:
@@ -95,7 +91,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Asked:
+class ActiveDraft:
     """One sequence that drafts in this step.
 
     Attributes:
@@ -106,7 +102,7 @@ class Asked:
     place: int
     state: SelfState
     budget: Budget
-    way: Way
+    draft_plan: DraftPlan
     chain: ChainDraft
     hidden: list[torch.Tensor] = field(default_factory=list)
     levels: list[tuple[Sequence[int], Sequence[float]]] = field(default_factory=list)
@@ -119,7 +115,7 @@ class Asked:
     @property
     def wants_more(self) -> bool:
         """What was drawn is kept whatever its chance; only what comes behind it may depend on it."""
-        return bool(self.chain.tokens) and self.chain.confidence[-1] >= self.way.least and self.chain.wants_more
+        return bool(self.chain.tokens) and self.chain.confidence[-1] >= self.draft_plan.least and self.chain.wants_more
 
 
 class SelfDrafter(Drafter, Generic[S]):
@@ -127,9 +123,9 @@ class SelfDrafter(Drafter, Generic[S]):
 
     Args:
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the law of the layers that ran, "greedy"
-            takes their most likely tokens, as is always done at temperature 0. By default it draws, but for requests
-            with a seed of their own, which then get the tokens of that seed whatever is drafted.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the distribution of the layers that ran,
+            "greedy" takes their most likely tokens, as is always done at temperature 0. By default it draws, but for
+            requests with a seed of their own, which then get the tokens of that seed whatever is drafted.
         resume_verification: let scoring go on behind the layers that drafted; None where that is measured to be faster.
     Raises:
         ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
@@ -173,7 +169,7 @@ class SelfDrafter(Drafter, Generic[S]):
         """A new sequence's state."""
 
     @abstractmethod
-    def _way(self, state: S) -> Way:
+    def _draft_plan(self, state: S) -> DraftPlan:
         """Which layers draft for this sequence now, and how far at most."""
 
     def begin(self, contexts: Sequence[Context]) -> list[S]:
@@ -181,16 +177,16 @@ class SelfDrafter(Drafter, Generic[S]):
 
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        groups: dict[int, list[Asked]] = {}
+        groups: dict[int, list[ActiveDraft]] = {}
         for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             state.kept = None
             if budget.nodes < 1 or budget.depth < 1:
                 continue
-            way = self._way(state)
-            steps = self._steps(state.context, budget, way)
+            draft_plan = self._draft_plan(state)
+            steps = self._steps(state.context, budget, draft_plan)
             if steps > 0:
                 chain = ChainDraft(state.context, steps, budget.go_on, self.draws(state.context))
-                groups.setdefault(id(way.plan), []).append(Asked(place, state, budget, way, chain))
+                groups.setdefault(id(draft_plan.plan), []).append(ActiveDraft(place, state, budget, draft_plan, chain))
         for group in groups.values():
             for one, tree in zip(group, self._draft(group), strict=True):
                 trees[one.place] = tree
@@ -207,10 +203,10 @@ class SelfDrafter(Drafter, Generic[S]):
         """Whether tokens are drawn for this sequence rather than the most likely ones taken."""
         return draws_for(context, self.method)
 
-    def _steps(self, context: Context, budget: Budget, way: Way) -> int:
+    def _steps(self, context: Context, budget: Budget, draft_plan: DraftPlan) -> int:
         """Tokens to draft: within the budget, the options and the target's context."""
         return min(
-            budget.nodes, budget.depth, way.steps, self.limit, self.target.info.max_context - len(context.tokens)
+            budget.nodes, budget.depth, draft_plan.steps, self.limit, self.target.info.max_context - len(context.tokens)
         )
 
     def resume(
@@ -227,7 +223,7 @@ class SelfDrafter(Drafter, Generic[S]):
             return None
         known = [_known(*each) for each in zip(kept, caches, roots, trees, strict=True)]
         none = next(one.states[:0] for one in kept if one is not None)
-        if sum(map(len, trees)) < LEAST or not any(one is not None for one in known):
+        if sum(map(len, trees)) < MIN_RESUMED or not any(one is not None for one in known):
             return None
         (plan,) = plans.values()
         return self.drafts.score(caches, roots, trees, [none if one is None else one for one in known], plan)
@@ -240,9 +236,9 @@ class SelfDrafter(Drafter, Generic[S]):
         """
         return self.drafts.step(caches, inputs, plan, states=self.resumes)
 
-    def _draft(self, asked: Sequence[Asked]) -> list[TokenTree]:
+    def _draft(self, asked: Sequence[ActiveDraft]) -> list[TokenTree]:
         """Chains by the same layers: a pass a level for the whole group."""
-        caches, active, plan = {one.place: one.state.cache for one in asked}, list(asked), asked[0].way.plan
+        caches, active, plan = {one.place: one.state.cache for one in asked}, list(asked), asked[0].draft_plan.plan
         while active:
             states, inputs = [cast(S, one.state) for one in active], [one.inputs for one in active]
             logits, hidden = self._level(states, [caches[one.place] for one in active], inputs, plan)
@@ -255,11 +251,11 @@ class SelfDrafter(Drafter, Generic[S]):
             one.state.kept = Kept(one.inputs, torch.cat(one.hidden), plan, cache, cache.length)
         return [self._tree(one) for one in asked]
 
-    def _add(self, asked: Sequence[Asked], logits: torch.Tensor) -> None:
+    def _add(self, asked: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, from (r, v) logits."""
         add_level([one.chain for one in asked], logits)
 
-    def _tree(self, asked: Asked) -> TokenTree:
+    def _tree(self, asked: ActiveDraft) -> TokenTree:
         """What was drafted."""
         return asked.chain.tree(self.index)
 

@@ -1,13 +1,13 @@
 """DEL: the exit layer and the length of a self-draft are chosen anew as the text goes on.
 
-In: contexts, verdicts, the states of all layers at the positions that were verified. Out: chains from the chosen exit.
-Not here: the choice and what it rests on (`exit_choice`), a fixed exit (`layer_skip`).
+A length d from exit l brings (1 - a^(d+1)) / (1 - a) tokens where a is the chance that l agrees with the target; the
+exit and length with the most tokens per layer run are chosen.
 
 At a verified position every layer's state, through the final norm and the head, says what that exit would have drafted
-there: its *shadow token*. Positions behind the first rejected token stand on a text that is not the target's, and do
-not count. Above temperature 0 the overlap of both laws stands for a match. Looking at all exits costs a head for each;
-so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered, and the
-choice is made anew after every few.
+there: its *shadow token*. Positions behind the first rejected token follow a text that is not the target's, and do not
+count. Above temperature 0 the overlap of both distributions counts as the match. Looking at all exits costs a head for
+each; so it is done at growing distances, and in between the verdicts tell of the exit in use. They are gathered, and
+the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper
 leaves open how its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done
@@ -23,25 +23,108 @@ import numpy.typing as npt
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.draft_options import SampleMethod
-from paceline.drafters.self.base import SelfDrafter, SelfState, Way
-from paceline.drafters.self.exit_choice import PRIOR, Array, ExitRecord, best_way
+from paceline.drafters.common.bases import SampleMethod
+from paceline.drafters.self.base import DraftPlan, SelfDrafter, SelfState
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer, items, need, number
 
-MOST = 12
+Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+PRIOR = 8.0
+"""Positions that what is known of other texts counts for."""
+ENOUGH = 2.0
+"""Confidences of right and of wrong tokens from which on a threshold is drawn between them."""
+
+
+def best_exit(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int, int]:
+    """The exit and length with the most expected tokens per layer run: a drafted token costs its exit's, a verification
+    all once.
+
+    Args:
+        rates: (n,) chance of each exit to agree with the target. exits: (n,) layers of each. layers: of the target.
+        most: longest.
+    Returns:
+        Index of the exit, the earlier of equals; length, from 1.
+    """
+    lengths = np.arange(1, most + 1)
+    gains = (1.0 + np.cumsum(rates[:, None] ** lengths, axis=1)) / (layers + exits[:, None] * lengths)
+    exit_index, place = divmod(int((gains >= gains.max() * (1.0 - 1e-9)).argmax()), most)
+    return exit_index, 1 + place
+
+
+class ExitRecord:
+    """Acceptance and confidence of each exit on one text, recent rounds counting more.
+
+    Args:
+        known: (n,) chances on other texts of the same tenant.
+        weight: positions that these count for. decay: weight of a round against the one after it.
+
+    Attributes:
+        matched, valid: (n,) positions at which each exit was right, and all that count, recent ones more.
+    """
+
+    __slots__ = ("_decay", "_known", "_sure", "_weight", "matched", "valid")
+
+    def __init__(self, known: Array, weight: float, decay: float) -> None:
+        self._known, self._weight, self._decay = known, weight, decay
+        self.matched, self.valid = np.zeros(len(known)), np.zeros(len(known))
+        self._sure = [(0.0, 0.0, 0.0, 0.0)] * len(
+            known
+        )  # sum and number of confidences of right tokens, then of wrong ones
+
+    @property
+    def rates(self) -> Array:
+        """(n,) chance that each exit agrees with the target."""
+        found: Array = (self.matched + self._weight * self._known) / (self.valid + self._weight)
+        return found
+
+    def add_all(self, matches: Array, positions: int) -> None:
+        """A round in which every exit was looked at: (n,) expected matches at so many positions."""
+        self.matched = self.matched * self._decay + matches
+        self.valid = self.valid * self._decay + positions
+
+    def add(self, exit_index: int, rounds: Sequence[tuple[int, int]]) -> None:
+        """Rounds that tell of one exit alone: of each, the matches and the positions."""
+        matched, valid, decay = float(self.matched[exit_index]), float(self.valid[exit_index]), self._decay
+        for matches, positions in rounds:
+            matched, valid = matched * decay + matches, valid * decay + positions
+        self.matched[exit_index], self.valid[exit_index] = matched, valid
+
+    def note_confidences(self, exit_index: int, right: Sequence[float], wrong: Sequence[float]) -> None:
+        """Confidences of drafted tokens that were accepted, and of one that was not."""
+        a, b, c, d = self._sure[exit_index]
+        kept = self._decay
+        self._sure[exit_index] = (
+            a * kept + sum(right),
+            b * kept + len(right),
+            c * kept + sum(wrong),
+            d * kept + len(wrong),
+        )
+
+    def threshold(self, exit_index: int) -> float:
+        """The confidence halfway between that of right and of wrong tokens, below which a draft ends; 0 while too few
+        are known.
+        """
+        right, rights, wrong, wrongs = self._sure[exit_index]
+        if rights < ENOUGH or wrongs < ENOUGH:
+            return 0.0
+        return min(0.5 * (right / rights + wrong / wrongs), 1.0)
+
+
+MAX_DRAFT = 12
 """Tokens of the longest draft where the user sets no number."""
-WIDEST = 256
+LONGEST_GAP = 256
 """Rounds between two looks at all exits, at most."""
-SOME = 16
+VERDICTS_PER_CHOICE = 16
 """Verdicts after which the choice is made anew."""
-WIDER = 4
+GAP_GROWTH = 4
 """How much longer each distance between two looks is than the one before."""
 START = 2.0
-"""Positions that a first guess counts for where nothing is known: an exit is right as often as its share of the layers
-says.
+"""Positions that a first estimate counts for where nothing is known: an exit is right as often as its share of the
+layers says.
 """
 
 TENANTS = 1024
@@ -54,21 +137,21 @@ class DelState(SelfState):
     """One sequence.
 
     Attributes:
-        record: what is known of the exits on this text. exit: index of the one in use. way: how it is used.
+        record: what is known of the exits on this text. exit: index of the one in use. draft_plan: how it is used.
         rounds: so far. look: the round in which all exits are looked at next. gap: rounds from there to the one after;
             both go on from text to text of a tenant.
-        own: the chain proposed last. heard: chains from this exit that were scored since the last choice, and how many
-            of their tokens stood.
+        own: the chain proposed last. scored: chains from this exit that were scored since the last choice, and how many
+            of their tokens were accepted.
     """
 
-    __slots__ = ("exit", "gap", "heard", "look", "own", "record", "rounds", "way")
+    __slots__ = ("draft_plan", "exit", "gap", "look", "own", "record", "rounds", "scored")
 
-    def __init__(self, context: Context, record: ExitRecord, way: Way, look: int, gap: int) -> None:
+    def __init__(self, context: Context, record: ExitRecord, draft_plan: DraftPlan, look: int, gap: int) -> None:
         super().__init__(context)
-        self.record, self.exit, self.way = record, 0, way
+        self.record, self.exit, self.draft_plan = record, 0, draft_plan
         self.rounds, self.look, self.gap = 0, look, gap
         self.own: TokenTree | None = None
-        self.heard: list[tuple[TokenTree, int]] = []
+        self.scored: list[tuple[TokenTree, int]] = []
 
 
 class DynamicExitDrafter(SelfDrafter[DelState]):
@@ -82,8 +165,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         shadow_every: rounds between two looks at all exits, 1 as in the paper; None lets the distance grow, for a look
             takes as long as a step where there are many exits, and verification cannot resume in a round with one.
         num_speculative_tokens: most tokens to draft; None is 12, within the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
-            most likely tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's distribution, "greedy"
+            takes its most likely tokens. By default it draws, but for requests with a seed of their own.
         resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
             already, but in steps in which all exits are looked at; by default where a measurement finds that faster.
     Raises:
@@ -125,7 +208,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         if not self.exits:
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
-        self.most = MOST if num_speculative_tokens is None else max(num_speculative_tokens, 1)
+        self.most = MAX_DRAFT if num_speculative_tokens is None else max(num_speculative_tokens, 1)
         self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
         self._known: dict[
             str, tuple[Array, int, int]
@@ -160,8 +243,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             if scores is not None and id(state) in looking:
                 self._look(state, verdict, scores, i, tree if mine else None)
             elif mine:
-                state.heard.append((tree, len(verdict.path)))
-                if len(state.heard) >= SOME:
+                state.scored.append((tree, len(verdict.path)))
+                if len(state.scored) >= VERDICTS_PER_CHOICE:
                     self._choose(state)
 
     def _looked_at(self, scores: Scores | None) -> set[int]:
@@ -191,36 +274,38 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         new = np.array(self.exits) / self.target.info.num_layers, 0, 2
         rates, look, gap = self._known.get(context.tenant, new)
         record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
-        state = DelState(context, record, Way(self.plans[0], 0), 0 if self._every else look, gap)
+        state = DelState(context, record, DraftPlan(self.plans[0], 0), 0 if self._every else look, gap)
         self._choose(state)
         return state
 
     def _usual(self) -> LayerPlan:
         return self.plans[len(self.plans) // 2]
 
-    def _way(self, state: DelState) -> Way:
-        return state.way
+    def _draft_plan(self, state: DelState) -> DraftPlan:
+        return state.draft_plan
 
     def _choose(self, state: DelState) -> None:
         self._learn(state)
-        state.exit, steps = best_way(state.record.rates, np.array(self.exits), self.target.info.num_layers, self.most)
-        state.way = Way(self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0)
+        state.exit, steps = best_exit(state.record.rates, np.array(self.exits), self.target.info.num_layers, self.most)
+        state.draft_plan = DraftPlan(
+            self.plans[state.exit], steps, state.record.threshold(state.exit) if self._ends else 0.0
+        )
 
     def _learn(self, state: DelState) -> None:
         """What the verdicts say of the exit in use."""
-        heard, state.heard = state.heard, []
-        rounds = [(right, self._hear(state, tree, right)) for tree, right in heard]
+        scored, state.scored = state.scored, []
+        rounds = [(right, self._note_confidences(state, tree, right)) for tree, right in scored]
         state.record.add(state.exit, rounds)
 
     @staticmethod
-    def _hear(state: DelState, tree: TokenTree, right: int) -> int:
+    def _note_confidences(state: DelState, tree: TokenTree, right: int) -> int:
         """Note the confidences of a chain's tokens that were put to the test; how many they are."""
         tested = tree.confidence[: right + 1].tolist()
-        state.record.hear(state.exit, tested[:right], tested[right:])
+        state.record.note_confidences(state.exit, tested[:right], tested[right:])
         return len(tested)
 
     def _look(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
-        """Shadow tokens of all exits at the positions that stand on the target's own text; then choose again. `own`:
+        """Shadow tokens of all exits at the positions that follow the target's own text; then choose again. `own`:
         the tree that was scored, where it is what this drafter proposed.
         """
         first = scores.rows[index]
@@ -233,10 +318,10 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             matches = (self._shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
         self._learn(state)
         if own is not None:
-            self._hear(state, own, len(verdict.path))
+            self._note_confidences(state, own, len(verdict.path))
         state.record.add_all(matches, len(rows))
         self._choose(state)
-        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(WIDER * state.gap, WIDEST)
+        state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(GAP_GROWTH * state.gap, LONGEST_GAP)
 
     def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""
@@ -245,6 +330,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def _overlaps(self, state: DelState, states: torch.Tensor, target: torch.Tensor) -> Array:
         """(n,) expected matches of each exit with the target (positions, v) over all positions."""
         heat = state.context.temperature
-        laws = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
-        found: Array = torch.minimum(laws, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        distributions = torch.softmax(self.drafts.head(states).float() / heat, -1).view(len(self.exits), *target.shape)
+        found: Array = (
+            torch.minimum(distributions, torch.softmax(target.float() / heat, -1)).sum((1, 2)).double().cpu().numpy()
+        )
         return found

@@ -1,12 +1,9 @@
 """Kangaroo: the target's first layers and a small adapter draft; drafting ends behind the first token that is not sure.
 
-In: contexts, an adapter's folder. Out: chains. Not here: the adapter's layers (models.decoder.adapter), passes over
-past tokens (`skip_replay`), the same threshold for other drafters (controller "kangaroo"), the adapter's training
-(recipes/bundled_pair/adapter.py).
-
 The adapter sees the exit layer's states of the whole text. They come from drafting itself, from scoring passes, which
 are asked for that layer's states where something was drafted, and where neither had them (the prompt, steps without
-drafts, the last token of a draft that stood as a whole) from a replay of the missing tokens over the first layers.
+drafts, the last token of a draft that was accepted as a whole) from a replay of the missing tokens over the first
+layers.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911).
 """
@@ -18,8 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.draft_options import SampleMethod
-from paceline.drafters.self.base import SelfDrafter, SelfState, Way
+from paceline.drafters.common.bases import SampleMethod
+from paceline.drafters.self.base import DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.models import SequenceCache
 from paceline.models.decoder import Adapter, LayerPlan, NativeCache
@@ -57,8 +54,8 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         draft_stop_threshold: nothing is drafted behind a token that is less likely than this; the paper's eta.
         draft_max_length: most tokens of a draft; the paper's gamma.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's law, "greedy" takes its most
-            likely tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's distribution, "greedy" takes
+            its most likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
         ConfigError: a value outside its range, no adapter. CheckpointError: an adapter of another width, or without its
         weights.
@@ -89,7 +86,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         number("draft_stop_threshold", draft_stop_threshold, 0.0, 1.0, "be in 0..1")
         integer("draft_max_length", draft_max_length, 1)
         self.adapter = Adapter.load(str(model), self.target.info)
-        self._drafting = Way(LayerPlan(stop=exit_layer), draft_max_length, draft_stop_threshold)
+        self._drafting = DraftPlan(LayerPlan(stop=exit_layer), draft_max_length, draft_stop_threshold)
         self._layer, self._wanted = exit_layer - 1, False
         info = self.target.info
         self._none = torch.empty(0, info.hidden_size, device=info.device, dtype=info.dtype)
@@ -118,7 +115,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         verdicts: Sequence[Verdict],
         scores: Scores | None,
     ) -> None:
-        """Keep the states of the tokens that stood, where the scoring pass gave them."""
+        """Keep the states of the accepted tokens, where the scoring pass gave them."""
         self._wanted = False
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
             asked, state.asked = state.asked, 0
@@ -138,7 +135,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
     def _state(self, context: Context) -> KangarooState:
         return KangarooState(context, self.adapter.open(), self._none)
 
-    def _way(self, state: KangarooState) -> Way:
+    def _draft_plan(self, state: KangarooState) -> DraftPlan:
         return self._drafting
 
     def _level(

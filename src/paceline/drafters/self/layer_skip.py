@@ -1,8 +1,5 @@
 """LayerSkip: the target's first layers, or evenly spaced ones, draft; all of them verify.
 
-In: contexts. Out: chains from a fixed part of the layers. Not here: exits (`dynamic_exit`) and sub-layers (`swift`)
-chosen while decoding, the training that makes early exits good (recipes/bundled_pair/early_exit.py).
-
 The exit's state goes through the target's final norm and head, as in training. Checkpoints trained for it
 (facebook/layerskip-*) have the layout of their family and load as such; on others early exits are rarely right.
 
@@ -17,8 +14,8 @@ all layers verify, so that nothing is lost.
 from __future__ import annotations
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.draft_options import UNLIMITED, SampleMethod
-from paceline.drafters.self.base import SelfDrafter, SelfState, Way
+from paceline.drafters.common.bases import UNLIMITED, SampleMethod
+from paceline.drafters.self.base import DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_sets import unified_plan
 from paceline.errors import ConfigError
 from paceline.models.decoder import LayerPlan
@@ -34,8 +31,8 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         target_speedup: instead of an exit, run one of so many layers: the first, the last and evenly spaced ones
             between, as Unified Layer Skipping keeps them. From 1, which runs all, to half the number of layers.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's law, "greedy" takes its
-            most likely tokens. By default it draws, but for requests with a seed of their own.
+        draft_sample_method: above temperature 0, "probabilistic" draws from the early exit's distribution, "greedy"
+            takes its most likely tokens. By default it draws, but for requests with a seed of their own.
         resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
             already; by default where a measurement finds that faster.
     Raises:
@@ -77,7 +74,7 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         )
         self.exit_layer = max(1, layers // 4) if chosen is None else chosen
         integer(name, self.exit_layer, 1, layers - 1)
-        self._drafting = Way(LayerPlan(stop=self.exit_layer), UNLIMITED)
+        self._drafting = DraftPlan(LayerPlan(stop=self.exit_layer), UNLIMITED)
         if target_speedup is not None:
             number("target_speedup", target_speedup, 1.0, layers / 2, f"be in 1..{layers / 2:g}")
             if chosen is not None:
@@ -90,7 +87,7 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
                     "scoring cannot go on behind layers that were left out; leave out resume_verification or "
                     "target_speedup"
                 )
-            self.exit_layer, self._drafting = layers, Way(unified_plan(layers, target_speedup), UNLIMITED)
+            self.exit_layer, self._drafting = layers, DraftPlan(unified_plan(layers, target_speedup), UNLIMITED)
 
     def _usual(self) -> LayerPlan:
         return self._drafting.plan
@@ -98,5 +95,5 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
     def _state(self, context: Context) -> SelfState:
         return SelfState(context)
 
-    def _way(self, state: SelfState) -> Way:
+    def _draft_plan(self, state: SelfState) -> DraftPlan:
         return self._drafting

@@ -1,8 +1,5 @@
 """The target drafts for itself with rounded weights: an int8 or int4 copy of it, made when it is loaded.
 
-In: contexts, the target's own files. Out: chains or trees, as of any draft model. Not here: rounding
-(models.loading.quantization), drafting (`draft_model`).
-
 Decoding one row reads every weight once, so a copy of a half or a quarter of the bytes takes about that share of the
 time, and its next token is nearly always the target's. It needs no other checkpoint and no training, but memory for
 both; whether there is enough is decided before anything is read.
@@ -14,10 +11,10 @@ Source: weight-only quantisation as torchao's int8_weight_only and int4_weight_o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import DrafterArgs
+from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.vocab import trimmed_head
@@ -46,7 +43,7 @@ class QuantizedCopyDrafter(DraftModelDrafter):
         *,
         quantization: str = "int8",
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,

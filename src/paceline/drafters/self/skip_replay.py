@@ -1,8 +1,5 @@
 """The last tokens of a text once more, in one pass over part of the layers.
 
-In: a running sequence's cache, tokens, a plan. Out: hidden states after each of the tokens. Not here: what they are for
-(`swift`, `kangaroo`).
-
 The tokens see the target's own keys and values of the text before them, and among each other those of the plan's
 layers, as drafted tokens do. All this happens in a copy that shares the text's beginning, so that the sequence itself
 is not touched.
@@ -28,13 +25,7 @@ CHUNK = 512
 
 
 def replayed(
-    runner: Runner,
-    drafts: LayerDrafts,
-    cache: SequenceCache,
-    start: int,
-    tokens: Sequence[int],
-    *,
-    plan: LayerPlan,
+    runner: Runner, drafts: LayerDrafts, cache: SequenceCache, start: int, tokens: Sequence[int], *, plan: LayerPlan
 ) -> torch.Tensor:
     """The states behind the planned layers after each of a text's tokens.
 

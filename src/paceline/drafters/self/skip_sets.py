@@ -1,8 +1,5 @@
 """Sets of sub-layers to leave out of a decoder, and the plans that they make.
 
-In: a number of layers, a share or a speed-up. Out: sets, plans. Not here: which set is best (`skip_search`), passes
-(models.decoder.layer_drafts).
-
 Sub-layer 2 i is the attention of layer i, 2 i + 1 its MLP. The first and the last layer always stay.
 
 Sources: SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv:2410.06916); Accelerating

@@ -1,13 +1,17 @@
 """SuffixDecoding: what followed the last tokens in this text and in past ones, in the order of how often it did.
 
-In: the text so far; texts of past requests of the same tenant. Out: a chain or a tree of point proposals. Not here: the
-trees and their look-ups (`suffix_tree`, `suffix_lookup`), the store of past texts (`suffix_cache`).
-
 Every request has a suffix tree of its prompt and output. When it ends, its output goes into the global tree, with as
 much of its prompt before it as a match can be long (or the whole, with `suffix_decoding_cache_prompts`). For every
-length of a match of the text's end the continuation is drafted that the counts favour, at most
-`suffix_decoding_max_spec_factor` tokens for each token matched; of all lengths and both trees the draft with the
-highest expected number of accepted tokens is proposed. Where nothing matches, nothing is drafted.
+length m of a match of the text's end at most `factor * m` tokens are drafted; of all lengths and both trees the draft
+with the highest expected number of accepted tokens is proposed, of equal ones that of the longer match.
+
+A path starts with probability 1, which is multiplied by count(child) / count(node) where edges meet and stays as it is
+inside an edge; paths below `min_prob` are not followed. A draft's score is the sum of its probabilities. With width 1
+only the most frequent child is followed, which makes a chain; otherwise the most probable of all open paths goes on,
+which makes a tree. An edge that reaches the end of the text goes on with what has been drafted from it, so that
+periodic text is continued periodically. A node's chance is its probability at its parent, corrected for how little a
+count can say: count / (count of the parent + scarce[tokens matched]), times PARTED where the text went on in more than
+one way before, which says that more is to come.
 
 Source: SuffixDecoding (arXiv:2411.04975); names and defaults of options are vLLM's.
 """
@@ -16,22 +20,306 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_of
 from paceline.drafters.common.tables import MAX_TENANTS, Tables
-from paceline.drafters.common.text import SingleDrafter
-from paceline.drafters.suffix.global_tree import SuffixCache
-from paceline.drafters.suffix.lookup import COLUMNS, MOST_CHILDREN, Desk, step
-from paceline.drafters.suffix.nodes import MAX_DEPTH, MAX_VOCAB
-from paceline.drafters.suffix.record import record_of
-from paceline.drafters.suffix.tree import SuffixTree
+from paceline.drafters.suffix.nodes import (
+    ACTIVE,
+    CHILD,
+    COUNT,
+    EDGE,
+    MAX_DEPTH,
+    MAX_VOCAB,
+    NEXT,
+    POS,
+    Floats,
+    Int,
+    Ints,
+    Longs,
+    Singles,
+    TreeArrays,
+    child_of,
+    float_table,
+    floats,
+    int_table,
+    ints,
+    longs,
+    record_of,
+    singles,
+)
+from paceline.drafters.suffix.tree import OPEN, SuffixCache, SuffixTree, extend
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
-from paceline.utils import integer, need, number
+from paceline.utils import compiled, integer, need, number
+
+TOKEN: Final = 0
+"""Columns of work and best; ABOVE is the parent's row, AT and MATCHED the place in the suffix tree."""
+ABOVE: Final = 1
+LEVEL: Final = 2
+AT: Final = 3
+MATCHED: Final = 4
+COLUMNS: Final = 5
+PROB: Final = 0
+"""Columns of work_f and best_f: probability of the path, chance of the node at its parent."""
+CHANCE: Final = 1
+MOST_CHILDREN: Final = 16
+"""Children that are looked at where a node branches, most frequent first."""
+PARTED: Final = 0.6
+"""Fitted with the numbers of `suffix` on Python sources and Markdown: 29,000 drafted tokens; chances within 0.07 of the
+truth.
+"""
+NODES: Final = 0
+"""In limits: most nodes, most levels, children to follow, depth of the trees."""
+LEVELS: Final = 1
+WIDTH: Final = 2
+DEPTH: Final = 3
+FACTOR: Final = 0
+"""In rules: tokens to draft by tokens matched, least probability of a path."""
+LEAST: Final = 1
+
+
+class Desk(NamedTuple):
+    """Settings and room to work in, one for all look-ups of a drafter.
+
+    Attributes:
+        limits: (4,) int64, see NODES and the like.
+        rules: (2,) float64, see FACTOR and LEAST.
+        scarce: (depth + 1,) float64 by tokens matched.
+        points: (depth + 1, 2) int32, nodes and tokens matched on their edges, longest match first.
+        best, best_f: (rows, 5) int32 and (rows, 2) float64: row 0 is the root of the draft, then come its nodes.
+        work, work_f: the same for the draft being made; behind its nodes come the paths that are still open.
+        tokens, parents, chances: (rows,) int32, int32, float32 of the best draft's nodes, as a `TokenTree` has them; by
+        `step`.
+    """
+
+    limits: Longs
+    rules: Floats
+    scarce: Floats
+    points: Ints
+    best: Ints
+    best_f: Floats
+    work: Ints
+    work_f: Floats
+    tokens: Ints
+    parents: Ints
+    chances: Singles
+
+
+class View(NamedTuple):
+    """What is read of one tree: `points` of the matches; the first `waiting` of them are suffixes that nothing has
+    followed yet.
+    """
+
+    text: Ints
+    nodes: Ints
+    points: Ints
+    size: Int
+    waiting: Int
+
+
+@compiled
+def step(  # noqa: PLR0917 - compiled code has no keyword arguments
+    own: Longs, start: Int, size: Int, past: Longs, past_size: Int, desk: Longs, nodes: Int, levels: Int
+) -> Int:
+    """Take `text[start:size]` into the tree of a text, then `draft` within limits: a step of a decoding loop in one
+    call.
+
+    `own`, `past` and `desk` are records (`nodes.record_of`) of `TreeArrays` and of a `Desk`.
+    """
+    tree, room = arrays_of(own), desk_of(desk)
+    room.limits[NODES], room.limits[LEVELS] = nodes, levels
+    if size > start:
+        extend(tree, start, size, OPEN, room.limits[DEPTH])
+    made = draft_from_trees(tree, size, arrays_of(past), past_size, room)
+    for k in range(made):
+        room.tokens[k], room.parents[k] = room.best[k + 1, TOKEN], room.best[k + 1, ABOVE] - 1
+        room.chances[k] = room.best_f[k + 1, CHANCE]
+    return made
+
+
+@compiled
+def arrays_of(record: Longs) -> TreeArrays:
+    """The arrays of a tree."""
+    return TreeArrays(ints(record, 0), int_table(record, 1), ints(record, 2), longs(record, 3), int_table(record, 4))
+
+
+@compiled
+def desk_of(record: Longs) -> Desk:
+    """The arrays of a desk."""
+    return Desk(
+        longs(record, 0),
+        floats(record, 1),
+        floats(record, 2),
+        int_table(record, 3),
+        int_table(record, 4),
+        float_table(record, 5),
+        int_table(record, 6),
+        float_table(record, 7),
+        ints(record, 8),
+        ints(record, 9),
+        singles(record, 10),
+    )
+
+
+@compiled
+def draft_from_trees(own: TreeArrays, size: Int, past: TreeArrays, past_size: Int, desk: Desk) -> Int:
+    """The best draft from the tree of a text, `size` tokens long, and from a tree of other texts.
+
+    `past_size` 0 leaves the other tree out. Returns the number of nodes, which are in `desk.best` from row 1 on.
+    """
+    count = own.meta[ACTIVE]
+    score, made, match = best_of(View(own.text, own.nodes, own.active, size, count), desk, count, 0.0, 0)
+    if past_size and past.nodes[0, COUNT]:
+        found = find_points(own.text, size, past, desk.points, desk.limits[DEPTH] - 1)
+        other = best_of(View(past.text, past.nodes, desk.points, past_size, 0), desk, found, score, match)[1]
+        made = other if other else made
+    return made
+
+
+@compiled
+def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: Int) -> Int:
+    """Where the last 1, 2, 3, ... tokens of `text[:size]` are in a tree, into `points`; returns how many there
+    are.
+    """
+    nodes, found, longest = past.nodes, 0, min(longest, size)
+    while found < longest:
+        node: Int = np.int64(0)
+        matched, fits = np.int64(0), True
+        for at in range(size - found - 1, size):
+            if matched < nodes[node, EDGE] & 255:
+                fits = int(past.text[nodes[node, POS] + matched]) == int(text[at])
+                matched += 1
+            else:
+                node, matched = child_of(nodes, past.heads, node, np.int64(text[at])), np.int64(1)
+                fits = int(node) >= 0
+            if not fits:
+                break
+        if not fits:
+            break
+        points[found, 0], points[found, 1] = node, matched
+        found += 1
+    for k in range(found // 2):
+        for column in range(2):
+            points[k, column], points[found - 1 - k, column] = points[found - 1 - k, column], points[k, column]
+    return found
+
+
+@compiled
+def best_of(view: View, desk: Desk, count: Int, score: float, match: Int) -> tuple[float, Int, Int]:
+    """The best draft over the `count` match lengths of one tree, if it beats `score`, reached from `match` tokens.
+
+    The longest match with the most room goes first, since its score often rules out most of the others.
+
+    Returns its score, its number of nodes (0 if none beats it) and the length of its match.
+    """
+    most: Int = np.int64(0)
+    first = 0
+    made: Int = np.int64(0)
+    for k in range(count):
+        room = room_of(desk, count - k)
+        if room > most:
+            most, first = room, k
+    for turn in range(-1, count):
+        k = first if turn < 0 else turn
+        length = count - k
+        room = room_of(desk, length)
+        if room < 1 or room < score or (room == score and length <= match):
+            continue
+        desk.work[0, LEVEL], desk.work[0, AT], desk.work[0, MATCHED] = 0, view.points[k, 0], view.points[k, 1]
+        got, rows = expand(view, desk, length, room)
+        if got > score or (got == score and length > match):
+            score, made, match = got, rows, length
+            desk.best[1 : rows + 1], desk.best_f[1 : rows + 1] = desk.work[1 : rows + 1], desk.work_f[1 : rows + 1]
+    return score, made, match
+
+
+@compiled
+def room_of(desk: Desk, length: Int) -> Int:
+    """Most nodes of a draft from a match of `length` tokens, which is as much as it can score."""
+    limits = desk.limits
+    room: Int = min(np.int64(limits[NODES]), np.int64(desk.rules[FACTOR] * length + 1e-6))
+    if limits[WIDTH] == 1:
+        room = min(room, np.int64(limits[LEVELS]), np.int64(limits[DEPTH] - length))
+    return room
+
+
+@compiled
+def expand(view: View, desk: Desk, length: Int, room: Int) -> tuple[float, Int]:
+    """The most probable continuations of row 0 of `work`, parents first; returns their score and number."""
+    work, work_f = desk.work, desk.work_f
+    score, deepest = 0.0, min(desk.limits[LEVELS], desk.limits[DEPTH] - length)
+    work_f[0, PROB], made = 1.0, 0
+    known = follow(view, desk, length, 0, 1)
+    while made < room and made + 1 < known and deepest > 0:
+        made += 1
+        top = made
+        for i in range(made + 1, known):
+            if work_f[i, PROB] > work_f[top, PROB]:
+                top = i
+        if top != made:
+            for column in range(COLUMNS):
+                work[top, column], work[made, column] = work[made, column], work[top, column]
+            for column in range(2):
+                work_f[top, column], work_f[made, column] = work_f[made, column], work_f[top, column]
+        score += work_f[made, PROB]
+        if work[made, LEVEL] < deepest and made < room:
+            known = follow(view, desk, length, made, known)
+    return score, made
+
+
+@compiled
+def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
+    """Append what may follow `row`, from row `known` on; returns how many rows there are then."""
+    work, limits, nodes = desk.work, desk.limits, view.nodes
+    node, matched, prob = np.int64(work[row, AT]), np.int64(work[row, MATCHED]), desk.work_f[row, PROB]
+    seen = np.int64(nodes[node, COUNT])
+    for k in range(view.waiting):
+        seen -= view.points[k, 0] == node
+    doubt = desk.scarce[min(length + work[row, LEVEL], limits[DEPTH])]
+    if matched < nodes[node, EDGE] & 255:
+        at = nodes[node, POS] + matched
+        token = np.int64(view.text[at]) if at < view.size else drafted(work, row, at - view.size + 1)
+        sure = max(seen, 1)
+        return put(desk, known, row, (token, node, matched + 1), (prob, sure / (sure + doubt)))
+    child, tried, most = np.int64(nodes[node, CHILD]), 0, min(limits[WIDTH], MOST_CHILDREN)
+    trust = PARTED if child >= 0 and nodes[child, NEXT] >= 0 else 1.0
+    while child >= 0 and tried < most:
+        count = nodes[child, COUNT]
+        if prob * count / seen < desk.rules[LEAST]:
+            break
+        token = np.int64(nodes[child, EDGE] >> 8)
+        known = put(
+            desk, known, row, (token, child, np.int64(1)), (prob * count / seen, trust * count / (seen + doubt))
+        )
+        child = np.int64(nodes[child, NEXT])
+        tried += 1
+    return known
+
+
+@compiled
+def put(desk: Desk, row: Int, above: Int, place: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
+    """Write a row of `work`: token, node and tokens matched on its edge; probability and chance. Returns the next
+    row.
+    """
+    work = desk.work
+    work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1
+    work[row, TOKEN], work[row, AT], work[row, MATCHED] = place
+    desk.work_f[row, PROB], desk.work_f[row, CHANCE] = chances[0], min(chances[1], 1.0)
+    return row + 1
+
+
+@compiled
+def drafted(work: Ints, row: Int, level: Int) -> Int:
+    """The token at `level` on the way to `row`."""
+    while work[row, LEVEL] > level:
+        row = np.int64(work[row, ABOVE])
+    return np.int64(work[row, TOKEN])
+
 
 _MATCH: Final = (1, 2, 3, 4, 5, 8, 12, 16, 24, 32)
 _SCARCE: Final = (4.3, 1.6, 1.0, 0.7, 0.59, 0.35, 0.2, 0.11, 0.064, 0.031)

@@ -1,20 +1,24 @@
 """The nodes of a suffix tree in flat arrays: edges found by hashing, children in order of their counts.
 
-In: the arrays of one tree. Out: the same arrays, changed in place by compiled functions. Not here: which suffixes a
-tree holds (`suffix_grow`), what is read from it (`suffix_lookup`), who allocates (`suffix_tree`).
-
-A node stands for an edge of one or more tokens and its lower end; node 0 is the root. Its tokens are `text[POS : POS +
+A node is an edge of one or more tokens and its lower end; node 0 is the root. Its tokens are `text[POS : POS +
 length]`, an occurrence of them. Children of a node form a list with the most frequent first: exactly in order up to
 REACH children, beyond that the first is still the most frequent as long as nothing is removed. An edge is found by its
 parent and first token.
+
+A *record* hands several arrays to compiled code as one: every array that is passed costs a step as much as copying some
+hundred tokens, and a tuple of arrays as much again. Whoever makes a record keeps its arrays alive, and makes a new one
+where an array is replaced.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray, types  # type: ignore[attr-defined]  # listed by numba at run time
+from numba.extending import intrinsic
 
 from paceline.utils import compiled
 
@@ -51,7 +55,7 @@ REACH: Final = 8
 """Siblings that a child passes at most when its count changes."""
 
 
-class Arrays(NamedTuple):
+class TreeArrays(NamedTuple):
     """All of a tree, for compiled functions.
 
     Attributes:
@@ -59,7 +63,7 @@ class Arrays(NamedTuple):
         nodes: (capacity, 8) int32, one row a node.
         heads: (a power of two,) int32, first node of each hash chain, or -1.
         meta: (4,) int64 counters.
-        active: (depth + 1, 2) int32, the active points of `suffix_grow`; scratch space between sequences.
+        active: (depth + 1, 2) int32, the active points of `tree.extend`; scratch space between sequences.
     """
 
     text: Ints
@@ -204,8 +208,85 @@ def new_node(nodes: Ints, meta: Longs) -> Int:
 
 @compiled
 def free_node(nodes: Ints, meta: Longs, node: Int) -> None:
-    """Give a row back that stands in no chain and no list."""
+    """Give a row back that is in no chain and no list."""
     nodes[node, COUNT] = -1
     nodes[node, CHAIN] = meta[FREE]
     meta[FREE] = node
     meta[LIVE] -= 1
+
+
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+
+
+def record_of(arrays: Iterable[npt.NDArray[Any]]) -> Longs:
+    """(arrays, 3) int64: address, rows and columns of each; of one row of numbers the columns are 1.
+
+    Raises:
+        ValueError: an array that is not contiguous.
+    """
+    rows = []
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError("only contiguous arrays can be read by their address")
+        rows.append((array.ctypes.data, len(array), array.shape[1] if array.ndim > 1 else 1))
+    return np.array(rows, np.int64)
+
+
+def _pointer(kind: Any) -> Any:
+    """A function of compiled code: an address as a pointer to numbers of a kind."""
+
+    def pointer(typing: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), codegen  # type: ignore[no-untyped-call]  # numba's
+
+    return intrinsic(pointer)
+
+
+_int32, _int64, _float32, _float64 = (
+    _pointer(kind) for kind in (types.int32, types.int64, types.float32, types.float64)
+)
+
+
+@compiled
+def ints(record: Longs, at: Int) -> Ints:
+    """(rows,) int32: array number `at` of a record."""
+    found: Ints = carray(_int32(record[at, 0]), (record[at, 1],))
+    return found
+
+
+@compiled
+def int_table(record: Longs, at: Int) -> Ints:
+    """(rows, columns) int32."""
+    found: Ints = carray(_int32(record[at, 0]), (record[at, 1], record[at, 2]))
+    return found
+
+
+@compiled
+def longs(record: Longs, at: Int) -> Longs:
+    """(rows,) int64."""
+    found: Longs = carray(_int64(record[at, 0]), (record[at, 1],))
+    return found
+
+
+@compiled
+def singles(record: Longs, at: Int) -> Singles:
+    """(rows,) float32."""
+    found: Singles = carray(_float32(record[at, 0]), (record[at, 1],))
+    return found
+
+
+@compiled
+def floats(record: Longs, at: Int) -> Floats:
+    """(rows,) float64."""
+    found: Floats = carray(_float64(record[at, 0]), (record[at, 1],))
+    return found
+
+
+@compiled
+def float_table(record: Longs, at: Int) -> Floats:
+    """(rows, columns) float64."""
+    found: Floats = carray(_float64(record[at, 0]), (record[at, 1], record[at, 2]))
+    return found

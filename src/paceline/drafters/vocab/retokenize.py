@@ -1,30 +1,36 @@
 """One text in the tokens of two vocabularies: the target's tokens, as they come, in those of a draft model.
 
-In: the target's tokens of a sequence. Out: the draft's tokens of the same text. Not here: which tokens both share
-(`vocabularies`), drafting.
-
 A text is cut into pieces at places that depend on nothing but the text before them: before a single space that follows
-LEAST characters or more, or after MOST. A piece that is closed is encoded once; the open one, at most MOST characters,
-is encoded again whenever it grows. So a prompt is encoded once, every step looks back a bounded way, and what comes out
-does not depend on the steps in which the text came in. Bytes that do not end a character yet wait. Special tokens
-become the draft's own of the same name, others are left out.
+SHORTEST_PIECE characters or more, or after LONGEST_PIECE. A piece that is closed is encoded once; the open one, at most
+LONGEST_PIECE characters, is encoded again whenever it grows. So a prompt is encoded once, every step looks back a
+bounded way, and what comes out does not depend on the steps in which the text came in. Bytes that do not end a
+character yet wait. Special tokens become the draft's own of the same name, others are left out.
 
 Where tokenizers begin every text with a space of their own, pieces are handed over without theirs; which do is found
 out by trial.
+
+A draft model with another tokenizer has a `TranslatedState`: the text in its own tokens, and a cache of it. The draft's
+tokens of a text that grows are not those of the shorter text with some more behind: its last few may become others. The
+cache keeps what stays the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from paceline.drafters.common.draft_rows import uniform
+from paceline.drafters.common.draft_state import DraftState, agreed
 from paceline.models.loading import token_bytes
 
 if TYPE_CHECKING:
+    from paceline.drafters.base import Context
+    from paceline.models import Runner, SequenceCache
     from paceline.models.loading import Tokenizer
 
-LEAST: Final = 64
-MOST: Final = 256
+SHORTEST_PIECE: Final = 64
+LONGEST_PIECE: Final = 256
 """Characters of a piece."""
 
 INCOMPLETE: Final = 3
@@ -60,10 +66,10 @@ def whole_characters(data: bytes) -> int:
 
 def cut_of(text: str, start: int = 0) -> int | None:
     """Where the first piece of an open text ends, None where it does not yet; `start`: characters already looked at."""
-    for at in range(max(start, LEAST), min(len(text) - 1, MOST)):
+    for at in range(max(start, SHORTEST_PIECE), min(len(text) - 1, LONGEST_PIECE)):
         if text[at] == " " and not text[at - 1].isspace() and not text[at + 1].isspace():
             return at
-    return MOST if len(text) > MOST else None
+    return LONGEST_PIECE if len(text) > LONGEST_PIECE else None
 
 
 class Retokenizer:
@@ -148,3 +154,61 @@ class Reading:
         if count:
             self.done += self._by.encode(self.tail[:count])
             self.tail, self._open = self.tail[count:], None
+
+
+_STEP = 1 << 40
+"""Number of a draw that makes seeds; drafts have smaller ones."""
+
+
+class TranslatedState:
+    """See the module.
+
+    Attributes:
+        context: the sequence, in the target's tokens. inner: the same for the draft model, in its own.
+        reading: how far the text was translated.
+    """
+
+    __slots__ = ("_closed", "context", "inner", "reading")
+
+    def __init__(
+        self, context: Context, reading: Reading, cache: SequenceCache, inner: DraftState | None = None
+    ) -> None:
+        self.context, self.reading = context, reading
+        tokens = [] if inner is None else list(inner.context.tokens)
+        own = replace(context, tokens=tokens, prompt_length=0, apply_rules=None, taps={}, prediction=())
+        self.inner = DraftState(own, cache, 0 if inner is None else inner.base)
+        self._closed = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the draft model sees the whole text: no byte waits for the end of its character."""
+        return bool(self.inner.context.tokens) and not self.reading.pending
+
+    def follow(self, runner: Runner, number: Callable[[Sequence[int]], list[int]]) -> None:
+        """Bring the draft's text up to the target's.
+
+        The seed of a step is a function of the request's and of the target's position: draft texts of different steps
+        may be equally long, and two steps must not share their noise.
+
+        Args:
+            number: the draft's tokens as `runner` knows them.
+        """
+        context, own, reading = self.context, self.inner.context, self.reading
+        own.seed = int(uniform(context.seed, len(context.tokens), _STEP) * 2**53)
+        if reading.read == len(context.tokens):
+            return
+        reading.follow(context.tokens)
+        new = number([*reading.done[self._closed :], *reading.open])
+        old = own.tokens[self._closed :]
+        same = agreed(old, new)
+        own.tokens[self._closed + same :] = new[same:]
+        self.inner.forget(runner, self._closed + same)
+        self._closed = len(reading.done)
+
+    def fork(self, context: Context, runner: Runner) -> TranslatedState:
+        """A state for a copy of the sequence."""
+        if self.inner.context.tokens:
+            self.inner.settle(runner)
+        if not runner.capabilities.fork:
+            return TranslatedState(context, self.reading.copy(), runner.open())
+        return TranslatedState(context, self.reading.copy(), runner.fork(self.inner.cache), self.inner)

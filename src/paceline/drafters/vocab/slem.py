@@ -1,13 +1,9 @@
-"""A draft model with another tokenizer that drafts text: string-level exact match.
-
-In: contexts, a draft model, both tokenizers. Out: chains of points, the target's tokens of what the draft model wrote.
-Not here: the draft's own text (`retokenize`, `translated`), the target's tokens of a text (`rewrite`), drafting
-(`draft_chain`).
+"""String-level exact match: a draft model with another tokenizer drafts text.
 
 The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with
-the last few tokens of the text, since tokens depend on their neighbours, and offered as points: a token stands where
-the target itself says it. The vocabularies need not have tokens of more than a character in common. A character without
-its last bytes is not offered.
+the last few tokens of the text, since tokens depend on their neighbours, and offered as points: a token is accepted
+where the target itself says it. The vocabularies need not have tokens of more than a character in common. A character
+without its last bytes is not offered.
 
 Source: string-level exact match (SLEM), Accelerating LLM inference with lossless speculative decoding algorithms for
 heterogeneous vocabularies (arXiv:2502.05202); universal assisted generation of transformers.
@@ -16,18 +12,99 @@ heterogeneous vocabularies (arXiv:2502.05202); universal assisted generation of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.common.bases import limit_of, model_of
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.common.draft_options import limit_of
-from paceline.drafters.vocab.retokenize import Retokenizer
-from paceline.drafters.vocab.rewrite import Writer
-from paceline.drafters.vocab.translated import TranslatedState
+from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState, encoder_of, whole_characters
 from paceline.drafters.vocab.vocabularies import check_shared, shared_tokens
-from paceline.errors import ConfigError
 from paceline.models import Runner
+from paceline.models.loading import token_bytes
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
+
+if TYPE_CHECKING:
+    from paceline.models.loading import Tokenizer
+
+LOOK_BACK: Final = 8
+"""Tokens of the target that are encoded again with what was drafted."""
+
+
+class Writer:
+    """Writes drafted tokens in the target's.
+
+    Args:
+        vocab_size: of the target; ids lie below it.
+    """
+
+    def __init__(self, target: Tokenizer, draft: Tokenizer, vocab_size: int) -> None:
+        self._mine, self._theirs = token_bytes(target)[:vocab_size], token_bytes(draft)
+        self._encode, self._end, self._their_end = encoder_of(target), target.eos_id, draft.eos_id
+
+    def rewrite(
+        self, text: Sequence[int], drafted: Sequence[int], chances: Sequence[float]
+    ) -> tuple[list[int], list[float]]:
+        """The target's tokens of what was drafted after `text`, and the chance of each at its place as the draft sees
+        it: that of the drafted tokens which it ends or touches first.
+        """
+        data, reach, end = self._read(drafted, chances)
+        size = whole_characters(data)
+        tokens = self._tokens(text, data[:size]) if size else []
+        found, before, at = list[float](), 1.0, 0
+        for token in tokens:
+            at += len(self._mine[token] or b"")
+            now = reach[at - 1]
+            found.append(min(now / before, 1.0) if before > 0.0 else 0.0)
+            before = now
+        if end is not None and self._end is not None and at == len(data):
+            return [*tokens, self._end], [*found, end]
+        return tokens, found
+
+    def _read(self, drafted: Sequence[int], chances: Sequence[float]) -> tuple[bytes, list[float], float | None]:
+        """Bytes up to the first special token, the chance that the draft gets to the token of each, and that of an end
+        there.
+        """
+        data, reach, now = b"", list[float](), 1.0
+        for token, chance in zip(drafted, chances, strict=True):
+            written = self._theirs[token] if token < len(self._theirs) else None
+            if written is None:
+                return data, reach, chance if token == self._their_end else None
+            now *= chance
+            data += written
+            reach += [now] * len(written)
+        return data, reach, None
+
+    def _tokens(self, text: Sequence[int], data: bytes) -> list[int]:
+        """The target's tokens of `data` behind a text, none where they cannot be told from those of the text."""
+        behind = self._behind(text)
+        together = self._encode((behind + data).decode("utf-8", "replace"))
+        left, first = len(data), len(together)
+        while left > 0 and first > 0:
+            first -= 1
+            left -= self._size(together[first])
+        if left == 0:
+            return together[first:]
+        alone = self._encode(data.decode("utf-8", "replace"))
+        return alone if b"".join(self._bytes(token) for token in alone) == data else []
+
+    def _behind(self, text: Sequence[int]) -> bytes:
+        """What the last few tokens wrote, from the first whole character and the last special token on."""
+        found = b""
+        for token in reversed(text[-LOOK_BACK:]):
+            if not (written := self._bytes(token)):
+                break
+            found = written + found
+        start = next((i for i, byte in enumerate(found) if not 0x80 <= byte < 0xC0), len(found))
+        return found[start:]
+
+    def _bytes(self, token: int) -> bytes:
+        """What a token of the target writes; nothing for special and unknown ones."""
+        return (self._mine[token] or b"") if token < len(self._mine) else b""
+
+    def _size(self, token: int) -> int:
+        """Bytes of a token of the target; more than any text for one that writes none, which ends the search."""
+        return len(self._bytes(token)) or 1 << 60
 
 
 class SlemDrafter(Drafter):
@@ -53,12 +130,11 @@ class SlemDrafter(Drafter):
         draft_device: str | None = None,
     ) -> None:
         self.index, self.limit = args.index, limit_of(num_speculative_tokens)
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'slem', got {model!r}")
-        target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
+        model, models = model_of(args, self.name, model)
+        target, draft = models.tokenizer, models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
-        self.runner = args.models.open(model, other_tokens=True, device=draft_device)
+        self.runner = models.open(model, other_tokens=True, device=draft_device)
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._writer = Writer(target, draft, args.vocab_size)
 
@@ -69,14 +145,14 @@ class SlemDrafter(Drafter):
         self, states: Sequence[TranslatedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        asked = [(i, state, _Voice(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
-        asked = [(i, state, voice) for i, state, voice in asked if self._steps(state, voice.budget) > 0]
+        asked = [(i, state, _GoOn(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
+        asked = [(i, state, limit) for i, state, limit in asked if self._steps(state, limit.budget) > 0]
         if not asked:
             return trees
-        drafted = self._draft([state for _, state, _ in asked], [voice for *_, voice in asked])
-        for (i, state, voice), tree in zip(asked, drafted, strict=True):
+        drafted = self._draft([state for _, state, _ in asked], [limit for *_, limit in asked])
+        for (i, state, limit), tree in zip(asked, drafted, strict=True):
             tokens, chances = self._writer.rewrite(state.context.tokens, tree.tokens.tolist(), tree.confidence.tolist())
-            count = min(len(tokens), voice.budget.nodes, voice.most, self.limit)
+            count = min(len(tokens), limit.budget.nodes, limit.most, self.limit)
             trees[i] = chain_tree(tokens[:count], chances[:count], self.index)
         return trees
 
@@ -102,23 +178,23 @@ class SlemDrafter(Drafter):
             else 0
         )
 
-    def _draft(self, states: Sequence[TranslatedState], voices: Sequence[_Voice]) -> list[TokenTree]:
+    def _draft(self, states: Sequence[TranslatedState], limits: Sequence[_GoOn]) -> list[TokenTree]:
         """Greedy chains in the draft's tokens."""
         runner, inner = self.runner, [state.inner for state in states]
         for one in inner:
             one.settle(runner)
             one.context.temperature = 0.0
-        steps = [self._steps(state, voice.budget) for state, voice in zip(states, voices, strict=True)]
-        each = zip(inner, steps, voices, strict=True)
-        chains = [ChainDraft(one.context, count, voice.go_on, drawn=False) for one, count, voice in each]
+        steps = [self._steps(state, limit.budget) for state, limit in zip(states, limits, strict=True)]
+        each = zip(inner, steps, limits, strict=True)
+        chains = [ChainDraft(one.context, count, limit.go_on, drawn=False) for one, count, limit in each]
         return draft_chains(runner, inner, chains, runner.info.vocab_size, self.index)
 
 
-class _Voice:
+class _GoOn:
     """A controller's voice, asked per token of the draft.
 
     Attributes:
-        most: levels that it has not spoken against, of the target's tokens as well.
+        most: levels that it allowed, of the target's tokens as well.
     """
 
     def __init__(self, budget: Budget) -> None:

@@ -1,10 +1,5 @@
 """A draft model with another tokenizer, exact under sampling: it draws from the tokens that both vocabularies have.
 
-In: contexts, a draft model, both tokenizers. Out: chains or trees, point or drawn, whose q is the draft's law given
-that its token
-is shared. Not here: what is shared (`vocabularies`), the draft's text (`retokenize`, `translated`), drafting
-(`draft_model`).
-
 The text is handed to the draft model in its own tokens; what it drafts is in tokens of both, so that every drafted
 token has an id and a probability of the target's, and the verifier's test is the usual one. A native draft model
 computes the shared rows of its head alone. While a character lacks its last bytes, nothing is drafted.
@@ -16,16 +11,15 @@ heterogeneous vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.policies import PolicyName
-from paceline.drafters.vocab.retokenize import Retokenizer
-from paceline.drafters.vocab.translated import TranslatedState
+from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, open_shared, shared_tokens
-from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
 
 
@@ -50,7 +44,7 @@ class TliDrafter(DraftModelDrafter):
         *,
         model: str | None = None,
         num_speculative_tokens: int | None = None,
-        draft_sample_method: Literal["probabilistic", "greedy"] | None = None,
+        draft_sample_method: SampleMethod | None = None,
         tree_policy: PolicyName | None = None,
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
@@ -61,12 +55,11 @@ class TliDrafter(DraftModelDrafter):
             args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
             threshold=tree_threshold, paths=speculative_token_tree,
         )  # fmt: skip
-        if not isinstance(model, str) or args.models is None:
-            raise ConfigError(f"speculative_config model must be a folder or hub id for method 'tli', got {model!r}")
-        target, draft = args.models.tokenizer, args.models.tokenizer_of(model)
+        model, models = model_of(args, self.name, model)
+        target, draft = models.tokenizer, models.tokenizer_of(model)
         shared = shared_tokens(target, draft)
         check_shared(shared, model, target, draft)
-        runner, self._numbering = open_shared(args.models, model, shared, args.vocab_size, draft_device)
+        runner, self._numbering = open_shared(models, model, shared, args.vocab_size, draft_device)
         self._retokenizer = Retokenizer(target, draft, shared.specials)
         self._use(runner, repr(model))
 
@@ -74,8 +67,8 @@ class TliDrafter(DraftModelDrafter):
         return [TranslatedState(context, self._retokenizer.open(), self.runner.open()) for context in contexts]
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        asked = [self._asked(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        return super().propose([state.inner for state in states], asked, [EMPTY_TREE] * len(states))
+        fitting = [self._fitting(state, budget) for state, budget in zip(states, budgets, strict=True)]
+        return super().propose([state.inner for state in states], fitting, [EMPTY_TREE] * len(states))
 
     def observe(
         self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
@@ -88,10 +81,10 @@ class TliDrafter(DraftModelDrafter):
     def end(self, states: Sequence[Any]) -> None:
         super().end(cast(Sequence[DraftState], [state.inner for state in states]))
 
-    def _asked(self, state: TranslatedState, budget: Budget) -> Budget:
+    def _fitting(self, state: TranslatedState, budget: Budget) -> Budget:
         """The budget, or none where there is nothing to draft from; the state follows its text."""
         if min(budget.nodes, budget.depth) <= 0:
             return NO_BUDGET
         state.follow(self.runner, self._numbering.numbers)
-        state.inner.context.shape = state.context.shape
+        state.inner.context.apply_rules = state.context.apply_rules
         return budget if state.ready else NO_BUDGET

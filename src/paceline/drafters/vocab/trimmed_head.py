@@ -1,12 +1,9 @@
 """Which tokens a draft model's head keeps: the most frequent ones of a corpus, and those that nothing can be written
 without.
 
-In: how many, a file of counts or of text, the target's tokenizer. Out: token ids. Not here: the head itself
-(models.mapped), drafting.
-
-Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's law stays the target's.
-Kept in any case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the target
-itself wrote tell more than other corpora. Source: VocabTrim (arXiv:2506.22694).
+Tokens outside have q = 0: a verifier draws them from what is left of p, so that the output's distribution stays the
+target's. Kept in any case: special tokens, and tokens of a single byte, of which every text can be made. Texts that the
+target itself wrote tell more than other corpora. Source: VocabTrim (arXiv:2506.22694).
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def check(size: int | None, file: str | None) -> None:
-    """Refuse values of the two options that cannot be meant.
+    """Reject values of the two options that make no sense.
 
     Raises:
         ConfigError: a size that is no positive integer, a file without a size.

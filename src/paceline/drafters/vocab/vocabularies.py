@@ -1,8 +1,5 @@
 """What two vocabularies have in common, and one numbering for both.
 
-In: the tokenizers of target and draft. Out: tokens that both have, special ones included; a runner of the draft model
-that speaks the target's ids where it can. Not here: texts (`retokenize`), drafting (`tli`, `slem`).
-
 Two tokens are the same where they write the same bytes into a text, however their vocabularies spell them; special
 tokens where they have the same name, or the same office (start, end). In the common numbering a shared token has the
 target's id, and one that only the draft has, V plus its own, V being the target's vocabulary.
@@ -89,7 +86,7 @@ def _specials(target: Tokenizer, draft: Tokenizer) -> dict[int, int]:
 
 
 def check_shared(shared: Shared, model: str, target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse vocabularies that have nothing in common.
+    """Reject vocabularies that have nothing in common.
 
     Raises:
         DrafterError: they share no token that writes text.
@@ -125,7 +122,7 @@ class Numbering:
     def runner(self, inner: Runner) -> MappedRunner:
         """The draft model under the common numbering: logits (r, V), -inf for what it does not share.
 
-        Their softmax is q of the intersection: the draft's law given that its token is shared.
+        Their softmax is q of the intersection: the draft's distribution given that its token is shared.
         """
         if isinstance(inner, MappedRunner):
             return inner.renamed(self.into, self.names, self.vocab_size)

@@ -1,5 +1,5 @@
 """The decoder's forward pass on the CPU as compiled code: vectors, tiles, matrices, attention, the pass, and who calls
-it.
+it. Nothing here reads files or chooses what is run; `eligibility` says whether a model runs here at all.
 """
 
 import lazy_loader

@@ -73,12 +73,8 @@ def _rotate(head: int, rope: int, row: int) -> None:
     cosine, sine = read(rope + at.COSINE) + 4 * dims * place, read(rope + at.SINE) + 4 * dims * place
     half = dims // 2
     for i in range(0, half, LANES):
-        low, high, c, s = (
-            load(head + 4 * i),
-            load(head + 4 * (half + i)),
-            load(cosine + 4 * i),
-            load(sine + 4 * (half + i)),
-        )
+        low, high = load(head + 4 * i), load(head + 4 * (half + i))
+        c, s = load(cosine + 4 * i), load(sine + 4 * (half + i))
         store(head + 4 * i, sub(mul(low, c), mul(high, s)))
         store(head + 4 * (half + i), fma(low, s, mul(high, c)))
 
@@ -206,28 +202,16 @@ def _mix_values(
         slots, more = _own_slots(seen, row + (first + q) // groups)
         if more > least:
             own = scores + q * pitch + 4 * (count + least)
-            weigh(
-                wide,
-                1,
-                own,
-                pitch,
-                values,
-                slots + 8 * least,
-                more - least,
-                slot_pitch,
-                sums + 4 * width * q,
-                4 * width,
-            )
+            rest, out = slots + 8 * least, sums + 4 * width * q
+            weigh(wide, 1, own, pitch, values, rest, more - least, slot_pitch, out, 4 * width)
 
 
 @njit(error_model="numpy")
 def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
     """Bring keys and values of the first slots that a row sees into the caches."""
     if row < read(frame + at.ROWS):
-        pitch, width = (
-            read(frame + at.SLOT_PITCH),
-            read(frame + at.HEAD_DIM) * (2 if read(frame + at.NARROW) == 1 else 4),
-        )
+        pitch, item = read(frame + at.SLOT_PITCH), 2 if read(frame + at.NARROW) == 1 else 4
+        width = read(frame + at.HEAD_DIM) * item
         shared, count = _shared_slots(read(layer + at.SEEN), row)
         for i in range(0, min(count, AHEAD), LANES):
             fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, pitch // 2)

@@ -141,12 +141,7 @@ def copy_states(frame: int, source: int, pitch: int, target: int, me: int, team:
     """Copy rows of float32 states to the model's type."""
     rows, hidden, narrow = read(frame + at.ROWS), read(frame + at.HIDDEN), read(frame + at.NARROW) == 1
     for row in range(rows * me // team, rows * (me + 1) // team):
-        for i in range(0, hidden, LANES):
-            value = load(source + row * pitch + 4 * i)
-            if narrow:
-                store_half(target + 2 * (row * hidden + i), value)
-            else:
-                store(target + 4 * (row * hidden + i), value)
+        copy_row(source + row * pitch, hidden, target + row * hidden * (2 if narrow else 4), narrow)
 
 
 @njit(error_model="numpy")
@@ -184,12 +179,8 @@ def head_inputs(frame: int, me: int) -> int:
 @njit(error_model="numpy")
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
-    x, pitch, kind, rows = (
-        head_inputs(frame, me),
-        read(frame + at.NORMED_PITCH),
-        head_product(frame),
-        read(frame + at.HEAD_ROWS),
-    )
+    x, pitch = head_inputs(frame, me), read(frame + at.NORMED_PITCH)
+    kind, rows = head_product(frame), read(frame + at.HEAD_ROWS)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):
@@ -226,12 +217,8 @@ def _biased(sums: int, rows: int, bias: int) -> None:
 def _normed(frame: int, me: int, weight: int) -> int:
     """This thread's own normed copy of all rows."""
     target, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    hidden, epsilon, kind, spare = (
-        read(frame + at.HIDDEN),
-        read_float(frame + at.EPSILON),
-        product(frame),
-        read(frame + at.SPARE),
-    )
+    hidden, epsilon = read(frame + at.HIDDEN), read_float(frame + at.EPSILON)
+    kind, spare = product(frame), read(frame + at.SPARE)
     for row in range(read(frame + at.ROWS)):
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
         if kind >= BYTES:
@@ -284,10 +271,8 @@ def put_gated(frame: int, sums: int, column: int) -> None:
 
 @njit(error_model="numpy")
 def _qkv(frame: int, layer: int, me: int, team: int) -> None:
-    x, sums = (
-        _normed(frame, me, read(layer + at.ATTENTION_NORM)),
-        read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE),
-    )
+    x = _normed(frame, me, read(layer + at.ATTENTION_NORM))
+    sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
     strips, rows, kind = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), product(frame)
     steps = steps_of(kind, read(frame + at.HIDDEN))

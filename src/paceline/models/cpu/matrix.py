@@ -60,11 +60,6 @@ class Packed:
         return self.strips.shape[0]
 
 
-def packable(inputs: int) -> bool:
-    """Whether rows of this length divide into groups of steps."""
-    return inputs % (2 * GROUP) == 0
-
-
 def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
     """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with
     theirs.

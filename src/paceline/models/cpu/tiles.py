@@ -83,7 +83,7 @@ def has_dot_bytes() -> bool:
     return bool(binding.get_host_cpu_features().get("avx512vnni"))
 
 
-class Loop:
+class StripLoop:
     """One variant of the loop: a kind, a number of rows, lines to prefetch a group."""
 
     def __init__(self, builder: Builder, kind: int, rows: int, lines: int) -> None:
@@ -192,7 +192,7 @@ def accumulate(
         if rows_ <= 2:
             switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_), block)
         builder.position_at_end(block)
-        Loop(builder, kind_, rows_, lines).emit(weights, groups, x, stride, sums, ahead)
+        StripLoop(builder, kind_, rows_, lines).emit(weights, groups, x, stride, sums, ahead)
         builder.branch(done)
     builder.position_at_end(nothing)
     builder.branch(done)

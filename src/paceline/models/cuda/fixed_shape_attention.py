@@ -36,7 +36,7 @@ log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _WindowKind:
     """Of one window kind: slots of the prefix (b, c, CHUNK), masks of prefix and inputs (b * c or b, 1, 1 or n * g,
     keys).
     """
@@ -64,7 +64,7 @@ class ChunkedPrefixStep:
         self._inputs = slots.gather(1, own.clamp_max(slots.shape[1] - 1))
         self._kinds = [self._kind(given, slots, window, dtype) for window in shape.windows]
 
-    def _kind(self, given: Given, slots: torch.Tensor, window: int | None, dtype: torch.dtype) -> _Kind:
+    def _kind(self, given: Given, slots: torch.Tensor, window: int | None, dtype: torch.dtype) -> _WindowKind:
         lengths, positions = given["lengths"], given["positions"]
         batch, whole = len(slots), slots.shape[1] // CHUNK
         count = whole if window is None else min(whole, -(-window // CHUNK) + 1)
@@ -78,7 +78,7 @@ class ChunkedPrefixStep:
         if window is not None:
             seen = seen & (keys.unsqueeze(2) > positions.view(batch, 1, -1, 1) - window)
             own = own & ((lengths.unsqueeze(1) + given["depths"]).unsqueeze(1) > positions.unsqueeze(2) - window)
-        return _Kind(
+        return _WindowKind(
             slots.view(batch, whole, CHUNK).gather(1, chunks.unsqueeze(-1).expand(-1, -1, CHUNK)),
             self._mask(seen.flatten(0, 1), dtype),
             self._mask(own, dtype),
@@ -96,7 +96,7 @@ class ChunkedPrefixStep:
         batch, count, _ = kind.slots.shape
         queries = qkv[:, : shape.heads].reshape(batch, -1, shape.kv_heads, shape.head_dim).transpose(1, 2)
         many = queries.unsqueeze(1).expand(-1, count, -1, -1, -1).flatten(0, 1)
-        outs, sums = part(many, *self._read(cached, kind.slots.flatten(0, 1)), kind.prefix, shape)
+        outs, sums = prefix_attention(many, *self._read(cached, kind.slots.flatten(0, 1)), kind.prefix, shape)
         tree = by_definition(queries, *self._read(cached, self._inputs), kind.inputs, shape)
         parts = [
             (out, own)
@@ -136,7 +136,9 @@ def by_definition(
     return torch.matmul(scores.sub_(sums).exp_().to(v.dtype), v), sums
 
 
-def part(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape) -> PartialOutput:
+def prefix_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, shape: AttentionShape
+) -> PartialOutput:
     """`by_definition` by PyTorch's kernel that keeps no scores, where it was found to agree."""
     if shape.softcap is None and kernel_agrees(q.device, q.dtype, q.shape[-1], mask.shape[2] == 1):
         return by_kernel(q, k, v, mask, shape)
@@ -159,10 +161,8 @@ def by_kernel(
 @functools.cache
 def kernel_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, one_mask: bool) -> bool:
     """Whether `by_kernel` gives what the definition gives, for one mask for all rows or one each."""
-    generator, shape = (
-        torch.Generator().manual_seed(0),
-        AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,)),
-    )
+    generator = torch.Generator().manual_seed(0)
+    shape = AttentionShape(1, 2, head_dim, head_dim**-0.5, None, (None,), (0,))
     q, k, v = (torch.randn(3, 2, n, head_dim, generator=generator).to(device, dtype) for n in (5, CHUNK, CHUNK))
     seen = torch.rand(3, 1, 1 if one_mask else 5, CHUNK, generator=generator) < 0.5
     seen[1] = False

@@ -1,4 +1,7 @@
-"""The decoder-only transformer in PyTorch: layers, attention, caches, and the native runners built on them."""
+"""The decoder-only transformer in PyTorch: layers, attention, caches, and the native runners built on them.
+
+Nothing here reads files, or knows who runs, waits or shares a prefix (paceline.engine).
+"""
 
 import lazy_loader
 

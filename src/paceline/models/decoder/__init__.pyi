@@ -11,12 +11,12 @@ from .cache_memory import ArenaMemory as ArenaMemory
 from .decoder import ALL_LAYERS as ALL_LAYERS
 from .decoder import Decoder as Decoder
 from .decoder import LayerPlan as LayerPlan
-from .eager import TRANSFORMERS as TRANSFORMERS
+from .eager import NOT_STRICT_IN_TRANSFORMERS as NOT_STRICT_IN_TRANSFORMERS
 from .eager import EagerPasses as EagerPasses
 from .eager import Passes as Passes
 from .eager import StrictPasses as StrictPasses
-from .eager import refusal as refusal
-from .eager import unavailable as unavailable
+from .eager import strict_unavailable as strict_unavailable
+from .eager import why_not_strict as why_not_strict
 from .grouped import GroupedRunner as GroupedRunner
 from .grouped import groups_of as groups_of
 from .invariance import depth_of_all_kinds as depth_of_all_kinds

@@ -49,6 +49,8 @@ class Adapter:
         self._runner = NativeRunner(
             spec, _filled(spec, weights, device, dtype), name=name, device=device, dtype=dtype, row_invariant=False
         )
+        self.open, self.fork = self._runner.open, self._runner.fork
+        self.truncate, self.release = self._runner.truncate, self._runner.release
         self._last = spec.num_layers
         self._plan = LayerPlan(skip_mlp=frozenset(range(spec.num_layers)))
 
@@ -65,27 +67,10 @@ class Adapter:
         if spec.hidden_size != target.hidden_size:
             raise CheckpointError(
                 f"the adapter {model} reads states of width {spec.hidden_size}, but {target.name} has "
-                f"{target.hidden_size}; "
-                "take one that was trained for this model"
+                f"{target.hidden_size}; take one that was trained for this model"
             )
         weights = load_weights(Checkpoint(folder), spec, device=target.device, dtype=target.dtype, lacking=LACKING)
         return cls(spec, weights, name=str(model), device=target.device, dtype=target.dtype)
-
-    def open(self) -> NativeCache:
-        """A new, empty sequence."""
-        return self._runner.open()
-
-    def fork(self, cache: NativeCache) -> NativeCache:
-        """See `Runner.fork`."""
-        return self._runner.fork(cache)
-
-    def release(self, cache: NativeCache) -> None:
-        """See `Runner.release`."""
-        self._runner.release(cache)
-
-    def truncate(self, cache: NativeCache, length: int) -> None:
-        """Keep the first `length` states, and nothing drafted."""
-        self._runner.truncate(cache, length)
 
     def extend(self, caches: Sequence[NativeCache], states: Sequence[torch.Tensor]) -> torch.Tensor:
         """Append states (n, hidden) of known tokens to each sequence; (r, hidden) normed states after each one's

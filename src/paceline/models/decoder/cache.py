@@ -181,21 +181,21 @@ class NativeCache:
         self.length, self.scratch = length, 0
         rest = self.blocks[blocks_for(length) :]
         if rest and (self.arena.pool.counts[rest] > 1).any():
-            self.arena.begin()
-            self.arena.pool.drop(rest)
-            del self.blocks[blocks_for(length) :]
-            self.arena.pool.end()
-            self.settle()
+            self._drop_last(rest)
 
     def trim(self, inputs: int) -> None:
         """Give back the blocks behind those that `inputs` more tokens need."""
         rest = self.blocks[blocks_for(self.length + inputs) :]
         if rest:
-            self.arena.begin()
-            self.arena.pool.drop(rest)
-            del self.blocks[-len(rest) :]
-            self.arena.pool.end()
-            self.settle()
+            self._drop_last(rest)
+
+    def _drop_last(self, rest: Sequence[int]) -> None:
+        """Give back the last blocks, which are `rest`."""
+        self.arena.begin()
+        self.arena.pool.drop(rest)
+        del self.blocks[-len(rest) :]
+        self.arena.pool.end()
+        self.settle()
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""

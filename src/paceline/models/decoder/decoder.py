@@ -157,13 +157,18 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
         if normed:
             share = share / share.sum(-1, keepdim=True)
         share = share.to(x.dtype)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            rows, rank = (chosen == expert).nonzero(as_tuple=True)
-            out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
-        return out
+        return through_experts(x, experts, chosen, share)
 
     return mixture
+
+
+def through_experts(x: torch.Tensor, experts: Sequence[Map], chosen: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Sum of what the chosen experts (r, top_k) make of x (r, hidden), weighted by their shares (r, top_k)."""
+    out = torch.zeros_like(x)
+    for expert in chosen.unique().tolist():
+        rows, rank = (chosen == expert).nonzero(as_tuple=True)
+        out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
+    return out
 
 
 NOTHING: frozenset[int] = frozenset()
@@ -285,10 +290,8 @@ class Decoder:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
-        self._head, self._norm = (
-            head_of(spec, weights, self.embedding, row_invariant or True),
-            _final_norm(spec, weights),
-        )
+        self._head = head_of(spec, weights, self.embedding, row_invariant or True)
+        self._norm = make_norm(weights.pop("final_norm.weight"), spec.norm_eps, offset=spec.norm_offset)
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [
             DecoderLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
@@ -344,7 +347,3 @@ class Decoder:
             if index in taps:
                 kept[index] = x.clone()
         return kept
-
-
-def _final_norm(spec: ModelSpec, weights: Weights) -> Map:
-    return make_norm(weights.pop("final_norm.weight"), spec.norm_eps, offset=spec.norm_offset)

@@ -108,15 +108,15 @@ class EagerPasses:
         return BatchStep(self._decoder.shape, self._masks, segments)
 
 
-TRANSFORMERS = "it runs in transformers, whose sums depend on how a text is fed"
+NOT_STRICT_IN_TRANSFORMERS = "it runs in transformers, whose sums depend on how a text is fed"
 
 
-def unavailable(name: str, reason: str) -> ConfigError:
-    """The refusal of strict mode."""
+def strict_unavailable(name: str, reason: str) -> ConfigError:
+    """The error that strict mode is not to be had for a model."""
     return ConfigError(f"exactness='strict' is not available for {name}: {reason}; use exactness='auto'")
 
 
-def refusal(spec: ModelSpec, device: torch.device) -> str | None:
+def why_not_strict(spec: ModelSpec, device: torch.device) -> str | None:
     """Why a model cannot decode in strict mode there, or None."""
     if device.type != "cpu":
         return f"no form of its passes on {device.type.upper()} is known to keep the bits of a row"

@@ -34,7 +34,7 @@ WIDTHS = (*range(2, 18), 24, 31, 33, 64, 65, 130)
 """Rows of a pass. All numbers that steps of few sequences have, and those around which kernels change."""
 PIECES = (1, 7, 64, 2, 130, 33, 15)
 """Lengths, in turn, of the pieces in which the prompt is fed again."""
-JUNK = 3
+SIBLINGS = 3
 
 Rows = torch.Tensor
 
@@ -217,19 +217,19 @@ class _Trial:
             self.close(cache)
 
     def _tree(self, start: int, depth: int) -> tuple[TokenTree, list[int]]:
-        """`depth` tokens of the text from `start`, each with JUNK siblings of which one goes on, and their nodes."""
+        """`depth` tokens of the text from `start`, each with SIBLINGS others of which one goes on, and their nodes."""
         tokens: list[int] = []
         parents: list[int] = []
         path: list[int] = []
         at = -1
         for own in self.text[start : start + depth]:
-            others = [token for token in self.noise if token != own][:JUNK]
+            others = [token for token in self.noise if token != own][:SIBLINGS]
             level = len(tokens)
             tokens += [*others[:-1], own, others[-1]]
-            parents += [at] * (JUNK + 1)
+            parents += [at] * (SIBLINGS + 1)
             tokens.append(own)
             parents.append(level)
-            at = level + JUNK - 1
+            at = level + SIBLINGS - 1
             path.append(at)
         return TokenTree.build(tokens, parents), path
 
@@ -238,8 +238,8 @@ class _Trial:
         cache, at = self.copied(prompted), 0
         for width, kept in cycle(((3, 2), (1, 1), (6, 1), (8, 7), (2, 2), (5, 3))):
             tokens = self.text[self.prompt + at : self.prompt + at + width]
-            guesses = [*tokens[1:kept], *self.noise[: width - kept]]
-            rows = self.score([cache], tokens[:1], [TokenTree.chain(guesses) if guesses else EMPTY_TREE])
+            drafted = [*tokens[1:kept], *self.noise[: width - kept]]
+            rows = self.score([cache], tokens[:1], [TokenTree.chain(drafted) if drafted else EMPTY_TREE])
             self.runner.commit([cache], [range(kept - 1)])
             until = min(kept, STEPS - at)
             if not torch.equal(rows[:until], plain.states[at : at + until]):

@@ -117,10 +117,8 @@ class SteppedDrafts:
         plan: LayerPlan,
     ) -> Scores:
         """See `LayerDrafts.score`."""
-        late, whole = (
-            [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)],
-            list(known),
-        )
+        late = [i for i, (tree, own) in enumerate(zip(trees, known, strict=True)) if len(own) <= len(tree)]
+        whole = list(known)
         if late:
             left = [1 + len(trees[i]) - len(known[i]) for i in late]
             own = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
@@ -185,8 +183,7 @@ def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
 
     if not isinstance(runner, NativeRunner):
         raise CapabilityError(
-            f"method {method!r} drafts with some of the target's own layers, which the runner of {runner.info.name} "
-            f"cannot run "
-            "alone; use another method"
+            f"method {method!r} drafts with some of the target's own layers, "
+            f"which {runner.info.name} cannot run alone; choose another method"
         )
     return SteppedDrafts(runner)

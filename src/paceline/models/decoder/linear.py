@@ -282,10 +282,8 @@ _DIRECT_SERVES: dict[tuple[object, ...], bool] = {}
 
 
 def _direct_int8(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Map:
-    ones, offset = (
-        torch.ones(len(weight), dtype=torch.bfloat16, device=weight.device),
-        None if bias is None else bias.float(),
-    )
+    ones = torch.ones(len(weight), dtype=torch.bfloat16, device=weight.device)
+    offset = None if bias is None else bias.float()
 
     def linear(x: torch.Tensor) -> torch.Tensor:
         out = (

@@ -19,7 +19,7 @@ from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.cache_memory import ArenaMemory
 from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Weights
-from paceline.models.decoder.eager import EagerPasses, Passes, PassResult
+from paceline.models.decoder.eager import EagerPasses, Passes, PassResult, StrictPasses
 from paceline.models.decoder.linear import RowInvariance
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
@@ -113,11 +113,8 @@ class NativeRunner:
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
             graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
         if row_invariant == "proven":
-            from paceline.models.decoder.eager import StrictPasses
-
-            return StrictPasses(
-                EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True)), self.spec
-            ), graphs
+            passes = EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True))
+            return StrictPasses(passes, self.spec), graphs
         return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
 
     def open(self) -> NativeCache:
@@ -188,6 +185,22 @@ class NativeRunner:
             context.
         """
         check_score(self.info, caches, trees)
+        self._before_step(caches, roots, trees)
+        return self._score(caches, roots, trees, taps, computed)
+
+    def _before_step(
+        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
+    ) -> None:
+        """For runners whose cached keys depend on the length of the text; roots None: embeddings are fed."""
+
+    def _score(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        taps: Sequence[int],
+        computed: Sequence[int] | None,
+    ) -> Scores:
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
             fed = [
@@ -211,19 +224,13 @@ class NativeRunner:
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """A pass over part of the stack: layer subsets, early exit, resumption, input embeddings.
+        """See `RunsLayers.run_layers`.
 
-        Args:
-            caches, roots, trees, computed: as for `score`; roots and tokens are not looked at when `hidden` is given.
-            plan: which layers and sub-layers run.
-            hidden: (r, hidden) states before layer `plan.first`, instead of tokens: embeddings if that is 0 (see
-                `embed`), or what an earlier call returned that stopped there, whose keys and values are still in
-                scratch. Not modified.
-        Returns:
-            (r, hidden) states behind the last layer that was run, before the final norm (see `head`), and the taps.
         Raises:
             ConfigError: a pass that begins at a later layer without hidden states, or hidden states of the wrong shape.
         """
+        if plan.first == 0:
+            self._before_step(caches, roots if hidden is None else None, trees)
         segments = self._segments(caches, trees, computed)
         rows = sum(segment.rows for segment in segments)
         if hidden is None and plan.first:
@@ -321,7 +328,6 @@ def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:
 def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
     """Names the shape and type of a model: what costs that were measured belong to."""
     experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
-    return (
-        f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
-        f"-{spec.intermediate_size}{experts}-{spec.vocab_size}-{str(dtype).removeprefix('torch.')}"
-    )
+    heads = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
+    sizes = f"{spec.intermediate_size}{experts}-{spec.vocab_size}"
+    return f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{heads}-{sizes}-{str(dtype).removeprefix('torch.')}"

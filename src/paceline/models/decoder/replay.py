@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 import torch
 
 from paceline.errors import CapabilityError
-from paceline.models.base import check_extend, check_score
+from paceline.models.base import check_extend
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.decoder.segments import Segment
 from paceline.models.spec import ModelSpec
@@ -86,78 +86,31 @@ class ReplayRunner(NativeRunner):
         """A new, empty sequence."""
         return ReplayCache(self.arena)
 
-    def extend(  # type: ignore[override]  # takes the handles that `open` gives
+    def _extend(
         self,
-        caches: Sequence[ReplayCache],
-        tokens: Sequence[Sequence[int]],
-        *,
-        taps: Sequence[int] = (),
-        all_logits: bool = False,
+        caches: Sequence[NativeCache],
+        rows: Sequence[int],
+        inputs: Sequence[int] | torch.Tensor,
+        taps: Sequence[int],
+        all_logits: bool,
     ) -> Scores:
-        """See `NativeRunner.extend`."""
-        check_extend(self.info, caches, [len(own) for own in tokens])
-        for cache, own in zip(caches, tokens, strict=True):
-            self._before_chunk(cache, cache.length + len(own))
-        scores = super().extend(caches, tokens, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, tokens, strict=True):
-            cache.tokens.extend(own)
+        """Raises CapabilityError where a sequence would have to be run again, but its tokens are not known."""
+        check_extend(self.info, caches, rows)
+        own = cast(Sequence[ReplayCache], caches)
+        for cache, count in zip(own, rows, strict=True):
+            self._before_chunk(cache, cache.length + count)
+        scores = super()._extend(caches, rows, inputs, taps, all_logits)
+        tokens = iter([UNKNOWN] * len(inputs) if isinstance(inputs, torch.Tensor) else inputs)
+        for cache, count in zip(own, rows, strict=True):
+            cache.tokens.extend(islice(tokens, count))
         return scores
 
-    def extend_embeddings(  # type: ignore[override]  # takes the handles that `open` gives
-        self,
-        caches: Sequence[ReplayCache],
-        embeddings: Sequence[torch.Tensor],
-        *,
-        taps: Sequence[int] = (),
-        all_logits: bool = False,
-    ) -> Scores:
-        """See `NativeRunner.extend_embeddings`.
-
-        Raises:
-            CapabilityError: the sequence would have to be run again, but its tokens are not known.
-        """
-        check_extend(self.info, caches, [len(own) for own in embeddings])
-        for cache, own in zip(caches, embeddings, strict=True):
-            self._before_chunk(cache, cache.length + len(own))
-        scores = super().extend_embeddings(caches, embeddings, taps=taps, all_logits=all_logits)
-        for cache, own in zip(caches, embeddings, strict=True):
-            cache.tokens += [UNKNOWN] * len(own)
-        return scores
-
-    def score(  # type: ignore[override]  # takes the handles that `open` gives
-        self,
-        caches: Sequence[ReplayCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        *,
-        taps: Sequence[int] = (),
-        computed: Sequence[int] | None = None,
-    ) -> Scores:
-        """See `NativeRunner.score`."""
-        check_score(self.info, caches, trees)
-        self._before_step(caches, roots, trees)
-        return super().score(caches, roots, trees, taps=taps, computed=computed)
-
-    def run_layers(  # type: ignore[override]  # takes the handles that `open` gives
-        self,
-        caches: Sequence[ReplayCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        *,
-        plan: LayerPlan = ALL_LAYERS,
-        hidden: torch.Tensor | None = None,
-        taps: Sequence[int] = (),
-        computed: Sequence[int] | None = None,
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """See `NativeRunner.run_layers`."""
-        if hidden is None:
-            self._before_step(caches, roots, trees)
-        elif plan.first == 0:
-            self._before_step(caches, [UNKNOWN] * len(caches), trees)
-        return super().run_layers(caches, roots, trees, plan=plan, hidden=hidden, taps=taps, computed=computed)
-
-    def _before_step(self, caches: Sequence[ReplayCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
-        for cache, root, tree in zip(caches, roots, trees, strict=True):
+    def _before_step(
+        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
+    ) -> None:
+        for cache, root, tree in zip(
+            cast(Sequence[ReplayCache], caches), roots or [UNKNOWN] * len(caches), trees, strict=True
+        ):
             cache.pending = [root, *tree.tokens.tolist()]
             cache.decoding = True
 
@@ -177,8 +130,7 @@ class ReplayRunner(NativeRunner):
         if UNKNOWN in cache.tokens:
             raise CapabilityError(
                 f"a sequence fed with embeddings cannot cross {limit} tokens, where the angles of {self.info.name} "
-                f"change; "
-                "feed tokens"
+                "change; feed tokens"
             )
         return cache.tokens.copy()
 
@@ -186,7 +138,7 @@ class ReplayRunner(NativeRunner):
         """Append the part of `tokens` that the cache lacks."""
         for start in range(cache.length, len(tokens), REPLAY_CHUNK):
             chunk = tokens[start : start + REPLAY_CHUNK]
-            NativeRunner.extend(self, [cache], [chunk])
+            NativeRunner._extend(self, [cache], [len(chunk)], chunk, (), False)
             cache.tokens.extend(chunk)
 
     def _lengths(
@@ -261,25 +213,25 @@ class LongRopeRunner(ReplayRunner):
         """A new, empty sequence."""
         return LongRopeCache(self.arena)
 
-    def score(  # type: ignore[override]  # takes the handles that `open` gives
+    def _score(
         self,
-        caches: Sequence[LongRopeCache],
+        caches: Sequence[NativeCache],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
-        *,
-        taps: Sequence[int] = (),
-        computed: Sequence[int] | None = None,
+        taps: Sequence[int],
+        computed: Sequence[int] | None,
     ) -> Scores:
-        """See `NativeRunner.score`."""
-        scores = super().score(caches, roots, trees, taps=taps, computed=computed)
-        for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
+        scores = super()._score(caches, roots, trees, taps, computed)
+        for i, (cache, tree) in enumerate(zip(cast(Sequence[LongRopeCache], caches), trees, strict=True)):
             if not cache.long and cache.length + 1 + tree.max_depth > self.original:
                 self._replace_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
         return scores
 
-    def _before_step(self, caches: Sequence[ReplayCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+    def _before_step(
+        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
+    ) -> None:
         super()._before_step(caches, roots, trees)
-        for cache in caches:
+        for cache in cast(Sequence[LongRopeCache], caches):
             self._before_chunk(cache, cache.length + 1)
 
     def _before_chunk(self, cache: ReplayCache, length: int) -> None:
@@ -310,7 +262,7 @@ class LongRopeRunner(ReplayRunner):
         beyond = [i for i, depth in enumerate([0, *tree.depths.tolist()]) if cache.length + depth + 1 > self.original]
         rows = [i for i in beyond if i >= done]
         other = self._other_regime(cache)
-        again = super(ReplayRunner, self).score([other], [cache.pending[0]], [tree], taps=tuple(scores.taps))
+        again = super()._score([other], [cache.pending[0]], [tree], tuple(scores.taps), None)
         targets = [scores.rows[index] + i - done for i in rows]
         scores.logits[targets] = again.logits[rows]
         for layer, tap in scores.taps.items():

@@ -102,7 +102,7 @@ class Masks:
 
 
 @dataclass(slots=True)
-class _Kind:
+class _WindowKind:
     """Views (or gathered slots) and mask of one window kind."""
 
     mask: torch.Tensor
@@ -125,16 +125,16 @@ class SequenceStep:
         if cache.base < 0:
             self._slots = torch.from_numpy(cache.slot_index(at, at + n)).to(masks.device)
         self._strict: StrictAttention | None = None
-        self._kinds: list[_Kind] = []
+        self._kinds: list[_WindowKind] = []
         if takes_strict_attention(shape, masks, segment):
             self._strict = StrictAttention(shape, masks.work, segment)
         else:
             self._kinds = [self._kind(masks, segment, window) for window in shape.windows]
 
-    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _Kind:
+    def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _WindowKind:
         start, stop = span(segment, window)
         cache = segment.cache
-        kind = _Kind(self._mask(masks, segment, start, stop, window))
+        kind = _WindowKind(self._mask(masks, segment, start, stop, window))
         if cache.base >= 0:
             kind.views = cache.views(start, stop)
         else:
@@ -158,25 +158,19 @@ class SequenceStep:
         shape, n = self._shape, self._n
         heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
         cached, new = self._arena.layers[layer], qkv.narrow(1, heads, 2 * kv_heads)
-        if self._strict is not None:
-            self._write(cached, new)
-            return self._strict.attend(layer, qkv, cached)
-        kind = self._kinds[shape.kind_of[layer]]
         if self._slots is None:
             cached.narrow(0, self._slot, n).copy_(new)
-            keys, values = kind.views[layer]
         else:
             cached.index_copy_(0, self._slots, new)
-            assert kind.slots is not None
+        if self._strict is not None:
+            return self._strict.attend(layer, qkv, cached)
+        kind = self._kinds[shape.kind_of[layer]]
+        if kind.slots is None:
+            keys, values = kind.views[layer]
+        else:
             gathered = cached.index_select(0, kind.slots).transpose(0, 1).unsqueeze(0)
             keys, values = gathered[:, :kv_heads], gathered[:, kv_heads:]
         return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask)
-
-    def _write(self, cached: torch.Tensor, new: torch.Tensor) -> None:
-        if self._slots is None:
-            cached.narrow(0, self._slot, self._n).copy_(new)
-        else:
-            cached.index_copy_(0, self._slots, new)
 
     def _folded(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         shape, n, spare = self._shape, self._n, self._spare

@@ -1,4 +1,7 @@
-"""Diffusion language models: bidirectional or block-causal passes over the slots of a canvas."""
+"""Diffusion language models: bidirectional or block-causal passes over the slots of a canvas.
+
+Which slots are written, in which order, and when a cache is refreshed is for `paceline.diffusion` to say.
+"""
 
 import lazy_loader
 

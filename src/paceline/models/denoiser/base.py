@@ -33,14 +33,12 @@ class RoutingSpec:
         groups, top_groups: groups of experts, and how many of them a token may use.
         scale: factor on the weights of the chosen experts.
         shared: inner width of an MLP that every token goes through besides; 0 for none.
-        bias: the router has a bias of each expert.
     """
 
     groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
     shared: int = 0
-    bias: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +98,7 @@ class Call:
         read: (r,) stored slots whose keys and values are attended besides those computed now; none of them is in
         `slots`.
         write: store the keys and values computed now at `slots`, over what is there.
-        mask: (q, r + q) True where a query sees a key, keys in the order `read`, `slots`; None leaves it to the layout:
+        mask: (q, r + q) True where a query sees a key, keys in the order `read`, `slots`; None leaves it to the family:
             everything where attention is full, blocks up to its own where it is block-causal.
         wanted: (k,) rows of `slots` whose logits are wanted; None wants all.
     """
@@ -123,8 +121,8 @@ class Denoiser(Protocol):
         eos_token_ids: tokens that end a text.
         max_length: most slots of a canvas.
         attention: "full" sees the whole canvas, "block" the own block and those before it.
-        block_length: of a block-causal layout; None for full attention.
-        needs_left: the logits of a slot come from the pass at the slot left of it (layouts adapted from autoregressive
+        block_length: of a block-causal family; None for full attention.
+        needs_left: the logits of a slot come from the pass at the slot left of it (families adapted from autoregressive
             models, "shifted logits"): a slot has logits only if the one left of it is computed by the same call.
         slot_bytes: keys and values of one slot in a cache, all layers.
     """
@@ -148,6 +146,6 @@ class Denoiser(Protocol):
 
         Returns:
             For each call (q, vocab_size) logits, float32 (float64 for a float64 model); row i belongs to `slots[i]`,
-            shifted already. Rows that the layout gives no logits (`needs_left`) are NaN. Of a call with `wanted` these
+            shifted already. Rows that the family gives no logits (`needs_left`) are NaN. Of a call with `wanted` these
             rows alone; their last bits may depend on how many they are.
         """

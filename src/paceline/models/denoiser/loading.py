@@ -16,7 +16,7 @@ import torch
 from paceline.config import DTYPES
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models.denoiser.base import DenoiserSpec
-from paceline.models.denoiser.layouts import LAYOUTS, Rename, denoiser_spec, layout_name
+from paceline.models.denoiser.families import FAMILIES, Rename, denoiser_spec, family_name
 from paceline.models.denoiser.native import NativeDenoiser
 from paceline.models.load import resolve_device, resolve_dtype
 from paceline.models.loading.checkpoint import Checkpoint
@@ -118,7 +118,7 @@ def load_denoiser(
         name: for messages, where `model` is the folder that a name was resolved to.
         revision: branch, tag or commit on the hub.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: refused by name, or without a
+        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: not supported, or without a
         mask token.
         OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
     """
@@ -130,9 +130,9 @@ def load_denoiser(
     wanted = resolve_dtype(dtype, spec.model.dtype, target)
     most = fit_context(spec.model, name=name or str(model), dtype=wanted, device=target, max_context=None)
     spec = replace(spec, model=replace(spec.model, max_context=most))
-    layout = LAYOUTS[str(layout_name(config))]
+    family = FAMILIES[str(family_name(config))]
     return NativeDenoiser(
-        spec, load_denoiser_weights(Checkpoint(folder), spec, layout.names, device=target, dtype=wanted)
+        spec, load_denoiser_weights(Checkpoint(folder), spec, family.names, device=target, dtype=wanted)
     )
 
 
@@ -156,7 +156,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     for source in (config, read_json(folder / "generation_config.json")):
         value = source.get("eos_token_id")
         found += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)]
-    turn = _added_tokens(folder).get("<|eot_id|>") if layout_name(config) == "llada" else None
+    turn = _added_tokens(folder).get("<|eot_id|>") if family_name(config) == "llada" else None
     return tuple(dict.fromkeys(found if turn is None else [*found, turn]))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.decoder import gated_mlp, make_moe
+from paceline.models.decoder.decoder import gated_mlp, make_moe, through_experts
 from paceline.models.decoder.linear import Map, RowInvariance, make_linear, make_norm
 from paceline.models.decoder.rope import Rope
 from paceline.models.denoiser.base import Call, DenoiserSpec, Ints, RoutingSpec, SlotCache
@@ -58,7 +58,7 @@ class AttentionView:
 
 
 def view_of(call: Call, block_length: int | None, device: torch.device) -> AttentionView:
-    """The AttentionView of a call under a layout; `block_length` None is full attention."""
+    """The AttentionView of a call under a family; `block_length` None is full attention."""
     read = np.empty(0, np.int64) if call.read is None else np.asarray(call.read, np.int64)
     stored = torch.from_numpy(read).to(device) if read.size else None
     count = read.size + call.slots.size
@@ -203,12 +203,7 @@ def make_routed(moe: MoeSpec, routing: RoutingSpec, route: Map, prefer: torch.Te
     def mixture(x: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         chosen, share = choose_experts(route(x.to(wide)).sigmoid(), prefer, moe, routing)
-        share = share.to(x.dtype)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            rows, rank = (chosen == expert).nonzero(as_tuple=True)
-            out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
-        return out
+        return through_experts(x, experts, chosen, share.to(x.dtype))
 
     return mixture
 
@@ -284,7 +279,7 @@ def embed(ids: torch.Tensor, table: torch.Tensor, factor: float) -> torch.Tensor
 
 
 class NativeDenoiser:
-    """A `Denoiser` of any layout.
+    """A `Denoiser` of any family.
 
     Args:
         spec: the shape.
@@ -294,11 +289,8 @@ class NativeDenoiser:
     def __init__(self, spec: DenoiserSpec, weights: Mapping[str, torch.Tensor]) -> None:
         self.spec = spec
         model = spec.model
-        self.vocab_size, self.mask_token_id, self.eos_token_ids = (
-            model.vocab_size,
-            spec.mask_token_id,
-            spec.eos_token_ids,
-        )
+        self.vocab_size = model.vocab_size
+        self.mask_token_id, self.eos_token_ids = spec.mask_token_id, spec.eos_token_ids
         self.max_length, self.attention, self.block_length = model.max_context, spec.attention, spec.block_length
         self.needs_left = spec.shifted
         self._table = weights["embed.weight"]

@@ -1,4 +1,4 @@
-"""Any causal model of transformers behind the Runner protocol."""
+"""Any causal model of transformers behind the Runner protocol; `models.load` says which checkpoints come here."""
 
 import lazy_loader
 

@@ -18,7 +18,7 @@ import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
-from paceline.models.fallback.transformers_cache import CausalModel, Fed, History, choose_history
+from paceline.models.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
 
 UNLIMITED = 2**20
@@ -251,7 +251,7 @@ def _cut(cache: FallbackCache, length: int) -> History:
     return history
 
 
-def _scores(fed: Sequence[Fed], taps: Sequence[int]) -> Scores:
+def _scores(fed: Sequence[PassOutput], taps: Sequence[int]) -> Scores:
     rows = tuple(accumulate((len(one.logits) for one in fed), initial=0))
     return Scores(
         torch.cat([one.logits for one in fed]),

@@ -1,7 +1,7 @@
 """What a transformers model remembers of one sequence, and how it is made to forget.
 
 Three kinds, from fast to general. A cache of plain keys and values is *cropped*. Recurrent states, convolutions and
-caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the guesses were fed, or from the
+caches that drop old keys cannot be: they are *replayed*, from a snapshot taken before the drafts were fed, or from the
 start. A model without any usable cache is *recomputed* from its first token at every step. `choose` tries them on the
 model itself and takes the first whose logits are those of one pass over the whole text.
 """
@@ -32,7 +32,7 @@ Taps = dict[int, torch.Tensor]
 
 
 @dataclass(slots=True)
-class Fed:
+class PassOutput:
     """What one pass gave: logits (m, v) of the tokens fed, or (1, v) of the last; taps, layer -> (m, hidden); the
     model's cache.
     """
@@ -66,7 +66,7 @@ class CausalModel:
         keep: bool = True,
         last_only: bool = False,
         taps: Sequence[int] = (),
-    ) -> Fed:
+    ) -> PassOutput:
         """One forward pass over `tokens` behind what `cache` holds; `keep` asks for a cache."""
         options: dict[str, Any] = {"use_cache": keep}
         if cache is not None and self.cache_key is not None:
@@ -82,7 +82,7 @@ class CausalModel:
             for hook in hooks:
                 hook.remove()
         logits = output.logits[0, -1:] if last_only else output.logits[0]
-        return Fed(logits, found, None if self.cache_key is None else getattr(output, self.cache_key, None))
+        return PassOutput(logits, found, None if self.cache_key is None else getattr(output, self.cache_key, None))
 
     def _tap(self, layer: int, found: Taps) -> Any:
         """A hook that puts the output of `layer` into `found`: -1 is the first layer's input, num_layers the head's."""
@@ -115,15 +115,15 @@ class History:
         self.model = model
         self.tokens: list[int] = []
 
-    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> Fed:
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> PassOutput:
         """Append tokens; logits and taps cover the new tokens only."""
         new = len(tokens)
         self.tokens += tokens
         fed = self.model.run(self.tokens, keep=False, last_only=last_only, taps=taps)
-        return Fed(fed.logits[-new:], {layer: states[-new:] for layer, states in fed.taps.items()})
+        return PassOutput(fed.logits[-new:], {layer: states[-new:] for layer, states in fed.taps.items()})
 
     def mark(self) -> None:
-        """Guesses come next: make going back to here cheap."""
+        """Drafts come next: make going back to here cheap."""
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -143,7 +143,7 @@ class CroppedHistory(History):
         super().__init__(model)
         self.cache = _full_cache()
 
-    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> Fed:
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> PassOutput:
         fed = self.model.run(tokens, self.cache, last_only=last_only, taps=taps)
         self.tokens += tokens
         return fed
@@ -164,7 +164,7 @@ class CroppedHistory(History):
 
 
 class ReplayedHistory(History):
-    """Whatever cache the model makes for itself, copied before guesses are fed.
+    """Whatever cache the model makes for itself, copied before drafts are fed.
 
     Args:
         one_by_one: feed the tokens behind the first chunk singly, for models whose state cannot take several at once.
@@ -176,7 +176,7 @@ class ReplayedHistory(History):
         self.cache: Any = None
         self._saved: tuple[int, Any] | None = None  # (length, cache at that length)
 
-    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> Fed:
+    def feed(self, tokens: Sequence[int], *, last_only: bool = False, taps: Sequence[int] = ()) -> PassOutput:
         single = self.one_by_one and bool(self.tokens)
         parts = []
         for chunk in [[token] for token in tokens] if single else [list(tokens)]:
@@ -186,7 +186,7 @@ class ReplayedHistory(History):
         if len(parts) == 1:
             return parts[0]
         logits = parts[-1].logits if last_only else torch.cat([part.logits for part in parts])
-        return Fed(logits, {layer: torch.cat([part.taps[layer] for part in parts]) for layer in set(taps)})
+        return PassOutput(logits, {layer: torch.cat([part.taps[layer] for part in parts]) for layer in set(taps)})
 
     def mark(self) -> None:
         with torch.inference_mode():
@@ -268,7 +268,7 @@ def _candidates(model: CausalModel, tokens: Sequence[int]) -> dict[str, Callable
 
 
 def _trial(history: History, tokens: Sequence[int]) -> torch.Tensor:
-    """Logits at every token, with wrong guesses fed and taken back twice on the way."""
+    """Logits at every token, with wrong drafts fed and taken back twice on the way."""
     rows = [history.feed(tokens[:4]).logits]
     for start, stop in ((4, 7), (7, 9)):
         history.mark()

@@ -97,8 +97,7 @@ def _check(index: int, message: Mapping[str, Any]) -> None:
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             raise PromptError(
                 f"content of message {index} may hold parts {{'type': 'text', 'text': ...}} only, got "
-                f"{shortened(part)}; "
-                "this model reads text"
+                f"{shortened(part)}; this model reads text"
             )
 
 
@@ -143,8 +142,7 @@ def _compiled(template: str, name: str) -> jinja2.Template:
         line = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise CheckpointError(
             f"{name} cannot be read ({shortened_line(error)}{line}); repair it or download it again, or use generate "
-            f"with a plain "
-            "prompt"
+            "with a plain prompt"
         ) from error
 
 

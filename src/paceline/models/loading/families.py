@@ -138,10 +138,7 @@ _SMOLLM3 = {
     "max_position_embeddings": 32768,
     "num_key_value_heads": 4,
     "tie_word_embeddings": True,
-} | {
-    "use_sliding_window": False,
-    "no_rope_layer_interval": 4,
-}
+} | {"use_sliding_window": False, "no_rope_layer_interval": 4}
 _MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 _MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}

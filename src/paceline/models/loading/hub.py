@@ -1,5 +1,5 @@
-"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; formats that are refused,
-by name.
+"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; other formats are
+rejected with an error that names them.
 
 Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
 only for configuration, safetensors, tokenizer and generation files at the top of the repository.
@@ -18,8 +18,8 @@ from paceline.models.loading.gguf import SPLIT, gguf_config, is_gguf, split_name
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import need, shortened
 
-WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-UNWANTED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
+DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
 BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
 BUNDLED_PREFIX = "bundled/"
 """Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
@@ -117,9 +117,11 @@ def _bundled(name: str, revision: str | None) -> Path:
 def _download(name: str, revision: str | None, code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    wanted = [*WANTED, *(["*.py"] if code else [])]
+    wanted = [*DOWNLOADED, *(["*.py"] if code else [])]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(UNWANTED)))
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(NOT_DOWNLOADED))
+        )
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
 
@@ -207,8 +209,7 @@ def _refuse_formats(folder: Path) -> None:
     if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise UnsupportedModelError(
             f"{folder} holds pickled weights only, which may run code and are not supported; convert them to "
-            f"safetensors "
-            "(load them with transformers and save_pretrained)"
+            "safetensors (load them with transformers and save_pretrained)"
         )
 
 
@@ -220,8 +221,7 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
             if found is not None and not isinstance(found, Mapping):
                 raise CheckpointError(
                     f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
-                    f"float16 "
-                    "checkpoint, or remove the key if the weights are not quantised"
+                    "float16 checkpoint, or remove the key if the weights are not quantised"
                 )
             if found is not None:
                 method = found.get("quant_method") or (

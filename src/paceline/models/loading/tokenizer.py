@@ -44,7 +44,7 @@ class Backend(Protocol):
     def special_ids(self) -> Iterable[int]: ...
 
 
-class Fast:
+class FastBackend:
     """A `tokenizers.Tokenizer`."""
 
     def __init__(self, inner: Any, *, clean_up: bool = False) -> None:
@@ -81,7 +81,7 @@ class Fast:
         return [index for index, token in self.inner.get_added_tokens_decoder().items() if token.special]
 
 
-class Slow:
+class SlowBackend:
     """A tokenizer of transformers that is not built on `tokenizers`."""
 
     def __init__(self, inner: Any) -> None:
@@ -291,7 +291,7 @@ def _from_json(folder: Path) -> Tokenizer:
     try:
         _add_special_tokens(inner, config)
         inner.encode_special_tokens = bool(config.get("split_special_tokens", False))
-        backend = Fast(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
+        backend = FastBackend(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
         return Tokenizer(backend, name=str(folder), named=named, template=template)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # tokens of the wrong kind, or no Unicode
         raise CheckpointError(
@@ -356,7 +356,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
         ) from error
     fast = getattr(inner, "backend_tokenizer", None)
     clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
-    backend: Backend = Slow(inner) if fast is None else Fast(fast, clean_up=clean_up)
+    backend: Backend = SlowBackend(inner) if fast is None else FastBackend(fast, clean_up=clean_up)
     named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
     template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
     tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)

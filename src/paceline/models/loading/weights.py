@@ -40,11 +40,11 @@ FOREIGN: Mapping[str, str] = {
 }
 
 Shape = tuple[int, ...]
-Instead = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
+Replacement = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredTensor:
     """One stored tensor and its place: `at` counts along the first free axis of the target, inside `expert` if that is
     not None.
     """
@@ -61,7 +61,7 @@ class Target:
 
     name: str
     shape: Shape
-    recipes: tuple[tuple[Piece, ...], ...]
+    recipes: tuple[tuple[StoredTensor, ...], ...]
 
 
 def targets(spec: ModelSpec) -> Iterator[Target]:
@@ -78,16 +78,16 @@ def targets(spec: ModelSpec) -> Iterator[Target]:
 
 
 def _same(name: str, shape: Shape, *stored: str) -> Target:
-    return Target(name, shape, ((Piece(stored, shape),),))
+    return Target(name, shape, ((StoredTensor(stored, shape),),))
 
 
 def _fused(name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str) -> Target:
     """A tensor stored in parts along its first axis, or as one called `whole`."""
     pieces, at = [], 0
     for part, width in widths:
-        pieces.append(Piece((part,), (width, *rest), at))
+        pieces.append(StoredTensor((part,), (width, *rest), at))
         at += width
-    return Target(name, (at, *rest), ((Piece((whole,), (at, *rest)),), tuple(pieces)))
+    return Target(name, (at, *rest), ((StoredTensor((whole,), (at, *rest)),), tuple(pieces)))
 
 
 def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
@@ -141,15 +141,15 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
     def one(expert: int, *names: str) -> tuple[str, ...]:
         return tuple(f"{block}experts.{expert}.{name}.weight" for block in blocks for name in names)
 
-    def whole(name: str, shape: Shape) -> tuple[Piece, ...]:
-        return (Piece(tuple(f"{block}experts.{name}" for block in blocks), shape),)
+    def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
+        return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
     yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
-    gates = [Piece(one(e, "gate_proj", "w1"), (inner, d), 0, e) for e in range(count)]
-    ups = [Piece(one(e, "up_proj", "w3"), (inner, d), inner, e) for e in range(count)]
+    gates = [StoredTensor(one(e, "gate_proj", "w1"), (inner, d), 0, e) for e in range(count)]
+    ups = [StoredTensor(one(e, "up_proj", "w3"), (inner, d), inner, e) for e in range(count)]
     shape = (count, 2 * inner, d)
     yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), tuple(gates + ups)))
-    downs = [Piece(one(e, "down_proj", "w2"), (d, inner), 0, e) for e in range(count)]
+    downs = [StoredTensor(one(e, "down_proj", "w2"), (d, inner), 0, e) for e in range(count)]
     shape = (count, d, inner)
     yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), tuple(downs)))
 
@@ -159,7 +159,7 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> dict[str, int]:
     return {target.name: torch.Size(target.shape).numel() * dtype.itemsize for target in targets(spec)}
 
 
-class Names:
+class StoredNames:
     """A checkpoint's tensors by their names without prefix; remembers which ones nobody asked for."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -171,11 +171,11 @@ class Names:
                 f"{checkpoint.folder}: names that differ only in their prefix; the checkpoint holds two models"
             )
 
-    def find(self, piece: Piece) -> str | None:
+    def find(self, piece: StoredTensor) -> str | None:
         """The name without prefix under which a piece is stored."""
         return next((name for name in piece.names if name in self.stored), None)
 
-    def read(self, name: str, piece: Piece) -> torch.Tensor:
+    def read(self, name: str, piece: StoredTensor) -> torch.Tensor:
         """The tensor of a piece, its shape checked."""
         return self.checkpoint.tensor(self._checked(name, piece))
 
@@ -200,11 +200,11 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     """
     if not spec.tied:
         return spec
-    names = Names(checkpoint)
+    names = StoredNames(checkpoint)
     if not {"lm_head.weight", "embed_tokens.weight"} <= names.stored.keys():
         return spec
     shape = (spec.vocab_size, spec.hidden_size)
-    head, embed = (names.read(name, Piece((name,), shape)) for name in ("lm_head.weight", "embed_tokens.weight"))
+    head, embed = (names.read(name, StoredTensor((name,), shape)) for name in ("lm_head.weight", "embed_tokens.weight"))
     if torch.equal(head, embed):
         return spec
     log.warning("%s: config.json ties head and embedding, but the files hold two; both are used", checkpoint.folder)
@@ -217,7 +217,7 @@ def load_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    instead: Instead | None = None,
+    instead: Replacement | None = None,
     lacking: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
     """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped
@@ -230,7 +230,7 @@ def load_weights(
         CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an
         adapter.
     """
-    names = Names(checkpoint)
+    names = StoredNames(checkpoint)
     if spec.tied:
         names.unused.discard("lm_head.weight")
     weights: dict[str, torch.Tensor] = {}
@@ -247,7 +247,7 @@ def load_weights(
     return weights
 
 
-def _choose(names: Names, target: Target) -> list[tuple[Piece, str]]:
+def _choose(names: StoredNames, target: Target) -> list[tuple[StoredTensor, str]]:
     """The pieces of the first recipe that is stored in full, with their names."""
     missing: list[str] = []
     for recipe in target.recipes:
@@ -261,14 +261,14 @@ def _choose(names: Names, target: Target) -> list[tuple[Piece, str]]:
     )
 
 
-def _check_foreign(names: Names) -> None:
+def _check_foreign(names: StoredNames) -> None:
     for name in names.unused:
         for mark, what in FOREIGN.items():
             if mark in name:
                 raise UnsupportedModelError(f"{names.checkpoint.folder}: {name} belongs to {what}")
 
 
-def _check_surplus(names: Names) -> None:
+def _check_surplus(names: StoredNames) -> None:
     _check_foreign(names)
     if names.unused:
         raise CheckpointError(

@@ -1,6 +1,6 @@
 """The programs that run inside a peer's own environment, one file a peer, and what they share.
 
-In: one JSON line a request on standard input. Out: one JSON line an answer on standard output.
-Not here: anything that needs Paceline itself; these files import only the standard library, NumPy and the peer's
+A request is one JSON line on standard input, its answer one on standard output. These files know nothing of Paceline:
+they import only the standard library, NumPy and the peer's
 packages.
 """

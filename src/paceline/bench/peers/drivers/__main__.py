@@ -1,7 +1,5 @@
 """Start of a driver: `PEERS_PYTHON PATH/drivers NAME`, where NAME is a module of this folder.
 
-In: the module's name. Out: the wire loop over it, until standard input ends.
-
 The peer's interpreter has no Paceline, and must not pick up one by chance: the drivers are put under their full names
 into otherwise empty packages, so that they import each other as everywhere else and nothing else of Paceline can be
 imported.

@@ -1,7 +1,5 @@
 """Llama weights as a GGUF file for llama.cpp, with a dummy vocabulary of the right size.
 
-In: `LlamaWeights`, a precision. Out: a .gguf file. Not here: running it.
-
 llama.cpp rotates neighbouring pairs of a head (0,1), (2,3), ...; checkpoints rotate (0, d/2), (1, d/2 + 1), ...
 The rows of the query and key projections are put into llama.cpp's order, which leaves every attention score as it was.
 Prompts are token ids, so that the vocabulary needs no words: 256 byte tokens, where there is room, and numbered ones.

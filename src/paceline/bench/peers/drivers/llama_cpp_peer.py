@@ -1,8 +1,7 @@
 """llama.cpp through llama-cpp-python: plain decoding and its prompt lookup.
 
-In: the open message of the wire; options: `method` (plain, ngram), `num_speculative_tokens` (8),
-`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0). Out: token ids. Not here: the GGUF
-writer.
+Options of the open message: `method` (plain, ngram), `num_speculative_tokens` (8),
+`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0).
 """
 
 from pathlib import Path

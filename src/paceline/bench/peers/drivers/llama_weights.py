@@ -1,7 +1,6 @@
 """A Llama checkpoint read with NumPy alone: its shape, and its tensors as stored or as float32.
 
-In: a folder with config.json and *.safetensors. Out: `LlamaShape` and arrays.
-Not here: writing a peer's own format. Layouts other than Llama's are refused by name, never converted approximately.
+Layouts other than Llama's are rejected with an error that names them, never converted approximately.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Llama weights as an OpenVINO graph that OpenVINO GenAI runs: stateful, with a cache per layer.
 
-In: `LlamaWeights`, how the matrices are stored. Out: openvino_model.xml and .bin with inputs input_ids, attention_mask,
-position_ids (batch, length) and beam_idx (batch,), output logits (batch, length, vocabulary).
-Not here: running it.
+Its inputs are input_ids, attention_mask, position_ids (batch, length) and beam_idx (batch,), its output logits (batch,
+length, vocabulary).
 
 The pieces are written in the forms that OpenVINO's own passes know (RMS norm, half rotation, cache as ReadValue -
 Gather - Concat - Assign around ScaledDotProductAttention), so that they are fused and the attention can be replaced by

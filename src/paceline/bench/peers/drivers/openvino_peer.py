@@ -1,9 +1,8 @@
 """OpenVINO GenAI: plain decoding, a draft model, prompt lookup.
 
-In: the open message of the wire; options: `method` (plain, draft_model, ngram), `num_speculative_tokens` (8 for ngram,
+Options of the open message: `method` (plain, draft_model, ngram), `num_speculative_tokens` (8 for ngram,
 4 else), `prompt_lookup_max` (3), `model` (folder of the draft), `backend` (PA, the paged attention, or SDPA),
 `kv_cache` (a type name), `compute` (precision of the arithmetic; int8 weights compute in bfloat16), `cache_gb` (1).
-Out: token ids. Not here: the graph of the model.
 """
 
 import json

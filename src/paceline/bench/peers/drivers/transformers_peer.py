@@ -1,8 +1,7 @@
 """transformers: plain decoding, assisted generation with a draft model, prompt lookup.
 
-In: the open message of the wire; options: `method` (plain, draft_model, ngram), `num_speculative_tokens` (8 for ngram;
+Options of the open message: `method` (plain, draft_model, ngram), `num_speculative_tokens` (8 for ngram;
 absent, the library's own schedule for a draft), `prompt_lookup_max` (3), `model` (folder of the draft), `device` (cpu).
-Out: token ids. Not here: padding for methods that take one prompt.
 """
 
 from time import perf_counter

@@ -1,9 +1,7 @@
 """vLLM: plain decoding, its n-gram and its draft-model speculation.
 
-In: the open message of the wire; options: `method` (plain, ngram, draft_model), `num_speculative_tokens` (8 for ngram,
-4 else), `prompt_lookup_max` (3), `model` (folder of the draft), `max_model_len`, `gpu_memory_utilization` (0.85). Out:
-token ids.
-Not here: installing it; it is used where it is.
+Options of the open message: `method` (plain, ngram, draft_model), `num_speculative_tokens` (8 for ngram,
+4 else), `prompt_lookup_max` (3), `model` (folder of the draft), `max_model_len`, `gpu_memory_utilization` (0.85).
 """
 
 from time import perf_counter

@@ -1,9 +1,8 @@
 """The wire between Paceline and a peer: JSON lines over standard input and output.
 
-In: `{"op": "open", ...}` once, then `{"op": "generate", ...}` any number of times; the end of the input ends the
-process.
-Out: one line a request, `{"ok": true, ...}` or `{"ok": false, "error": "..."}`. Times are seconds, tokens are ids.
-Not here: what a peer does with a request (the driver's `open_peer`), time-outs (the other end).
+A request is `{"op": "open", ...}` once, then `{"op": "generate", ...}` any number of times; the end of the input ends
+the process. Its answer is one line, `{"ok": true, ...}` or `{"ok": false, "error": "..."}`. Times are seconds, tokens
+are ids.
 
 Whatever a library prints goes to standard error: the real standard output is kept for the wire alone.
 """

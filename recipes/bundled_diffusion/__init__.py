@@ -1,0 +1,1 @@
+"""The bundled diffusion models, and published training of such models. See README.md."""

@@ -1,0 +1,1 @@
+"""The bundled target, its draft, and what goes with them: from public text to model folders. See README.md."""

@@ -1,0 +1,5 @@
+"""The doctor: facts of a setup, and checks that judge them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,509 @@
+"""The doctor's checks as one list: of the machine, of checkpoints, of drafters by a probe."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from paceline.bench.doctor.facts import Complaint, DraftedToken, DraftFacts, Facts, ProbeFacts
+from paceline.errors import PacelineError
+from paceline.models.loading import Tokenizer, same_tokenizer
+
+HARDWARE: Final = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""Processor flags, x86's and Arm's, one of which makes a dtype fast."""
+
+SLOWER: Final = 1.15
+"""Threads that make a pass this many times slower than fewer of them are in each other's way."""
+
+SPARE: Final = 0.5
+"""CPUs' worth of other work that does not matter."""
+
+LOW: Final = 0.05
+"""Share of the memory that should stay available."""
+
+SWAPPED: Final = 0.01
+"""Share of the weights; more than this of the process in swap is read from disk again and again."""
+
+
+def versions(facts: Facts) -> Iterator[Complaint]:
+    """Packages that are missing or older than required."""
+    for name in facts.machine.unfit:
+        installed, required = facts.machine.versions[name]
+        yield Complaint(f"{name} is {installed or 'missing'}, needed is {required}", f"pip install '{name}{required}'")
+
+
+def gpu(facts: Facts) -> Iterator[Complaint]:
+    """A GPU that PyTorch cannot use, or that is there and not used."""
+    machine = facts.machine
+    if machine.gpu is not None and not machine.cuda:
+        why = "is a CPU build" if machine.cuda_build is None else f"(CUDA {machine.cuda_build}) cannot open it"
+        do = "install a CUDA build of torch" if machine.cuda_build is None else "check the driver with nvidia-smi"
+        yield Complaint(f"there is a GPU ({machine.gpu}), but torch {why}", do)
+    elif machine.cuda and facts.target.device == "cpu":
+        yield Complaint("torch can use a GPU, but the model runs on the CPU", "use --device cuda", hint=True)
+
+
+def dtype(facts: Facts) -> Iterator[Complaint]:
+    """16-bit types that the processor only emulates."""
+    target, flags = facts.target, facts.machine.flags
+    wanted = HARDWARE.get(target.dtype, set())
+    if target.device == "cpu" and wanted and flags and not wanted & flags:
+        others = [name for name in HARDWARE if HARDWARE[name] & flags]
+        yield Complaint(
+            f"this processor has no instructions for {target.dtype}, which is emulated",
+            f"use --dtype {others[0] if others else 'float32'}",
+        )
+
+
+def threads(facts: Facts) -> Iterator[Complaint]:
+    """More threads than CPUs, by affinity or quota; or than cores, which is seldom good."""
+    machine = facts.machine
+    if facts.target.device != "cpu":
+        return
+    allowed = machine.cpus if machine.quota is None else min(machine.cpus, machine.quota)
+    if machine.threads > allowed + 0.01:
+        limit = "the affinity mask allows" if allowed == machine.cpus else "the control group's quota allows"
+        yield Complaint(
+            f"{machine.threads} threads, but {limit} {allowed:g} CPU{'s' if allowed > 1 else ''}",
+            f"use --threads {max(1, min(int(allowed), machine.cores))}",
+        )
+    elif machine.threads > machine.cores:
+        yield Complaint(
+            f"{machine.threads} threads on {machine.cores} physical cores",
+            f"try --threads {machine.cores}; `paceline tune` does",
+            hint=True,
+        )
+
+
+def busy(facts: Facts) -> Iterator[Complaint]:
+    """Others who work on the cores that our threads need: every barrier waits for the slowest thread."""
+    machine = facts.machine
+    free = machine.cpus - machine.load
+    if facts.target.device == "cpu" and machine.load > SPARE and machine.threads > free + SPARE:
+        if machine.threads == 1:
+            yield Complaint(f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
+            return
+        yield Complaint(
+            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, {machine.threads} threads wait "
+            f"for each other",
+            f"stop them, or use --threads {max(1, int(free))}",
+        )
+
+
+def scaling(facts: Facts) -> Iterator[Complaint]:
+    """Whether fewer threads are faster."""
+    machine, seconds = facts.machine, facts.machine.pass_seconds
+    best = min(seconds, key=lambda number: seconds[number], default=machine.threads)
+    if best < machine.threads and machine.threads in seconds and seconds[machine.threads] > SLOWER * seconds[best]:
+        now, then = 1e3 * seconds[machine.threads], 1e3 * seconds[best]
+        yield Complaint(
+            f"a pass takes {now:.3g} ms with {machine.threads} threads, {then:.3g} ms with {best}",
+            f"use --threads {best}, or find what keeps a core busy",
+        )
+
+
+def memory(facts: Facts) -> Iterator[Complaint]:
+    """Parts of the process in swap, or next to nothing left."""
+    machine = facts.machine
+    if machine.swapped > SWAPPED * facts.target.weight_bytes and machine.swapped > 1 << 20:
+        yield Complaint(
+            f"{_size(machine.swapped)} of this process are in swap", "free memory, or take a smaller model or dtype"
+        )
+    if machine.memory_total and machine.memory_available < LOW * machine.memory_total:
+        yield Complaint(
+            f"{_size(machine.memory_available)} of {_size(machine.memory_total)} memory are left",
+            "free memory, or take a smaller model, dtype or --max-model-len",
+        )
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**29 else f"{number / 2**20:.0f} MiB"
+
+
+SAMPLE: Final = "The 3 quick foxes (aged 12,345.67 days) can't jump:\n\n    def jump(self):  # größer\n\treturn None\n"
+TALK: Final = ({"role": "user", "content": "Hello."},)
+ANSWER: Final = "Hi there."
+FAMILY: Final = "take a draft model of the target's family"
+
+
+def end_tokens(facts: Facts) -> Iterator[Complaint]:
+    """No end token at all, or not the one that closes an answer in the chat template."""
+    target = facts.target
+    if not target.eos_ids:
+        yield Complaint(
+            "no end token is known, so texts end at --max-tokens only", "add eos_token_id to generation_config.json"
+        )
+        return
+    closing = closing_token(target.tokenizer)
+    if closing is not None and closing not in target.eos_ids:
+        name = target.tokenizer.tokens().get(closing, "")
+        yield Complaint(
+            f"the chat template closes an answer with {name!r} (token {closing}), which is no end token "
+            f"{list(target.eos_ids)}",
+            "add it to eos_token_id in generation_config.json, or pass --stop-token-ids",
+        )
+
+
+def closing_token(tokenizer: Tokenizer) -> int | None:
+    """The special token that follows an answer in the chat template; None where there is none, or no template."""
+    try:
+        before = tokenizer.apply_chat_template(TALK)
+        after = tokenizer.apply_chat_template(
+            [*TALK, {"role": "assistant", "content": ANSWER}], add_generation_prompt=False
+        )
+    except PacelineError:  # no template, or one that refuses this talk: nothing to compare
+        return None
+    _, found, rest = after.partition(ANSWER)
+    if not found or not after.startswith(before[: len(before) // 2]):
+        return None
+    tokens = tokenizer.encode(rest.lstrip(), add_special_tokens=False)
+    return tokens[0] if tokens and tokens[0] in tokenizer.special_ids else None
+
+
+def sampling_defaults(facts: Facts) -> Iterator[Complaint]:
+    """A checkpoint that samples unless told otherwise."""
+    temperature = facts.target.sampling.get("temperature")
+    if facts.target.sampling.get("top_k") == 1 or temperature is None or temperature == 0:
+        return
+    yield Complaint(
+        f"generation_config.json samples by default (temperature {temperature:g}), where fewer guesses stand than at 0",
+        "pass --temperature 0 if that is what you want",
+        hint=True,
+    )
+
+
+def setup(facts: Facts) -> Iterator[Complaint]:
+    """A configuration that cannot be built, or a drafter that fails, for whatever reason."""
+    unreadable = [draft for draft in facts.drafts if draft.tokenizer is None]
+    for draft in unreadable:
+        yield Complaint(
+            f"draft model {draft.name} cannot be opened: {draft.error}", "give the folder or hub id of a checkpoint"
+        )
+    if facts.error and not unreadable:
+        yield Complaint(facts.error, "correct --speculative-config")
+    for probe in facts.probes:
+        if probe.dropped:
+            yield Complaint(
+                f"drafter {probe.drafter} failed: {probe.dropped}", "report it with --log-level debug, or leave it out"
+            )
+
+
+def tokenizer(facts: Facts) -> Iterator[Complaint]:
+    """Another vocabulary, or other rules of splitting text."""
+    mine = facts.target.tokenizer
+    for draft, theirs in _readable(facts):
+        why = same_tokenizer(mine, theirs)
+        if why is not None:
+            yield Complaint(f"{_short(draft)} has another vocabulary: {why}", FAMILY)
+        elif (a := mine.encode(SAMPLE, False)) != (b := theirs.encode(SAMPLE, False)):
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            yield Complaint(f"{_short(draft)} splits text otherwise: a sample differs from token {at} on", FAMILY)
+
+
+def special_tokens(facts: Facts) -> Iterator[Complaint]:
+    """Named tokens (start, end) that are others in the draft."""
+    mine = facts.target.tokenizer
+    for draft, theirs in _readable(facts):
+        for name, a, b in (("start", mine.bos_id, theirs.bos_id), ("end", mine.eos_id, theirs.eos_id)):
+            if a is not None and b is not None and a != b:
+                yield Complaint(
+                    f"the {name} token is {a} in the target, {b} in {_short(draft)}",
+                    "correct its tokenizer_config.json, or " + FAMILY,
+                )
+        odd = {i for i in mine.special_ids ^ theirs.special_ids if i < min(mine.vocab_size, theirs.vocab_size)}
+        if odd:
+            first = min(odd)
+            where = "the target" if first in mine.special_ids else _short(draft)
+            yield Complaint(f"token {first} is special in {where} only (and {len(odd) - 1} more)", FAMILY, hint=True)
+
+
+def chat_template(facts: Facts) -> Iterator[Complaint]:
+    """Messages that the draft was trained to see in another form."""
+    mine = facts.target.tokenizer
+    if not mine.has_chat_template:
+        return
+    for draft, theirs in _readable(facts):
+        if not theirs.has_chat_template:
+            yield Complaint(
+                f"{_short(draft)} has no chat template, the target has one", "take a chat version as draft", hint=True
+            )
+            continue
+        try:
+            texts = [one.apply_chat_template(TALK) for one in (mine, theirs)]
+        except PacelineError as error:
+            yield Complaint(f"a chat template refuses a plain message: {error}", "correct the template", hint=True)
+            continue
+        if texts[0] != texts[1]:
+            ids = [one.encode(text, False) for one, text in zip((mine, theirs), texts, strict=True)]
+            marks = [[i for i in row if i in one.special_ids] for one, row in zip((mine, theirs), ids, strict=True)]
+            kind = "other wording" if marks[0] == marks[1] else "other special tokens"
+            yield Complaint(
+                f"{_short(draft)} writes chat messages in another form ({kind})",
+                "take a draft that was trained on the target's form",
+                hint=marks[0] == marks[1],
+            )
+
+
+def _readable(facts: Facts) -> Iterator[tuple[DraftFacts, Tokenizer]]:
+    return ((draft, draft.tokenizer) for draft in facts.drafts if draft.tokenizer is not None)
+
+
+def _short(draft: DraftFacts) -> str:
+    return f"draft {Path(draft.name).name!r}"
+
+
+ENOUGH: Final = 12
+"""Fewer guesses than this prove nothing."""
+
+NEAR_ZERO: Final = 0.1
+GOOD: Final = 0.3
+"""An acceptance from which on a drafter works, as a whole."""
+
+CODE: Final = frozenset("{}[]()<>=_;/\\|&*+#@$^~`")
+TABLE: Final = "table"
+"""Kind of drafters that copy text: they have nothing to say on most texts, and that is no fault."""
+
+CAUSES: Final = {
+    "head": "check its feature layers, its norm and that it was trained for this very target",
+    "model": "check that its weights are whole and of the target's family",
+}
+
+
+def feature_layers(facts: Facts) -> Iterator[Complaint]:
+    """Taps that the target does not have."""
+    last = facts.target.num_layers
+    for probe in facts.probes:
+        wrong = [layer for layer in probe.taps if not -1 <= layer <= last]
+        if wrong:
+            yield Complaint(
+                f"{probe.drafter} reads layers {wrong}, the target has -1..{last}",
+                "use a head that was trained for this target",
+            )
+
+
+def draft_speed(facts: Facts) -> Iterator[Complaint]:
+    """A drafter that takes longer for a token than the target itself, or whose guesses cannot pay."""
+    for probe in facts.probes:
+        target = probe.target_seconds.get(1)
+        if not probe.draft_seconds or not target:
+            continue
+        times = f"{1e3 * probe.draft_seconds:.3g} ms for a token, the target {1e3 * target:.3g} ms"
+        needed = break_even(probe)
+        if probe.draft_seconds >= target:
+            yield Complaint(
+                f"{probe.drafter} takes {times}: guesses {_when(needed)}",
+                "take a smaller draft, or none",
+            )
+        elif (rate := _rate(probe.guesses)) is not None and (needed is None or rate < needed):
+            yield Complaint(
+                f"{probe.drafter} takes {times}: guesses {_when(needed)}, here {rate:.0%} stand",
+                "leave it to controller auto, which drafts less, or take another drafter",
+                hint=True,
+            )
+
+
+def break_even(probe: ProbeFacts) -> float | None:
+    """The least acceptance per token at which some number of drafted tokens pays; None where none does.
+
+    With acceptance a, k drafted tokens give 1 + a + ... + a^k tokens for a pass over k + 1 rows and k drafted tokens.
+    Passes between the measured numbers of rows are interpolated.
+    """
+    seconds = probe.target_seconds
+    one, rows = seconds[1], max(seconds)
+    slope = (seconds[rows] - one) / (rows - 1) if rows > 1 else 0.0
+    found = []
+    for k in range(1, max(2, rows)):
+        cost = (one + max(0.0, slope) * k + k * probe.draft_seconds) / one
+        if cost < k + 1:
+            found.append(_solve(lambda a, k=k: sum(a**i for i in range(k + 1)), cost))  # type: ignore[misc]
+    return min(found, default=None)
+
+
+def _solve(rising: Callable[[float], float], value: float) -> float:
+    """Where a rising function on 0..1 reaches a value, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < value else (low, middle)
+    return high
+
+
+def acceptance(facts: Facts) -> Iterator[Complaint]:
+    """Guesses that stand next to never, or no more often than by chance; and what that looks like."""
+    for probe in facts.probes:
+        rate = _rate(probe.guesses)
+        if probe.kind == TABLE or probe.dropped:
+            continue
+        if rate is None:
+            if not probe.guesses:
+                yield Complaint(f"{probe.drafter} proposed nothing in the probe", "check its options", hint=True)
+            continue
+        chance = chance_of(probe.guesses)
+        spread = 3 * math.sqrt(chance * (1 - chance) / len(probe.guesses))
+        if rate < NEAR_ZERO or (rate < chance + spread and rate < 0.5):
+            hits, number = sum(guess.hit for guess in probe.guesses), len(probe.guesses)
+            cause = CAUSES.get(probe.kind, "check that it fits this target")
+            yield Complaint(
+                f"{probe.drafter}: {hits} of {number} guesses stand ({rate:.0%}, by chance {chance:.0%}); "
+                f"{_looks(probe)}",
+                cause,
+            )
+
+
+def chance_of(guesses: Sequence[DraftedToken]) -> float:
+    """How often a guess would be right at another place of the probe: agreement that says nothing."""
+    number = len(guesses)
+    if number < 2:
+        return 0.0
+    said, wanted = Counter(guess.token for guess in guesses), Counter(guess.target for guess in guesses)
+    agree = sum(count * wanted[token] for token, count in said.items()) - sum(
+        guess.token == guess.target for guess in guesses
+    )
+    return agree / (number * (number - 1))
+
+
+def _looks(probe: ProbeFacts) -> str:
+    """By position, by token class, and whether the drafter knows that it is wrong."""
+    first = [guess for guess in probe.guesses if guess.position == 1]
+    later = [guess for guess in probe.guesses if guess.position > 1]
+    parts = [f"first tokens {_rate_words(first)}" + (f", later ones {_rate_words(later)}" if later else "")]
+    classes = [f"{name} {_rate_words(some)}" for name, some in _classes(probe.guesses)[:3]]
+    parts.append(", ".join(classes))
+    sure = fmean(guess.confidence for guess in probe.guesses)
+    rate = _rate(probe.guesses) or 0.0
+    if sure > rate + 0.3:
+        parts.append(f"it is sure of them ({sure:.0%}), as if trained on another model")
+    elif sure < NEAR_ZERO:
+        parts.append(f"it is sure of nothing ({sure:.1%}), as if untrained or its weights damaged")
+    else:
+        parts.append(f"its mean confidence is {sure:.0%}")
+    return "; ".join(parts)
+
+
+def by_position(facts: Facts) -> Iterator[Complaint]:
+    """First guesses that stand and second ones that do not."""
+    for probe in facts.probes:
+        first, second = ([guess for guess in probe.guesses if guess.position == p] for p in (1, 2))
+        a, b = _rate(first), _rate(second)
+        if probe.kind != TABLE and a is not None and b is not None and a >= GOOD and b < NEAR_ZERO:
+            yield Complaint(
+                f"{probe.drafter}: {a:.0%} of its first guesses stand, then {b:.0%} of the second ones",
+                "draft one token a step, or check how it goes on from its own guesses",
+            )
+
+
+def by_token_class(facts: Facts) -> Iterator[Complaint]:
+    """A class of tokens that it never gets right although it works as a whole."""
+    for probe in facts.probes:
+        if probe.kind == TABLE or (_rate(probe.guesses) or 0.0) < GOOD:
+            continue
+        for name, some in _classes(probe.guesses):
+            rate = _rate(some)
+            if rate is not None and rate < NEAR_ZERO / 2:
+                yield Complaint(
+                    f"{probe.drafter} is never right on {name} ({_rate_words(some)} of {len(some)})",
+                    "train it on such text, or add ngram to the methods",
+                    hint=True,
+                )
+
+
+def token_class(text: str) -> str:
+    """whitespace, digits, code, punctuation or words; special tokens have no text of their own and count as special."""
+    bare = text.strip()
+    if not bare:
+        return "whitespace" if text else "special"
+    if bare.startswith("<|") or (bare[0] == "<" and bare[-1] == ">" and len(bare) > 2):
+        return "special"
+    if any(character.isdigit() for character in bare):
+        return "digits"
+    if any(character in CODE for character in bare):
+        return "code"
+    return "words" if any(character.isalpha() for character in bare) else "punctuation"
+
+
+def _classes(guesses: Sequence[DraftedToken]) -> list[tuple[str, list[DraftedToken]]]:
+    """Guesses by the class of the target's token, the largest class first."""
+    found: dict[str, list[DraftedToken]] = {}
+    for guess in guesses:
+        found.setdefault(token_class(guess.text), []).append(guess)
+    return sorted(found.items(), key=lambda pair: -len(pair[1]))
+
+
+def _rate(guesses: Sequence[DraftedToken]) -> float | None:
+    """Share that stands; None for too few."""
+    return fmean(guess.hit for guess in guesses) if len(guesses) >= ENOUGH else None
+
+
+def _rate_words(guesses: Sequence[DraftedToken]) -> str:
+    return f"{fmean(guess.hit for guess in guesses):.0%}" if guesses else "none"
+
+
+def _when(needed: float | None) -> str:
+    return "cannot pay at all" if needed is None else f"pay from an acceptance of {needed:.0%} on"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question to a setup.
+
+    Attributes:
+        name: a few words.
+        ask: what is wrong, by the facts; nothing where all is well or the facts are missing.
+    """
+
+    name: str
+    ask: Callable[[Facts], Iterable[Complaint]]
+
+
+CHECKS: Sequence[Check] = (
+    Check("versions", versions),
+    Check("GPU", gpu),
+    Check("dtype", dtype),
+    Check("threads", threads),
+    Check("busy cores", busy),
+    Check("scaling", scaling),
+    Check("memory", memory),
+    Check("end tokens", end_tokens),
+    Check("sampling defaults", sampling_defaults),
+    Check("setup", setup),
+    Check("tokenizer", tokenizer),
+    Check("special tokens", special_tokens),
+    Check("chat template", chat_template),
+    Check("feature layers", feature_layers),
+    Check("draft speed", draft_speed),
+    Check("acceptance", acceptance),
+    Check("acceptance by position", by_position),
+    Check("acceptance by token", by_token_class),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The answers.
+
+    Attributes:
+        findings: (name of the check, complaint) in the order of CHECKS.
+        asked: names of all checks.
+    """
+
+    findings: Sequence[tuple[str, Complaint]]
+    asked: Sequence[str]
+
+    @property
+    def healthy(self) -> bool:
+        """No finding but hints."""
+        return all(complaint.hint for _, complaint in self.findings)
+
+
+def diagnose(facts: Facts) -> Diagnosis:
+    """Ask everything."""
+    findings = [(check.name, complaint) for check in CHECKS for complaint in check.ask(facts)]
+    return Diagnosis(findings, [check.name for check in CHECKS])

@@ -1,0 +1,146 @@
+"""What the doctor's checks know: plain records, so that a test can state any setup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.models.loading import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """One thing that is wrong, or (a hint) that may cost speed or surprise.
+
+    Attributes:
+        what: found. do: what to do about it.
+    """
+
+    what: str
+    do: str
+    hint: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """The machine as this process sees it.
+
+    Attributes:
+        threads: of PyTorch.
+        cpus: logical CPUs that the affinity mask allows; `cores`: physical ones among them.
+        quota: CPUs' worth of time that the control group allows; None is unlimited.
+        load: CPUs' worth of work that others did on those CPUs while this process slept.
+        pass_seconds: number of threads -> seconds of one pass of the target.
+        flags: of the processor, as /proc/cpuinfo spells them; empty is unknown.
+        memory_total, memory_available, swapped: bytes; `swapped` of this process.
+        gpu: what shows that there is a GPU; None where nothing does.
+        cuda: PyTorch can use one; `cuda_build`: its CUDA version, None for a CPU build.
+        versions: package -> (installed, required); installed None is missing, required "" is any. `unfit`: those that
+        do not fit.
+    """
+
+    threads: int = 1
+    cpus: int = 1
+    cores: int = 1
+    quota: float | None = None
+    load: float = 0.0
+    pass_seconds: Mapping[int, float] = field(default_factory=dict)
+    flags: frozenset[str] = frozenset()
+    memory_total: int = 0
+    memory_available: int = 0
+    swapped: int = 0
+    gpu: str | None = None
+    cuda: bool = False
+    cuda_build: str | None = None
+    versions: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+    unfit: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFacts:
+    """The target model.
+
+    Attributes:
+        device, dtype: as "cpu", "bfloat16".
+        num_layers, weight_bytes: of the model.
+        tokenizer: its own.
+        eos_ids: end tokens; `sampling`: defaults of generation_config.json.
+    """
+
+    device: str
+    dtype: str
+    num_layers: int
+    weight_bytes: int
+    tokenizer: Tokenizer
+    eos_ids: Sequence[int] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFacts:
+    """A draft model that the configuration names; `tokenizer` is None where it could not be read, for the reason
+    `error`.
+    """
+
+    name: str
+    tokenizer: Tokenizer | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedToken:
+    """One drafted position that was verified.
+
+    Attributes:
+        position: depth in the draft, from 1 on.
+        token: the drafter's first choice there; `target`: what the target said.
+        hit: whether one of the drafter's choices was that.
+        confidence: the drafter's own, of its first choice.
+        text: of the target's token.
+    """
+
+    position: int
+    token: int
+    target: int
+    hit: bool
+    confidence: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFacts:
+    """A short greedy generation with one drafter at a fixed number of tokens.
+
+    Attributes:
+        drafter: its name; `kind`: as in the registry.
+        taps: layers of the target that it wants.
+        guesses: in order.
+        draft_seconds: of one drafted token; 0 where it drafted nothing.
+        target_seconds: rows -> seconds of one pass of the target, with 1 and with more rows.
+        dropped: why the engine dropped it; "" if it did not.
+    """
+
+    drafter: str
+    kind: str
+    taps: Sequence[int] = ()
+    guesses: Sequence[DraftedToken] = ()
+    draft_seconds: float = 0.0
+    target_seconds: Mapping[int, float] = field(default_factory=dict)
+    dropped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything.
+
+    Attributes:
+        error: why the configuration cannot be built; "" if it can.
+    """
+
+    machine: MachineFacts
+    target: TargetFacts
+    drafts: Sequence[DraftFacts] = ()
+    probes: Sequence[ProbeFacts] = ()
+    error: str = ""

@@ -1,0 +1,5 @@
+"""A generation explained step by step: recorded, summed up, and shown as a page."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

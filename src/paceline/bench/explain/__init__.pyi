@@ -1,0 +1,11 @@
+from .page import EXPLAIN_MARK as EXPLAIN_MARK
+from .page import PAGES as PAGES
+from .page import Replay as Replay
+from .page import embedded as embedded
+from .page import explain as explain
+from .page import summarize_replay as summarize_replay
+from .page import warm_up as warm_up
+from .recorder import LIKELIEST as LIKELIEST
+from .recorder import Recorder as Recorder
+from .recorder import places as places
+from .recorder import untried_siblings as untried_siblings

@@ -1,0 +1,9 @@
+from .acceptance import ACCEPTANCE_MARK as ACCEPTANCE_MARK
+from .acceptance import acceptance_html as acceptance_html
+from .acceptance import marks as marks
+from .page import REPORT_MARK as REPORT_MARK
+from .page import report_html as report_html
+from .page import write_report as write_report
+from .table import comparison_table as comparison_table
+from .table import document_remarks as document_remarks
+from .table import document_tables as document_tables

@@ -1,0 +1,448 @@
+"""A benchmark document as one HTML page that needs nothing else: headline, figures, warnings, how it was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.bench import stats
+from paceline.bench.explain.page import PAGES
+from paceline.bench.peers import measure
+from paceline.bench.report import figures
+from paceline.bench.report.table import NOTHING, interval, length, milliseconds, percent, same
+from paceline.bench.run.document import write_whole
+from paceline.bench.stats import ENOUGH, rates_differ
+
+Record = Mapping[str, Any]
+MOST_ROWS = 40
+"""Entries of a list that are shown; the rest is in the document."""
+
+DEFINITIONS = (
+    (
+        "tokens/s",
+        "Delivered tokens over all seconds of a repeat, prompt processing included; the median of the repeats.",
+    ),
+    (
+        "speed-up",
+        "Every prompt is decoded by every setting and plainly, one right after the other in an order drawn anew. The "
+        "ratio of tokens per second is taken within each such round; given is the median over prompts, with the 95 % "
+        "interval of a bootstrap over prompts and repeats. Nothing is dropped: a prompt that failed counts as speed 0.",
+    ),
+    (
+        "accepted length",
+        "Mean tokens that one pass of the target yields: 1 + accepted guesses / steps, by the target's own counts. "
+        "Plain decoding has 1.",
+    ),
+    (
+        "outputs",
+        "Token ids compared with plain decoding's. A near tie is a first difference where both tokens lie within "
+        "rounding of the best score. Where outputs differ beyond the claimed class, all speeds of the setting are "
+        "withheld.",
+    ),
+    ("TTFT", "Time to first token: from the arrival of the request to the end of the step that gave its first token."),
+    ("ITL", "Inter-token latency: tokens that one step yields share the time since the step before."),
+    (
+        "share of the limit",
+        "Time that reading the weights and the cache once takes at the measured bandwidth, over the time that a step "
+        "took.",
+    ),
+    (
+        "acceptance by position",
+        "Guesses at a depth of the draft that ended up in the text, over all guesses proposed there; a tree proposes "
+        "several.",
+    ),
+    (
+        "time split",
+        "The engine's own clock; 'outside' is the rest of the wall time: the caller's loop and the text made of the "
+        "tokens.",
+    ),
+    (
+        "others",
+        "Other engines ran in processes of their own on the same weights, token ids, threads and lengths, greedily, "
+        "in turn with our settings. Their seconds were taken inside their processes. Their rounding differs, so near "
+        "ties are taken wider.",
+    ),
+)
+
+COLUMNS = (
+    "setting",
+    "tokens/s [95 %]",
+    "speed-up [95 %]",
+    "accepted length",
+    "claimed",
+    "outputs equal",
+    "TTFT ms",
+    "ITL ms p50 / p99",
+    "limit",
+    "peak memory",
+    "failed",
+)
+
+
+def place_name(cell: Record) -> str:
+    """Workload, temperature, batch."""
+    return f"{cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
+
+
+def headline(document: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
+    """Rows of the headline table at one place."""
+    claimed = {setting["name"]: setting["claimed"] for setting in document["settings"]}
+    return [_row(cell, claimed.get(cell["setting"])) for cell in cells]
+
+
+def _row(cell: Record, claimed: Record | None) -> dict[str, Any]:
+    gain, between, memory = cell["speedup"], cell["inter_token_latency"], cell["memory"]
+    peak = memory["cuda_peak_bytes"] or memory["rss_peak_bytes"]
+    rate = None if claimed is None else claimed["greedy" if cell["temperature"] == 0 else "sampled"]
+    own = cell["equality"]["mode"] == "baseline"
+    words = [
+        interval(cell["tokens_per_second"], 0),
+        NOTHING if own else interval(gain) if cell["comparable"] else "withheld",
+        f"{cell['mean_acceptance_length']:.2f}",
+        NOTHING if own else rate or NOTHING,
+        same(cell["equality"]),
+        milliseconds(cell["time_to_first_token"]["p50"]),
+        f"{milliseconds(between['p50'])} / {milliseconds(between['p99'])}",
+        percent(cell["limit"]["share_of_step"]),
+        NOTHING if peak is None else size(peak),
+        f"{cell['failed']} of {cell['prompts']}" if cell["failed"] else "0",
+    ]
+    verdict = "" if own or gain is None or not rates_differ(**gain) else "faster" if gain["low"] > 1 else "slower"
+    bad = not cell["comparable"]
+    return {"name": cell["setting"], "words": words, "verdict": verdict, "bad": bad, "failed": bool(cell["failed"])}
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def peers_table(peers: Sequence[Record]) -> list[list[str]]:
+    """A line a peer, see `PEER_COLUMNS`."""
+    return [
+        [
+            f"{peer['name']} {peer['setting']}",
+            interval(peer["tokens_per_second"], 0) if peer["comparable"] else "withheld",
+            interval(peer["speedup"]) if peer["comparable"] else "withheld",
+            length(peer["mean_acceptance_length"]),
+            NOTHING if peer["equality"] is None else same(peer["equality"]),
+            percent(peer["equal_share"]),
+            NOTHING if peer["first_difference"] is None else str(peer["first_difference"]),
+            peer["precision"] or NOTHING,
+            NOTHING if peer["threads"] is None else str(peer["threads"]),
+            peer["version"] or NOTHING,
+            ", ".join(f"{key} {value}" for key, value in sorted(peer["options"].items())) or NOTHING,
+            f"{peer['failed']} of {peer['prompts']}" if peer["failed"] else "0",
+        ]
+        for peer in peers
+    ]
+
+
+PEER_COLUMNS = (
+    "engine, method",
+    "tokens/s [95 %]",
+    "over our plain [95 %]",
+    "our fastest over it [95 %]",
+    "mean length",
+    "outputs equal",
+    "equal tokens",
+    "first difference at token",
+    "precision",
+    "threads",
+    "version",
+    "ran with",
+    "failed",
+)
+
+
+def warnings(document: Record) -> list[str]:
+    """What the reader must know first."""
+    found = []
+    if document["interrupted"]:
+        found.append("This run was interrupted: the figures are of what was done until then.")
+    if not document["cells"] and not document["load"]:
+        found.append("Nothing was measured.")
+    if document["model"]["random"]:
+        found.append("The weights are random: speeds mean something, texts and acceptance do not.")
+    for one in (*document["cells"], *document["peers"]):
+        if one["reason"] is not None:
+            name = one["setting"] if "name" not in one else f"{one['name']} {one['setting']}"
+            found.append(f"No speed for {name} on {place_name(one)}: {one['reason']}")
+    return found
+
+
+def failures(document: Record) -> list[list[str]]:
+    """Distinct failures: who, where, prompt, error and how often."""
+    counts: dict[tuple[str, ...], int] = {}
+    for one in (*document["cells"], *document["peers"]):
+        name = one["setting"] if "name" not in one else f"{one['name']} {one['setting']}"
+        for row in one["rows"]:
+            if row["error"]:
+                key = (name, place_name(one), f"{row['prompt']}, turn {row['turn'] + 1}", row["error"])
+                counts[key] = counts.get(key, 0) + 1
+    for run in document["load"]:
+        for number, row in enumerate(run["rows"]):
+            if row["error"]:
+                key = (
+                    run["setting"],
+                    f"{run['workload']}, rate {run['rate']:g}",
+                    f"request {number + 1}",
+                    row["error"],
+                )
+                counts[key] = counts.get(key, 0) + 1
+    return [[*key, str(count)] for key, count in counts.items()]
+
+
+def differences(document: Record) -> list[list[str]]:
+    """First differences of outputs from plain decoding's, each once however many repeats show it."""
+    found: dict[tuple[str, ...], int] = {}
+    for one in (*document["cells"], *document["peers"]):
+        name = one["setting"] if "name" not in one else f"{one['name']} {one['setting']}"
+        for d in one["equality"]["differences"] if one["equality"] is not None else ():
+            tokens = f"{_token(d['baseline_token'])} / {_token(d['token'])}"
+            gap = f"{d['gap']:.3g} / {d['epsilon']:.3g}"
+            where = (
+                f"{d['prompt']}, turn {d['turn'] + 1}",
+                str(d["position"]),
+                tokens,
+                gap,
+                "yes" if d["near_tie"] else "no",
+            )
+            found[(name, place_name(one), *where)] = found.get((name, place_name(one), *where), 0) + 1
+    return [[*key, str(count)] for key, count in sorted(found.items(), key=lambda item: item[0][6])]
+
+
+def _token(token: int | None) -> str:
+    return "end" if token is None else str(token)
+
+
+def facts(document: Record) -> list[tuple[str, str]]:
+    """Provenance: (what, value)."""
+    made, model, options = document["provenance"], document["model"], document["options"]
+    machine, bandwidth = made["machine"], document["bandwidth"]
+    packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
+    works = "; ".join(
+        f"{w['name']} ({w['format']}, {w['source']}): {w['conversations']} conversations" for w in document["workloads"]
+    )
+    cache = model["cache_bytes_per_token"]
+    sampling = (
+        f"seed {made['seed']}, at most {options['max_tokens']} "
+        f"tokens{', end tokens ignored' if options['ignore_eos'] else ''}"
+    )
+    return [
+        ("command", made["command"]),
+        ("date", made["date"]),
+        (
+            "processor",
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, {machine['capability']}",
+        ),
+        ("GPU", machine["gpu"] or "none"),
+        ("memory", size(machine["memory_bytes"])),
+        (
+            "bandwidth",
+            NOTHING if bandwidth is None else f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s ({bandwidth['method']})",
+        ),
+        ("system", machine["system"]),
+        ("versions", f"paceline {made['paceline']}, Python {made['python']}, {packages}"),
+        (
+            "model",
+            f"{model['name']}: {model['family']}, {model['num_layers']} layers, {model['vocab_size']} tokens",
+        ),
+        (
+            "read in a step",
+            f"{size(model['weight_bytes'])} of weights, {NOTHING if cache is None else f'{cache:,} bytes'} of cache "
+            f"per token",
+        ),
+        ("fingerprint", model["fingerprint"]),
+        ("workloads", works or "none"),
+        ("sampling", sampling),
+        ("repeats", str(options["repeats"])),
+        *_energy(document),
+    ]
+
+
+def _energy(document: Record) -> list[tuple[str, str]]:
+    """What a token took with every setting, at its first workload and batch size, or why that is not known; nothing
+    where no cell was measured."""
+    found: dict[str, Record] = {}
+    for cell in document["cells"]:
+        if cell["energy"]["joules_per_token"] is not None:
+            found.setdefault(cell["setting"], cell["energy"])
+    if found:
+        each = ", ".join(f"{name} {energy['joules_per_token']:.3g}" for name, energy in found.items())
+        return [("energy", f"joules a token ({next(iter(found.values()))['source']}): {each}")]
+    reasons = [cell["energy"]["reason"] for cell in document["cells"]]
+    return [("energy", f"not measured: {reasons[0] or 'no meter'}")] if reasons else []
+
+
+NAME = 40
+"""Characters of a setting's name among the key figures."""
+REPORT_MARK = '<meta name="generator" content="paceline bench report">'
+
+
+def write_report(document: Record, path: Path) -> None:
+    """Write the report in one piece: a reader sees the old file or the new one.
+
+    Args:
+        document: checked, as from `document.load`.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_whole(path, report_html(document))
+
+
+def report_html(document: Record) -> str:
+    """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup, escape
+
+    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["breakable"] = lambda name: Markup(re.sub("([_+(,=])", r"\1<wbr>", str(escape(name))))
+    page = pages.get_template("report.html").render(view(document), mark=Markup(REPORT_MARK))
+    return re.sub(r"[\ud800-\udfff]", "\ufffd", page)  # half a surrogate pair cannot be written as UTF-8
+
+
+def view(document: Record) -> dict[str, Any]:
+    """What the template shows."""
+    palette = figures.Palette(document["baseline"], [setting["name"] for setting in document["settings"]])
+    places = list(_places(document, palette))
+    traces = list(dict.fromkeys(run["workload"] for run in document["load"]))
+    return {
+        "title": f"Benchmark of {document['model']['name']}",
+        "setup": _setup(document),
+        "figures": _key_figures(document),
+        "warnings": warnings(document),
+        "columns": COLUMNS,
+        "places": places,
+        "sweeps": list(_sweeps(document, palette)),
+        "loads": [
+            (trace, figures.load([r for r in document["load"] if r["workload"] == trace], palette)) for trace in traces
+        ],
+        "peers": list(_peers(document, palette)),
+        "peer_columns": PEER_COLUMNS,
+        "failures": failures(document),
+        "differences": differences(document),
+        "most": MOST_ROWS,
+        "enough": ENOUGH,
+        "skipped": [(one["name"], one["why"]) for one in (*document["skipped"], *document["peers_skipped"])],
+        "facts": facts(document),
+        "definitions": DEFINITIONS,
+        "parts": figures.PARTS,
+    }
+
+
+def _setup(document: Record) -> str:
+    model, machine = document["model"], document["provenance"]["machine"]
+    device = machine["gpu"] if model["device"].startswith("cuda") and machine["gpu"] else machine["cpu"]
+    return (
+        f"{model['family']}, {size(model['weight_bytes'])}, {model['dtype']} on {device}, {machine['threads']} "
+        f"threads; {document['provenance']['date'][:10]}"
+    )
+
+
+def _key_figures(document: Record) -> list[tuple[str, str, str]]:
+    """(what, value, small print): the best setting of the first place, and how sure everything is."""
+    found: list[tuple[str, str, str]] = []
+    cells = document["cells"]
+    first = [cell for cell in cells if place_name(cell) == place_name(cells[0])] if cells else []
+    plain = next((cell for cell in first if cell["setting"] == document["baseline"]), None)
+    others = [
+        cell
+        for cell in first
+        if cell is not plain and cell["speedup"] is not None and cell["setting"] not in _dials(document)
+    ]
+    if others:
+        found += _best(others)
+    if plain is not None and plain["tokens_per_second"] is not None:
+        found.append(("Plain tokens/s", f"{plain['tokens_per_second']['value']:.0f}", f"batch {plain['batch']}"))
+    compared = [cell["equality"] for cell in cells if cell["equality"]["mode"] == "tokens"]
+    if compared:
+        equal, ties = sum(e["identical"] for e in compared), sum(e["near_ties"] for e in compared)
+        total = sum(e["compared"] for e in compared)
+        found.append(("Outputs equal", f"{equal} of {total}", f"{ties} near ties" if ties else ""))
+    if cells:
+        prompts, failed = sum(cell["prompts"] for cell in cells), sum(cell["failed"] for cell in cells)
+        found.append(("Failed", f"{failed} of {prompts}", ""))
+    return found
+
+
+def _best(others: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """The best of the settings that are shown to be faster than plain decoding; chance is not called the best."""
+    shown = [cell for cell in others if stats.shown_faster(cell["speedup"])]
+    if not shown:
+        return [("No setting shown faster than plain", "-", f"of {len(others)}")]
+    best = max(shown, key=lambda cell: float(cell["speedup"]["value"]))
+    gain = best["speedup"]
+    name = best["setting"] if len(best["setting"]) <= NAME else best["setting"][: NAME - 3] + "..."
+    return [
+        (f"Best: {name}", f"{gain['value']:.2f}x", f"{gain['low']:.2f} to {gain['high']:.2f}"),
+        ("Its tokens/s", interval(best["tokens_per_second"], 0).split(" ")[0], f"batch {best['batch']}"),
+    ]
+
+
+def _dials(document: Record) -> set[str]:
+    """Settings that measure and could not be used."""
+    return {setting["name"] for setting in document["settings"] if setting["acceptance"] is not None}
+
+
+def _usable(document: Record, cell: Record) -> bool:
+    """Whether a setting could be used, and is shown to be faster than plain decoding."""
+    return cell["setting"] not in _dials(document) and stats.shown_faster(cell["speedup"])
+
+
+def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
+    """One entry per workload, temperature and batch size."""
+    groups: dict[str, list[Record]] = {}
+    for cell in document["cells"]:
+        groups.setdefault(place_name(cell), []).append(cell)
+    for name, cells in groups.items():
+        yield {
+            "name": name,
+            "rows": [row | {"colour": palette.colour(row["name"])} for row in headline(document, cells)],
+            "bars": [one for one in (figures.by_task(cells, palette), figures.limits(cells, palette)) if one],
+            "plots": _present(
+                figures.acceptance(cells, palette),
+                figures.inter_token(cells, palette),
+                figures.first_token(cells, palette),
+            ),
+            "split": figures.time_split(cells, palette),
+            "notes": [f"{cell['setting']}: {note}" for cell in cells for note in cell["notes"]],
+        }
+
+
+def _present(*found: figures.Figure | None) -> Sequence[figures.Figure]:
+    return [one for one in found if one is not None]
+
+
+def _sweeps(document: Record, palette: figures.Palette) -> Iterator[tuple[str, figures.Figure]]:
+    """Throughput by batch size, for every workload and temperature with several."""
+    groups: dict[str, list[Record]] = {}
+    for cell in document["cells"]:
+        groups.setdefault(f"{cell['workload']}, temperature {cell['temperature']:g}", []).append(cell)
+    for name, cells in groups.items():
+        if (figure := figures.batches(cells, palette)) is not None:
+            yield name, figure
+
+
+def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
+    groups: dict[str, list[Record]] = {}
+    for peer in document["peers"]:
+        groups.setdefault(place_name(peer), []).append(peer)
+    for name, peers in groups.items():
+        ours = [cell for cell in document["cells"] if place_name(cell) == name]
+        best = measure.fastest_setting(
+            [cell for cell in ours if cell["setting"] == document["baseline"] or _usable(document, cell)]
+        )
+        gains = [None if best is None else measure.peer_ratio(best, peer) for peer in peers]
+        table = [
+            [*row[:3], NOTHING if g is None else interval(g.to_dict()), *row[3:]]
+            for row, g in zip(peers_table(peers), gains, strict=True)
+        ]
+        yield {
+            "name": name,
+            "bars": figures.against(ours, peers, palette),
+            "rows": table,
+            "best": best and best["setting"],
+        }

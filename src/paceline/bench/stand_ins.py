@@ -1,0 +1,64 @@
+"""Stand-ins for models that drafters need and nobody ships: an adapter of Kangaroo with random weights, and the bundled
+draft under shuffled token ids, which has another tokenizer and shares every token of the target.
+
+What they draft mostly fails; that it does not show in the output is what they are for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.bench.demo import BUNDLED_DRAFT
+
+
+def adapter_weights(width: int, *, scale: float = 0.3, seed: int = 0, mute: bool = False) -> dict[str, torch.Tensor]:
+    """Random weights of one layer; `mute`: its attention adds nothing, so that the exit alone drafts."""
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]
+    found = {name: scale * torch.randn(width, width, generator=generator) for name in names}
+    if mute:
+        found["layers.0.self_attn.o_proj.weight"].zero_()
+    return found | {"layers.0.input_layernorm.weight": torch.ones(width), "norm.weight": torch.ones(width)}
+
+
+def written_adapter(weights: Mapping[str, torch.Tensor], width: int, heads: int = 2, **config: Any) -> str:
+    """Path of an adapter in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-adapter-"))
+    shape = {
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": width // heads,
+    }
+    rest = {"num_hidden_layers": 1, "intermediate_size": 4 * width, "vocab_size": 11, "rms_norm_eps": 1e-6}
+    llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps({**llama, **shape, **rest, **config}))
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    return str(folder)
+
+
+def write_shuffled_draft(folder: Path) -> Path:
+    """The bundled draft with its token ids in another order, as a checkpoint folder."""
+    weights = load_file(BUNDLED_DRAFT / "model.safetensors")
+    places = np.random.default_rng(0).permutation(6144)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][torch.from_numpy(np.argsort(places))].contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_DRAFT / name, folder)
+    words = json.loads((BUNDLED_DRAFT / "tokenizer.json").read_text())
+    words["model"]["vocab"] = {token: int(places[index]) for token, index in words["model"]["vocab"].items()}
+    for added in words["added_tokens"]:
+        added["id"] = int(places[added["id"]])
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    return folder

@@ -1,0 +1,177 @@
+"""What commands print beside their results: wrapped text, remarks, log records, progress bars and spinners.
+
+Text is wrapped by words at the width of the terminal, which COLUMNS overrides; 80 columns where there is none. Nothing
+moves where standard error is no terminal. rich is imported where it is used, so that help is fast.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.interrupts import raise_from_now_on
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+WIDEST = 100
+LEVELS = ("debug", "info", "warning", "error")
+BUNDLED = str(Path(__file__).parent.parent / "bundled")
+
+
+def width() -> int:
+    """Columns to use."""
+    from rich.console import Console
+
+    return min(Console().width, WIDEST)
+
+
+def short(text: str) -> str:
+    """The same text with models that ship with the package called bundled/NAME, wherever they are installed."""
+    return text.replace(BUNDLED, "bundled")
+
+
+def wrapped(paragraphs: Iterable[str], indent: str = "") -> list[str]:
+    """Lines of at most `width` columns, as far as words go; the first of a paragraph keeps its own indentation.
+
+    Args:
+        indent: of a paragraph's further lines, beside that of the first.
+    """
+    columns, lines = width(), []
+    for one in paragraphs:
+        own = " " * (len(one) - len(one.lstrip()))
+        manner: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+        lines += wrap(short(one), columns, subsequent_indent=own + indent, **manner) or [""]
+    return lines
+
+
+def say(*paragraphs: str, indent: str = "") -> None:
+    """Print paragraphs on standard output."""
+    for line in wrapped(paragraphs, indent):
+        print(line)
+
+
+def remark(text: str | Text) -> None:
+    """A line on standard error."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(short(text) if isinstance(text, str) else text)
+
+
+def report(line: str) -> None:
+    """An error on standard error: one line, wrapped by words on a terminal."""
+    lines = wrapped([line], "  ") if sys.stderr.isatty() else [short(line)]
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """As in "1 prompt", "2 prompts", "2 batches"."""
+    plural = noun if number == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {plural}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """As in "a, b and c"."""
+    found = list(names)
+    return f"{', '.join(found[:-1])} and {found[-1]}" if len(found) > 1 else "".join(found)
+
+
+class StandardError(logging.Handler):
+    """Writes to whatever standard error is at the time, each warning once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = short(self.format(record))
+        if record.levelno >= logging.WARNING:
+            if text in self.said:
+                return
+            self.said.add(text)
+        print(text, file=sys.stderr)
+
+
+def start_logging() -> None:
+    """Send log records to standard error, warnings and worse to begin with, and Python's warnings among them."""
+    root = logging.getLogger()
+    for old in [one for one in root.handlers if isinstance(one, StandardError)]:
+        root.removeHandler(old)
+    handler = StandardError()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    set_log_level("warning")
+
+
+def set_log_level(level: str) -> None:
+    """Choose how much is reported; Python's warnings, meant for programmers, are shown from "info" on.
+
+    Raises:
+        ConfigError: not a level.
+    """
+    if level.lower() not in LEVELS:
+        raise ConfigError(f"--log-level must be one of {', '.join(LEVELS)}, got {level!r}")
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("paceline").setLevel(number)
+    logging.getLogger("py.warnings").setLevel(logging.ERROR if number >= logging.WARNING else logging.WARNING)
+
+
+def progress_bar(*columns: Any) -> Any:
+    """A transient progress bar on standard error; nothing where that is no terminal.
+
+    From here on Ctrl-C raises KeyboardInterrupt, so that the bar is taken away again.
+
+    Args:
+        columns: of rich; by default what is done, a bar, how much of how much, and the time so far.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    raise_from_now_on()
+    usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(), *columns or usual, console=console, transient=True, disable=not console.is_terminal
+    )
+
+
+def stages(bar: Any) -> Callable[[str, int, int], None]:
+    """Shows (stage, done, total) on a progress bar, the last stage only."""
+    tasks: dict[str, Any] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            for task in tasks.values():
+                bar.update(task, visible=False)
+            tasks[stage] = bar.add_task(stage[:60], total=total)
+        bar.update(tasks[stage], completed=done, total=total)
+
+    return progress
+
+
+@contextmanager
+def spinner(what: str) -> Iterator[None]:
+    """Show what is waited for, on a terminal that no other display moves on at the time; it leaves no trace."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.file_proxy import FileProxy
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    if isinstance(sys.stderr, FileProxy):  # put there by the display that is on
+        yield
+        return
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
+        bar.add_task(what, total=None)
+        console.show_cursor()  # an interrupt may end the process from here
+        yield

@@ -1,1 +1,0 @@
-"""What of a pass is kept for the next: nothing, finished blocks, the prefix, both sides, a window."""

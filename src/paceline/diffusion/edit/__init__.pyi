@@ -1,1 +1,0 @@
-from .remdm import Remasking as Remasking

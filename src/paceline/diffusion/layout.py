@@ -1,0 +1,95 @@
+"""Layouts of drafts besides a call for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from paceline.diffusion.base import NONE, Layout, Plan
+from paceline.diffusion.canvas import Canvas
+from paceline.models.denoiser import Call, Denoiser, Flags, Ints, SlotCache
+
+
+class TreeLayout(Layout):
+    """One call for all drafts under a mask that keeps them apart (tree attention), where they read the same slots; a
+    call for each where they do not, and for one that stores. The copies share what is read from the cache; a slot keeps
+    its position in each of them.
+
+    Equal to the batch layout in exact arithmetic; products of other sizes may round otherwise.
+    """
+
+    def __init__(self, denoiser: Denoiser) -> None:
+        self.own = denoiser.block_length if denoiser.attention == "block" else None
+
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+        first = _apart(plans)
+        calls = super().calls(drafts[:first], plans[:first], store)
+        if first < len(plans):
+            calls.append(self._along(drafts[first:], plans[first:], store))
+        return calls
+
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+        first = _apart(plans)
+        if first == len(plans):
+            return outputs
+        return [*outputs[:first], *outputs[first].split([plan.predicted.size for plan in plans[first:]])]
+
+    def _along(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> Call:
+        ids = np.concatenate([draft.tokens[plan.slots] for draft, plan in zip(drafts, plans, strict=True)])
+        slots = np.concatenate([plan.slots for plan in plans])
+        starts = np.cumsum([0, *(plan.slots.size for plan in plans[:-1])])
+        wanted = [start + _wanted(plan) for start, plan in zip(starts, plans, strict=True)]
+        mask = self._mask(plans, slots, _read(plans[0]))
+        return Call(ids, slots, store, plans[0].read, mask=mask, wanted=np.concatenate(wanted))
+
+    def _mask(self, plans: Sequence[Plan], slots: Ints, read: Ints) -> Flags:
+        """(q, r + q): each copy sees what is read, and itself."""
+        copy = np.repeat(np.arange(len(plans)), [plan.slots.size for plan in plans])
+        mask: Flags = np.concatenate(
+            [np.ones((slots.size, read.size), np.bool_), copy[:, None] == copy[None, :]], axis=1
+        )
+        if self.own:
+            keys = np.concatenate([read, slots])
+            mask &= keys[None, :] // self.own <= slots[:, None] // self.own
+        return mask
+
+
+def _apart(plans: Sequence[Plan]) -> int:
+    """How many drafts, from the first, have a call of their own."""
+    first = int(plans[0].write)
+    along = plans[first:]
+    shared = len(along) > 1 and all(np.array_equal(_read(plan), _read(along[0])) for plan in along)
+    return first if shared else len(plans)
+
+
+def _wanted(plan: Plan) -> Ints:
+    return np.arange(plan.slots.size) if plan.wanted is None else plan.wanted
+
+
+def _read(plan: Plan) -> Ints:
+    return NONE if plan.read is None else plan.read
+
+
+class BiasedLayout(Layout):
+    """Adds a bias to the logits of each draft of one canvas.
+
+    Args:
+        inner: lays the drafts out.
+        bias: token id -> what is added.
+    """
+
+    def __init__(self, inner: Layout, bias: Mapping[int, float]) -> None:
+        self.inner, self.bias = inner, dict(bias)
+
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+        return self.inner.calls(drafts, plans, store)
+
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+        found = []
+        for rows in self.inner.logits(outputs, plans):
+            biased = rows.clone()
+            biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
+            found.append(biased)
+        return found

@@ -1,2 +1,0 @@
-from .eoser import Eoser as Eoser
-from .measures import Random as Random

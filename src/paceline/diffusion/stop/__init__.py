@@ -1,5 +1,0 @@
-"""When a canvas is done before every slot was decided singly."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

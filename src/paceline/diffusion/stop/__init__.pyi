@@ -1,1 +1,0 @@
-from .prophet import Prophet as Prophet

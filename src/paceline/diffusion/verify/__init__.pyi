@@ -1,1 +1,0 @@
-from .freedave import FreeDave as FreeDave

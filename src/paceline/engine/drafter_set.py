@@ -1,0 +1,290 @@
+"""All drafters of an engine behind one call: one merged, checked tree for each sequence.
+
+No drafter can harm a request: one that raises or proposes an invalid tree is dropped for that request, which goes on
+without it and says so; other requests keep it. Each drafter reads its own copy of the text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+from paceline.controllers import Plan
+from paceline.drafters import Context, Drafter
+from paceline.drafters.common import tables_of
+from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
+from paceline.engine.sequence import Sequence as Decoding
+from paceline.errors import DrafterError
+from paceline.models import Runner
+from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
+from paceline.utils import need
+
+logger = logging.getLogger("paceline.engine")
+T = TypeVar("T")
+
+
+class DrafterSet:
+    """All drafters of an engine, cheap ones first.
+
+    Args:
+        drafters: in the order of their source index.
+        vocab_size: of the target.
+        chains_only: the target's runner scores no branches; then the first drafter that has something to say is the
+        only one asked.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
+        self.chains_only = chains_only
+        self.drafters = list(drafters)
+        self.names = [drafter.name for drafter in drafters]
+        self.vocab_size = vocab_size
+        self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
+        self._listeners = [drafter for drafter in drafters if not drafter.catches_up]
+        self._unheard = 0  # steps without drafts since the last one that was told
+        self._ahead = [i for i, drafter in enumerate(drafters) if drafter.works_ahead]
+        self.helper = Helper()
+        own = [i for i, drafter in enumerate(drafters) if drafter.runs_target]
+        self._resuming = (
+            own if len(own) == 1 else []
+        )  # two that draft in the same scratch slots leave nothing to go on from
+        self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
+
+    @property
+    def score_taps(self) -> Sequence[int]:
+        """Layers whose states the drafters want of the next scoring pass."""
+        more = [layer for drafter in self.drafters for layer in drafter.score_taps]
+        return tuple(sorted({*self.taps, *more})) if more else self.taps
+
+    def save_tables(self, folder: str | Path | None = None) -> list[Path]:
+        """Write what the drafters have learned from text; see `Tables.save`.
+
+        Raises:
+            ConfigError: a folder that is neither a text nor a path, or in which two drafters would save one file.
+        """
+        need(
+            folder is None or (isinstance(folder, str | Path) and folder != ""),
+            "folder",
+            "be the path of a folder",
+            folder,
+        )
+        return [tables.save(folder) for tables in tables_of(self.drafters, folder)]
+
+    def begin(self, sequence: Decoding) -> None:
+        """Give a sequence its drafter states, right after prefill."""
+        self._hand_out(sequence)
+        for index, drafter in enumerate(self.drafters):
+            with self._guarded(index, sequence):
+                (sequence.states[index],) = drafter.begin([self._context(sequence, index)])
+
+    def fork(self, sequence: Decoding, other: Decoding) -> None:
+        """Give `other`, a copy of `sequence`, its own states."""
+        self._hand_out(other)
+        for index, drafter in enumerate(self.drafters):
+            if sequence.states[index] is not None:
+                with self._guarded(index, other):
+                    other.states[index] = drafter.fork(sequence.states[index], self._context(other, index))
+
+    def _hand_out(self, sequence: Decoding) -> None:
+        """Give every drafter a text of its own: whatever it does to it harms nobody else."""
+        tokens = sequence.context.tokens
+        sequence.states = [None] * len(self.drafters)
+        sequence.texts = [list(tokens) for _ in self.drafters]
+        sequence.told = len(tokens)
+
+    def _context(self, sequence: Decoding, index: int) -> Context:
+        cache = (lambda: sequence.cache) if self.drafters[index].runs_target else None
+        return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps), cache=cache)
+
+    def _tell(self, sequence: Decoding) -> None:
+        """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
+        tokens, told = sequence.context.tokens, sequence.told
+        if len(tokens) == told:
+            return
+        new = tokens[told:]
+        for index, text in enumerate(sequence.texts):
+            if sequence.states[index] is not None:
+                if len(text) != told or text[-1] != tokens[told - 1]:
+                    self.drop(index, sequence, DrafterError("it changed context.tokens, which drafters may only read"))
+                text.extend(new)
+        sequence.told = len(tokens)
+
+    def propose(self, batch: Sequence[Decoding], plan: Plan) -> tuple[list[TokenTree], tuple[float, ...]]:
+        """One merged tree per sequence, and the seconds that each drafter took."""
+        trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
+        if not plan.drafts:
+            return trees, (0.0,) * len(self.drafters)
+        for sequence in batch:
+            self._tell(sequence)
+        seconds = [0.0] * len(self.drafters)
+        for index in range(len(self.drafters)):
+            seconds[index] = self._ask(index, batch, plan.budgets, trees)
+        return trees, tuple(seconds)
+
+    def _ask(
+        self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
+    ) -> float:
+        """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
+        start = perf_counter()
+        asked: list[int] = []
+        budgets: list[Budget] = []
+        for i, sequence in enumerate(batch):
+            if sequence.states[index] is None or not planned[i]:
+                continue
+            budget, first = planned[i][index], not len(trees[i])
+            depth = min(budget.depth, sequence.remaining - 1)
+            if budget.nodes > 0 and depth > 0 and (first or not (budget.fallback or self.chains_only)):
+                asked.append(i)
+                budgets.append(budget if depth == budget.depth else replace(budget, depth=depth))
+        if not asked:
+            return 0.0
+        proposed = self._propose_one(index, [batch[i] for i in asked], budgets, [trees[i] for i in asked])
+        for i, tree in zip(asked, proposed, strict=True):
+            if len(tree.tokens):
+                trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
+        return perf_counter() - start
+
+    def _propose_one(
+        self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+    ) -> list[TokenTree]:
+        drafter = self.drafters[index]
+        shown = [EMPTY_TREE if tree is EMPTY_TREE else tree.read_only() for tree in so_far]
+
+        def call(first: int, stop: int) -> list[TokenTree]:
+            states = [sequence.states[index] for sequence in batch[first:stop]]
+            found = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            if len(found) != len(states):
+                raise DrafterError(f"proposed {len(found)} trees for {len(states)} sequences")
+            return [self._checked(tree, index, budget) for tree, budget in zip(found, budgets[first:stop], strict=True)]
+
+        return self._each(index, batch, call, EMPTY_TREE)
+
+    def _checked(self, tree: TokenTree, index: int, budget: Budget) -> TokenTree:
+        if not (nodes := len(tree)):
+            return EMPTY_TREE
+        if nodes <= budget.nodes and nodes <= budget.depth and is_sound_chain(tree, self.vocab_size, index):
+            return tree
+        tree.check(self.vocab_size, budget.nodes)
+        if tree.max_depth > budget.depth:
+            raise DrafterError(f"a tree of depth {tree.max_depth} exceeds the budget of {budget.depth}")
+        if self.chains_only and not tree.is_chain:
+            raise DrafterError(
+                "proposed a tree with branches, but the runner of this model scores chains only; draft chains"
+            )
+        sources = tree.sources
+        if sources is chain_sources(len(tree), index) or bool((sources == index).all()):
+            return tree
+        return tree.replace(sources=sources * 0 + index)
+
+    def score(
+        self, runner: Runner, batch: Sequence[Decoding], roots: Sequence[int], trees: Sequence[TokenTree]
+    ) -> Scores:
+        """One scoring pass; where a drafter has computed part of it, the rest."""
+        caches, taps = [sequence.cache for sequence in batch], self.score_taps
+        for index in self._resuming if not taps else ():
+            states = [sequence.states[index] for sequence in batch]
+            try:
+                found = self.drafters[index].resume(states, caches, roots, trees)
+            except Exception as error:
+                for sequence in batch:
+                    self.drop(index, sequence, error)
+                found = None
+            if found is not None:
+                return found
+        return runner.score(caches, roots, trees, taps=taps)
+
+    def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Nothing:
+        """What drafters do while these trees are scored, around the scoring pass."""
+        if not self._ahead:
+            return NOTHING
+        return Beside(self.helper, [self._task(index, batch) for index in self._ahead], trees, self.vocab_size)
+
+    def _task(self, index: int, batch: Sequence[Decoding]) -> Task:
+        states = {i: sequence.states[index] for i, sequence in enumerate(batch) if sequence.states[index] is not None}
+        return Task(index, self.drafters[index], states, lambda place, error: self.drop(index, batch[place], error))
+
+    def observe(
+        self,
+        batch: Sequence[Decoding],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores,
+        numbers: Sequence[int],
+    ) -> None:
+        """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch
+        up by themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in
+        `scores`.
+        """
+        if not any(map(len, trees)):
+            self._unheard += 1
+            if not self._listeners or self._unheard < min(drafter.plain_every for drafter in self._listeners):
+                return
+        self._unheard = 0
+        for sequence in batch:
+            self._tell(sequence)
+        for index in self._observing:
+            at = [i for i, sequence in enumerate(batch) if sequence.states[index] is not None]
+            if not at:
+                continue
+
+            def call(first: int, stop: int, index: int = index, at: Sequence[int] = at) -> list[None]:
+                some = at[first:stop]
+                own = scores if len(some) == len(scores.rows) - 1 else scores.pick([numbers[i] for i in some])
+                states = [batch[i].states[index] for i in some]
+                self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
+                return [None] * len(some)
+
+            self._each(index, [batch[i] for i in at], call, None)
+
+    def end(self, sequence: Decoding) -> None:
+        """The sequence is over; its states are freed."""
+        if sequence.states:
+            self._tell(sequence)
+        for index, drafter in enumerate(self.drafters):
+            if sequence.states and sequence.states[index] is not None:
+                with self._guarded(index, sequence):
+                    drafter.end([sequence.states[index]])
+                sequence.states[index] = None
+
+    def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[int, int], list[T]], missing: T) -> list[T]:
+        """`call(first, stop)` for the whole batch; if it raises, one by one, dropping the drafter where it raises
+        again.
+        """
+        try:
+            return call(0, len(batch))
+        except Exception as error:
+            if len(batch) == 1:
+                self.drop(index, batch[0], error)
+                return [missing]
+        found = []
+        for i in range(len(batch)):
+            try:
+                found += call(i, i + 1)
+            except Exception as error:
+                self.drop(index, batch[i], error)
+                found.append(missing)
+        return found
+
+    @contextmanager
+    def _guarded(self, index: int, sequence: Decoding) -> Iterator[None]:
+        """What the drafter raises drops it for this sequence."""
+        try:
+            yield
+        except Exception as error:
+            self.drop(index, sequence, error)
+
+    def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
+        """Take drafter `index` off this sequence, with a log line and a note in its metrics."""
+        name, why = self.names[index], " ".join(f"{type(error).__name__}: {error}".split())
+        logger.warning("request %s goes on without drafter %s (%s)", sequence.request.id, name, why)
+        sequence.request.metrics.dropped_drafters[name] = why
+        state, sequence.states[index] = sequence.states[index], None
+        if state is not None:
+            try:
+                self.drafters[index].end([state])
+            except Exception as second:
+                logger.debug("drafter %s also failed to end: %s", name, second)

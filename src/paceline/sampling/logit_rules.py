@@ -1,0 +1,164 @@
+"""What a rule on logits is, along every path of a tree, and the simple ones: bad words, min_tokens, logit_bias.
+
+A rule changes rows of logits in place. Row i continues the committed text by a path of its own, and must come out as
+it would at the root once the path was committed; so a rule with a state looks at the state and at the path, never at
+other rows. The prompt is no part of the committed text. Penalties are such a rule too, in a module of their own; so
+may be a grammar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
+
+import torch
+
+from paceline.errors import ConfigError, PromptError
+
+Paths = Sequence[Sequence[int]]
+
+
+class LogitRule:
+    """One rule of one sequence; the defaults are those of a rule without a state.
+
+    Attributes:
+        needs_paths: rows at different paths may come out differently.
+    """
+
+    needs_paths = False
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        """Change (r, v) float32 rows in place.
+
+        Args:
+            paths: r of them, tokens after the committed text; a single empty one for all rows where no rule needs
+                paths.
+            generated: the committed tokens after the prompt.
+        """
+        raise NotImplementedError
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Tokens were committed."""
+
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """The last committed tokens, given oldest first, were taken back."""
+
+    def fork(self) -> Self:
+        """An independent state at the same point."""
+        return self
+
+
+class _Constant:
+    """Values that are put on each device once."""
+
+    def __init__(self, values: Iterable[float], dtype: torch.dtype) -> None:
+        self._host = torch.tensor(list(values), dtype=dtype)
+        self._copies = {self._host.device: self._host}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._copies:
+            self._copies[device] = self._host.to(device)
+        return self._copies[device]
+
+
+class LogitBias(LogitRule):
+    """Adds a number to the logits of some tokens.
+
+    Args:
+        bias: token id -> what is added.
+    """
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._ids, self._bias = _Constant(bias, torch.int64), _Constant(bias.values(), torch.float32)
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        rows_rv[:, self._ids.on(rows_rv.device)] += self._bias.on(rows_rv.device)
+
+
+class MinTokens(LogitRule):
+    """Forbids the tokens that end a text before `min_tokens` are generated.
+
+    Args:
+        min_tokens: 1 or more.
+        stop_ids: end and stop tokens.
+    """
+
+    needs_paths = True
+
+    def __init__(self, min_tokens: int, stop_ids: Iterable[int]) -> None:
+        self._min_tokens, self._stop_ids = min_tokens, _Constant(stop_ids, torch.int64)
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        left = self._min_tokens - len(generated)
+        if left <= 0:
+            return
+        short = [row for row, path in enumerate(paths) if len(path) < left]
+        stops = self._stop_ids.on(rows_rv.device)
+        if len(short) == len(paths):
+            rows_rv.index_fill_(1, stops, -math.inf)
+        elif short:
+            rows_rv[torch.tensor(short, device=rows_rv.device)[:, None], stops] = -math.inf
+
+
+class BadWords(LogitRule):
+    """Forbids the tokens that would complete one of some sequences, looked up by the token before the last. As in vLLM,
+    a word counts only inside the output: a word that begins in the prompt can be completed.
+
+    Args:
+        words: token sequences (see `bad_word_token_ids`).
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._always = _Constant(sorted({word[0] for word in words if len(word) == 1}), torch.int64)
+        self._reach = max((len(word) - 1 for word in words), default=0)
+        self.needs_paths = self._reach > 0
+        self._ending: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._ending.setdefault(word[-2], []).append((tuple(word[:-1]), word[-1]))
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        rows_rv.index_fill_(1, self._always.on(rows_rv.device), -math.inf)
+        if self.needs_paths:
+            tail = generated[-self._reach :]
+            pairs = [(row, token) for row, path in enumerate(paths) for token in self._after(tail, path)]
+            if pairs:
+                at = torch.tensor(pairs, device=rows_rv.device)
+                rows_rv[at[:, 0], at[:, 1]] = -math.inf
+
+    def _after(self, generated: Sequence[int], path: Sequence[int]) -> list[int]:
+        """Tokens that would complete a word of several tokens after `generated` and then `path`."""
+        tail = (*generated, *path)
+        words = self._ending.get(tail[-1], ()) if tail else ()
+        return [final for prefix, final in words if tail[-len(prefix) :] == prefix]
+
+
+def bad_word_token_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]] | None) -> list[tuple[int, ...]]:
+    """The token sequences to forbid: each word as it stands at the start of a text and after a space.
+
+    vLLM drops the spelling after a space unless it has as many tokens as the other and another first token. We keep it
+    whenever it differs, so that a word whose spellings differ in length cannot slip through in the middle of a
+    sentence.
+
+    Args:
+        words: as the user wrote them; leading spaces do not matter.
+        encode: text -> token ids without special tokens; None where there is no tokenizer.
+    Raises:
+        ConfigError: there is no tokenizer, or a word that has no tokens.
+    """
+    if encode is None:
+        raise ConfigError(
+            f"bad_words needs a tokenizer to find the words' tokens, got {list(words)!r} without one; use logit_bias"
+        )
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        spellings = (word.lstrip(), " " + word.lstrip()) if word.strip() else (word,)
+        try:
+            ids = [tuple(int(token) for token in encode(text)) for text in spellings]
+        except PromptError:  # it speaks of a prompt
+            raise ConfigError(f"bad_words must be valid Unicode, got {word!r}") from None
+        if not any(ids):
+            raise ConfigError(f"bad_words must have tokens in this model's vocabulary, got {word!r}, which has none")
+        found.update(dict.fromkeys(one for one in ids if one))
+    return list(found)

@@ -1,0 +1,273 @@
+"""Reads benchmark files: Spec-Bench, MT-Bench, MT-Redundant, HumanEval, GSM8K, plain JSONL, text, request traces.
+
+Nothing is downloaded.
+
+Formats are told apart by the keys of the first row:
+    turns and category      spec-bench, mt-bench or mt-redundant: one format, {"question_id", "category", "turns":
+    [...]};
+                            Spec-Bench where a category of its own (translation, rag, ...) occurs, else by the file's
+                            name
+    task_id and prompt      humaneval: a program to go on with
+    question                gsm8k: a word problem
+    input_length            trace: {"timestamp", "input_length", "output_length"}, JSONL or CSV
+    prompt, text, messages  jsonl: a message, a text to go on with, or a conversation whose last message is from the
+    user
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, PromptError
+from paceline.utils.traces import Arrival, parse_trace
+
+PROMPT_FORMATS = ("spec-bench", "mt-bench", "mt-redundant", "humaneval", "gsm8k", "jsonl", "text", "trace")
+MT_BENCH_TASKS = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
+MOST_BYTES = 256 * 1024 * 1024
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One item of a workload.
+
+    Attributes:
+        id: unique in its workload.
+        task: what its figures are grouped by.
+        turns: user messages in order; each is decoded after the answers before it. Empty where `token_ids` is given.
+        history: messages before the first turn ({"role", "content"}), a system message for instance.
+        chat: whether the turns are messages, to be rendered by a chat template; otherwise the one turn is a text to go
+        on with.
+        token_ids: the prompt itself, for synthetic ones.
+        max_tokens: most new tokens, where the workload says so; then end tokens are ignored.
+    """
+
+    id: str
+    task: str
+    turns: tuple[str, ...] = ()
+    history: tuple[dict[str, str], ...] = ()
+    chat: bool = True
+    token_ids: tuple[int, ...] | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A named list of conversations, or of arrivals.
+
+    Attributes:
+        name: unique in a run.
+        format: one of PROMPT_FORMATS, "synthetic" or "bundled".
+        source: name of the file, or the parameters.
+        arrivals: of a request trace; None for prompts.
+    """
+
+    name: str
+    format: str
+    source: str
+    conversations: tuple[Conversation, ...] = ()
+    arrivals: tuple[Arrival, ...] | None = None
+
+    @property
+    def tasks(self) -> dict[str, int]:
+        """Task -> number of conversations."""
+        return dict(Counter(conversation.task for conversation in self.conversations))
+
+    def limited(self, most: int | None) -> Workload:
+        """At most so many conversations, taken from the tasks in turn, so that each keeps its share; or the first
+        arrivals.
+        """
+        if most is None:
+            return self
+        if self.arrivals is not None:
+            return replace(self, arrivals=self.arrivals[:most])
+        rank: Counter[str] = Counter()
+        keyed = []
+        for place, conversation in enumerate(self.conversations):
+            keyed.append((rank[conversation.task], place))
+            rank[conversation.task] += 1
+        picked = sorted(place for _, place in sorted(keyed)[:most])
+        return replace(self, conversations=tuple(self.conversations[place] for place in picked))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its entry in the document."""
+        trace = self.arrivals is not None
+        return {
+            "name": self.name,
+            "format": self.format,
+            "source": self.source,
+            "kind": "trace" if trace else "prompts",
+            "conversations": len(self.arrivals or ()) if trace else len(self.conversations),
+            "turns": sum(max(1, len(c.turns)) for c in self.conversations),
+            "tasks": self.tasks,
+        }
+
+
+def read_prompts(path: Path, format: str | None = None) -> Workload:
+    """The workload in a file.
+
+    Args:
+        format: one of FORMATS; None recognises it.
+    Raises:
+        ConfigError: an unknown format. PromptError: a file that cannot be read, holds nothing, or not what its format
+        says.
+    """
+    if format is not None and format not in PROMPT_FORMATS:
+        raise ConfigError(f"the format must be one of {', '.join(PROMPT_FORMATS)}, got {format!r}")
+    text = _text(path)
+    if format == "text" or (format is None and path.suffix not in (".json", ".jsonl", ".csv")):
+        return _workload(path, "text", _texts(text))
+    if format == "trace" or path.suffix == ".csv":
+        return _trace(path, text)
+    rows = _rows(path, text)
+    format = format or recognise(rows, path)
+    if format == "trace":
+        return _trace(path, text)
+    made = []
+    for number, row in enumerate(rows, 1):
+        try:
+            made.append(READERS[format](row, number))
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"no key {error}" if isinstance(error, KeyError) else str(error)
+            what = f"{path.name!r} row {number} is not in the format {format} ({why})"
+            raise PromptError(f"{what}; name another as FORMAT=PATH") from None
+    return _workload(path, format, made)
+
+
+def recognise(rows: Sequence[Row], path: Path) -> str:
+    """The format of some rows.
+
+    Raises:
+        PromptError: none that is known.
+    """
+    first = rows[0]
+    if "turns" in first:
+        if {str(row.get("category")) for row in rows} - MT_BENCH_TASKS:
+            return "spec-bench"
+        return "mt-redundant" if "redundant" in path.name.lower() else "mt-bench"
+    if "task_id" in first and "prompt" in first:
+        return "humaneval"
+    if "input_length" in first:
+        return "trace"
+    if {"prompt", "text", "messages"} & set(first):
+        return "jsonl"
+    if "question" in first:
+        return "gsm8k"
+    keys = ", ".join(sorted(map(str, first)))[:100]
+    raise PromptError(
+        f"{path.name!r} is in no known format (its first row has the keys {keys}); give {', '.join(PROMPT_FORMATS)}"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise PromptError(f"{str(path)!r} is larger than {MOST_BYTES} bytes; give a part of it")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}); give a text"
+        ) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file") from None
+
+
+def _rows(path: Path, text: str) -> list[Row]:
+    """Rows of JSONL, or of one JSON list of objects."""
+    found: list[Any] = []
+    lines = [text] if text.lstrip().startswith("[") else text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise PromptError(f"{path.name!r} line {number} is not JSON ({error}); give an object a line") from None
+        found += value if isinstance(value, list) else [{"prompt": value} if isinstance(value, str) else value]
+    if not found:
+        raise PromptError(f"no prompts in {str(path)!r}; give at least one row")
+    for number, row in enumerate(found, 1):
+        if not isinstance(row, Mapping):
+            raise PromptError(f"{path.name!r} row {number} is no object; give an object a line")
+    return found
+
+
+def _workload(path: Path, format: str, made: Sequence[Conversation]) -> Workload:
+    if not made:
+        raise PromptError(f"no prompts in {str(path)!r}; give at least one")
+    seen: dict[str, int] = {}
+    unique = []
+    for conversation in made:
+        count = seen[conversation.id] = seen.get(conversation.id, 0) + 1
+        name = conversation.id if count == 1 else f"{conversation.id}#{count}"
+        unique.append(replace(conversation, id=name))
+    name = format if format in PROMPT_FORMATS[:5] else path.stem
+    return Workload(name=name, format=format, source=path.name, conversations=tuple(unique))
+
+
+def _trace(path: Path, text: str) -> Workload:
+    arrivals = parse_trace(text, path.name, csv=path.suffix == ".csv")
+    return Workload(name=path.stem, format="trace", source=path.name, arrivals=tuple(arrivals))
+
+
+def _texts(text: str) -> list[Conversation]:
+    """A prompt a line, to go on with."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [Conversation(id=str(i), task="text", turns=(line,), chat=False) for i, line in enumerate(lines, 1)]
+
+
+def _words(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is no text")
+    return value
+
+
+def _questions(row: Row, number: int) -> Conversation:
+    """Spec-Bench, MT-Bench, MT-Redundant."""
+    turns = row["turns"]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError("turns is no list of texts")
+    name = str(row.get("question_id", number))
+    return Conversation(id=name, task=str(row["category"]), turns=tuple(_words(turn, "a turn") for turn in turns))
+
+
+def _program(row: Row, number: int) -> Conversation:
+    """HumanEval."""
+    return Conversation(id=str(row["task_id"]), task="code", turns=(_words(row["prompt"], "prompt"),), chat=False)
+
+
+def _word_problem(row: Row, number: int) -> Conversation:
+    """GSM8K."""
+    return Conversation(id=str(row.get("id", number)), task="maths", turns=(_words(row["question"], "question"),))
+
+
+def _plain(row: Row, number: int) -> Conversation:
+    """{"prompt"}, {"text"} or {"messages"}, with "id" and "task" or "category" where there are any."""
+    name, task = str(row.get("id", number)), str(row.get("task", row.get("category", "prompts")))
+    if "messages" in row:
+        history = [
+            {"role": _words(m["role"], "role"), "content": _words(m["content"], "content")} for m in row["messages"]
+        ]
+        if not history or history[-1]["role"] != "user":
+            raise ValueError("the last of messages is not from the user")
+        return Conversation(id=name, task=task, turns=(history[-1]["content"],), history=tuple(history[:-1]))
+    if "prompt" in row:
+        return Conversation(id=name, task=task, turns=(_words(row["prompt"], "prompt"),))
+    return Conversation(id=name, task=task, turns=(_words(row["text"], "text"),), chat=False)
+
+
+READERS: Mapping[str, Callable[[Row, int], Conversation]] = {
+    "spec-bench": _questions,
+    "mt-bench": _questions,
+    "mt-redundant": _questions,
+    "humaneval": _program,
+    "gsm8k": _word_problem,
+    "jsonl": _plain,
+}

@@ -1,0 +1,324 @@
+"""The recipe of the bundled pair, every stage for a few steps on a tiny corpus made here."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import urllib.error
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recipes.bundled_pair import corpus as corpus_module
+from recipes.bundled_pair import distill, early_exit, evaluate, lessons, prepare, train, write
+from recipes.bundled_pair import exits as exits_module
+from recipes.bundled_pair import sources as sources_module
+from recipes.common import training
+
+
+def tiny_texts(chat: Any) -> dict[str, list[str]]:
+    maths = [
+        chat(f"Ada has {i} pears and buys {j}. How many now?", f"{i} + {j} = {i + j}\n#### {i + j}")
+        for i in range(20)
+        for j in range(8)
+    ]
+    code = [
+        f'def add_{i}(left, right):\n    """Add two numbers."""\n    return left + right + {i}\n\n\n' * 8
+        for i in range(8)
+    ]
+    return {"math": maths, "code": code}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with corpus, target, written texts and draft, each stage run through its own command line."""
+    build = tmp_path_factory.mktemp("build")
+    corpus, target, draft = build / "corpus", build / "target", build / "draft"
+    prepare.prepare(tiny_texts(corpus_module.chat), corpus, vocab_size=320)
+    small = ["--batch", "4", "--length", "32", "--device", "cpu"]
+    shape = ["--width", "64", "--layers", "2", "--heads", "1", "--kv-heads", "1", "--mlp", "64"]
+    train.main(
+        ["--corpus", str(corpus), "--out", str(target), *shape, *small, "--tokens", "5120", "--measure-every", "10"]
+    )
+    written = [
+        "--out",
+        str(build / "written.jsonl"),
+        "--prompts",
+        "24",
+        "--new-tokens",
+        "24",
+        "--batch",
+        "6",
+        "--device",
+        "cpu",
+    ]
+    write.main(["--corpus", str(corpus), "--target", str(target), *written])
+    sources = ["--corpus", str(corpus), "--target", str(target), "--written", str(build / "written.jsonl")]
+    options = [
+        "--labels",
+        str(build / "labels.safetensors"),
+        "--width",
+        "32",
+        "--heads",
+        "1",
+        "--mlp",
+        "32",
+        "--tokens",
+        "2560",
+    ]
+    distill.main([*sources, "--out", str(draft), *options, *small])
+    return build
+
+
+def test_heldout_texts_are_kept_out_of_training(pair: Path) -> None:
+    documents = corpus_module.read_documents(pair / "corpus")
+    heldout = {d.text for d in documents if d.heldout}
+    assert len(heldout) == 3
+    tokenizer = corpus_module.load_tokenizer(pair / "corpus")
+    stream = train.training_stream(documents, tokenizer, seed=0)
+    trained_on = set(tokenizer.decode(stream.tolist()).split("<|endoftext|>"))
+    assert not heldout & trained_on
+    assert {d.text for d in documents if not d.heldout} <= trained_on
+
+
+def test_the_draft_is_an_ordinary_one_layer_llama_with_the_targets_tokenizer(pair: Path) -> None:
+    config = json.loads((pair / "draft" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["num_hidden_layers"] == 1
+    assert (pair / "draft" / "tokenizer.json").read_bytes() == (pair / "target" / "tokenizer.json").read_bytes()
+    assert json.loads((pair / "draft" / "generation_config.json").read_text())["eos_token_id"] == [3, 0]
+    tokenizer = corpus_module.load_tokenizer(pair / "draft")
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert asked == corpus_module.chat("Hi") == "<|user|>\nHi\n<|assistant|>\n"
+
+
+def test_the_written_texts_continue_training_prompts_and_end_once(pair: Path) -> None:
+    rows = [json.loads(line) for line in (pair / "written.jsonl").read_text().splitlines()]
+    assert {row["temperature"] for row in rows} == {0.0, 0.4, 0.7}
+    heldout = {corpus_module.prompt_of(d.text) for d in corpus_module.read_documents(pair / "corpus") if d.heldout}
+    tokenizer = corpus_module.load_tokenizer(pair / "target")
+    assert not heldout & {tokenizer.decode(row["prompt"]) for row in rows}
+    assert all(not {0, 3} & set(row["ids"][:-1]) for row in rows)
+
+
+def test_evaluation_reports_loss_and_falling_agreement(pair: Path) -> None:
+    out = pair / "report.json"
+    models = ["--target", str(pair / "target"), "--draft", str(pair / "draft"), "--corpus", str(pair / "corpus")]
+    evaluate.main([*models, "--new-tokens", "16", "--device", "cpu", "--json", str(out)])
+    row = json.loads(out.read_text())["math"]
+    assert 0 < row["target_loss"] < math.log(6144), "no better than a uniform guess"
+    depths = [row["agreement"][str(k)] for k in (1, 2, 3, 4)]
+    assert depths == sorted(depths, reverse=True)
+
+
+def test_agreement_counts_runs_of_matches() -> None:
+    match = torch.tensor([True, True, False, True, True, True, True, False])
+    depths = evaluate.agreement([match])
+    assert depths == pytest.approx({1: 6 / 8, 2: 4 / 7, 3: 2 / 6, 4: 1 / 5})
+    assert evaluate.agreement([~match]) != pytest.approx(depths)
+
+
+def test_a_model_agrees_with_itself_and_not_with_another(pair: Path) -> None:
+    target = corpus_module.load_model(pair / "target", dtype=torch.float32)
+    prompt = corpus_module.encode(
+        corpus_module.load_tokenizer(pair / "target"), [corpus_module.chat("Ada has 3 pears")]
+    )[0]
+    ((_, answer),) = evaluate.target_answers(target, [prompt], 24)
+    assert evaluate.matches(target, prompt, answer).all()
+    wrong = [(token + 1) % 320 for token in answer]
+    assert not evaluate.matches(target, prompt, wrong).all()
+
+
+def test_the_start_is_already_close_to_the_target(pair: Path) -> None:
+    """Before any step, the draft's logits are nearer to the target's likeliest tokens than a random draft's are."""
+    target = corpus_module.load_model(pair / "target", dtype=torch.float32)
+    school = lessons.load_school(pair / "labels.safetensors")
+    config = corpus_module.llama_config(width=32, layers=1, heads=1, kv_heads=1, mlp=32, tied=False)
+    lesson = next(lessons.mixed_batches(school.written, school.corpus, batch=4, length=32, written_share=0.5, seed=0))
+    losses = []
+    for started in (True, False):
+        torch.manual_seed(0)
+        draft = distill.LlamaForCausalLM(config)
+        if started:
+            distill.start_from(target, draft, school.reached)
+        losses.append(distill.loss_and_agreement(draft, lesson, 0.5)[0].item())
+    assert losses[0] < losses[1]
+
+
+def test_the_loss_is_least_where_the_draft_equals_the_target() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    log_p, best = logits.log_softmax(-1).topk(16)
+    exact = distill.distillation_loss(logits, best, log_p, 0.0)
+    assert exact.item() == pytest.approx(0.0, abs=1e-5)
+    assert distill.distillation_loss(logits * 0.5, best, log_p, 0.0) > exact + 0.01
+
+
+def test_gutenbergs_header_and_licence_are_stripped() -> None:
+    marks = "*** START OF THIS EBOOK ***", "*** END OF THIS EBOOK ***"
+    book = "\r\n".join(
+        ["Header, licence", marks[0], "", "Produced by N. N.", "", "The text.", marks[1], "More licence", ""]
+    )
+    assert sources_module.gutenberg(book) == ["The text."]
+    with pytest.raises(SystemExit, match="START OF"):
+        sources_module.gutenberg("The text without marks.")
+
+
+def test_files_are_checked_against_their_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b'{"a": 1}\n'
+    source = replace(sources_module.SOURCES["math"], sha256=hashlib.sha256(content).hexdigest())
+    fetched: list[str] = []
+    monkeypatch.setattr(sources_module, "fetch", lambda url: fetched.append(url) or content)
+    assert sources_module.read_source(source, None, tmp_path) == content.decode()
+    assert sources_module.read_source(source, None, tmp_path) == content.decode()
+    assert fetched == [source.url], "the second read comes from the cache"
+    local = tmp_path / "data"
+    path = local / source.local
+    path.parent.mkdir(parents=True)
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(content))
+    assert sources_module.read_source(source, local, tmp_path) == content.decode()
+    with pytest.raises(SystemExit, match="SHA-256"):
+        sources_module.read_source(replace(source, sha256="0" * 64), None, tmp_path)
+    with pytest.raises(SystemExit, match="is missing"):
+        sources_module.read_source(sources_module.SOURCES["mbpp"], local, tmp_path)
+
+
+def test_a_failed_download_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(sources_module.urllib.request, "urlopen", refuse)
+    with pytest.raises(SystemExit, match=r"cannot fetch https://example\.org/x: .*no route"):
+        sources_module.fetch("https://example.org/x")
+
+
+def test_a_missing_corpus_and_a_missing_model_are_one_line_each(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"run recipes\.bundled_pair\.prepare"):
+        corpus_module.read_documents(tmp_path)
+    with pytest.raises(SystemExit, match=r"run recipes\.bundled_pair\.train"):
+        corpus_module.load_model(tmp_path)
+
+
+def test_bad_options_stop_a_stage_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        prepare.main(["--no-such-option"])
+    assert stopped.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def early(pair: Path) -> Path:
+    """The tiny target, tuned for early exits for a few steps."""
+    out = pair / "early_exit"
+    paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target"), "--out", str(out)]
+    small = [
+        "--batch",
+        "4",
+        "--length",
+        "32",
+        "--device",
+        "cpu",
+        "--tokens",
+        "5120",
+        "--measure-every",
+        "10",
+        "--rate",
+        "2e-3",
+    ]
+    early_exit.main([*paths, *small, "--rotation", "1"])
+    return out
+
+
+def test_tuning_makes_the_first_exit_better_and_keeps_the_layout(pair: Path, early: Path) -> None:
+    history = json.loads((early / "history.json").read_text())
+    assert [len(entry["heldout"]) for entry in history] == [2] * len(history)
+    assert history[-1]["heldout"][0] < history[0]["heldout"][0] - 0.1
+    assert json.loads((early / "config.json").read_text()) == json.loads((pair / "target" / "config.json").read_text())
+    assert (early / "tokenizer.json").read_bytes() == (pair / "target" / "tokenizer.json").read_bytes()
+
+
+def test_the_last_exits_loss_is_the_models_own(pair: Path) -> None:
+    model = corpus_module.load_model(pair / "target", dtype=torch.float32)
+    x_bt = torch.randint(4, 320, (3, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(input_ids=x_bt, use_cache=False).logits[:, :-1]
+    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x_bt[:, 1:].flatten()).item()
+    first, last = exits_module.losses_by_exit(model, x_bt, 2)
+    assert last == pytest.approx(whole, rel=1e-4)
+    assert first != pytest.approx(whole, rel=1e-4)
+
+
+def test_exits_rotate_and_their_weights_sum_to_one() -> None:
+    exits = [exits_module.exits_of_step(step, 6, 3) for step in range(3)]
+    assert exits == [[0, 3, 5], [1, 4, 5], [2, 5]]
+    for equal in (True, False):
+        for chosen in exits:
+            weights = exits_module.exit_weights(chosen, 6, 0.2, equal=equal)
+            assert sum(weights) == pytest.approx(1.0)
+            assert weights[-1] == max(weights)
+    assert exits_module.exit_weights([1, 4, 5], 6, 0.2, equal=False) == pytest.approx([0.2 / 9.2, 2.0 / 9.2, 7.0 / 9.2])
+
+
+def test_layers_are_dropped_as_often_as_said(pair: Path) -> None:
+    rates = exits_module.dropout_rates(6, 0.1)
+    assert rates[0] == 0.0
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates == sorted(rates)
+    model = corpus_module.load_model(pair / "target", dtype=torch.float32)
+    x_bt = torch.randint(4, 320, (400, 4), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        first, second = exits_module.states_by_layer(model, x_bt, [0.0, 0.3])
+    kept = (first != second).flatten(1).any(1).float().mean().item()
+    assert 0.6 < kept < 0.8
+    with torch.no_grad():
+        first, second = exits_module.states_by_layer(model, x_bt)
+    assert (first != second).flatten(1).any(1).all()
+
+
+def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target")]
+    small = [
+        "--batch",
+        "4",
+        "--length",
+        "32",
+        "--device",
+        "cpu",
+        "--tokens",
+        "1280",
+        "--measure-every",
+        "5",
+        "--minutes",
+        "1e9",
+    ]
+
+    def tuned(out: str) -> dict[str, torch.Tensor]:
+        early_exit.main([*paths, *small, "--dropout", "0.5", "--out", str(tmp_path / out)])
+        weights: dict[str, torch.Tensor] = load_file(tmp_path / out / "training.safetensors")
+        return weights
+
+    def cut(*given: Any) -> None:
+        training.keep(*given)
+        raise KeyboardInterrupt
+
+    whole = tuned("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(early_exit, "keep", cut)
+        with pytest.raises(KeyboardInterrupt):
+            tuned("cut")
+    halfway = load_file(tmp_path / "cut" / "training.safetensors")
+    found = tuned("cut")
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    assert not all(torch.equal(halfway[name], whole[name]) for name in whole), "the cut run must have stopped early"
+    assert (tmp_path / "cut" / "history.json").read_text() == (tmp_path / "whole" / "history.json").read_text()
