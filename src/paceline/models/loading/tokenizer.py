@@ -149,7 +149,7 @@ class Tokenizer:
         path = Path(folder)
         if is_gguf(path) and path.is_file():
             inner, named, template = gguf_tokenizer(path)
-            return cls(Fast(inner), name=str(path), named=named, template=template)
+            return cls(FastBackend(inner), name=str(path), named=named, template=template)
         if not path.is_dir():
             raise CheckpointError(f"no tokenizer: {str(path)!r} is not a folder; give a checkpoint folder")
         if (path / "tokenizer.json").is_file():

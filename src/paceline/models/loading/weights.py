@@ -179,11 +179,11 @@ class StoredNames:
         """The tensor of a piece, its shape checked."""
         return self.checkpoint.tensor(self._checked(name, piece))
 
-    def fill(self, name: str, piece: Piece, out: torch.Tensor) -> None:
+    def fill(self, name: str, piece: StoredTensor, out: torch.Tensor) -> None:
         """Copy the tensor of a piece, its shape checked, into `out`."""
         self.checkpoint.fill(self._checked(name, piece), out)
 
-    def _checked(self, name: str, piece: Piece) -> str:
+    def _checked(self, name: str, piece: StoredTensor) -> str:
         self.unused.discard(name)
         stored = self.stored[name]
         if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
