@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, Entry, some
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -172,24 +172,24 @@ def read_gguf(path: Path) -> GgufFile:
     Raises:
         CheckpointError: not such a file, cut off, or a part is missing.
     """
+    parts = _parts(path)
     try:
-        status = path.stat()
-    except OSError as error:
+        return _read(tuple((part, part.stat().st_mtime_ns, part.stat().st_size) for part in parts))
+    except FileNotFoundError as error:
         raise CheckpointError(f"{path} cannot be opened ({error.strerror}); check the path") from error
-    return _read(path, status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: Path, changed: int, size: int) -> GgufFile:
+def _read(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
+    """Files with the time of their last change and their size."""
     metadata, tensors = Metadata(), dict[str, _Tensor]()
-    parts = _parts(path)
-    for part in parts:
+    for part, _, _ in parts:
         own, found = _read_one(part)
         metadata = {**own, **metadata}
         if twice := sorted(found.keys() & tensors.keys()):
             raise CheckpointError(f"{part} holds {some(twice)} a second time; download its parts again")
         tensors.update(found)
-    return GgufFile(parts[0], metadata, tensors)
+    return GgufFile(parts[0][0], metadata, tensors)
 
 
 def split_names(name: str) -> list[str]:
@@ -215,6 +215,8 @@ def _read_one(path: Path) -> tuple[Metadata, dict[str, _Tensor]]:
                 return _parse(_Header(path, data))
             finally:
                 data.release()
+    except PacelineError:
+        raise
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise CheckpointError(f"{path} cannot be read ({error}); download it again") from error
 

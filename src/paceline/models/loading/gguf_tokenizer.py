@@ -208,7 +208,7 @@ def _add_ends(file: GgufFile, inner: Any, named: Mapping[str, str], begins: bool
     last = bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)) and "eos_token" in named
     if not first and not last:
         return
-    around = [named["bos_token"]] * first + ["$A"] + [named["eos_token"]] * last
+    around = [*([named["bos_token"]] if first else []), "$A", *([named["eos_token"]] if last else [])]
     used = {token: inner.token_to_id(token) for token in around if token != "$A"}
     inner.post_processor = processors.TemplateProcessing(single=around, special_tokens=list(used.items()))
 
