@@ -205,7 +205,7 @@ class SpeculativeConfig:
             num_speculative_tokens is given, else "auto".
         disable_by_batch_size: no drafts at or above this number of running sequences.
         options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller
-            (`threshold`, ...); one that neither knows is rejected, and one that both know (see `engine.policy`).
+            (`threshold`, ...); one that neither knows is rejected, and one that both know too.
     """
 
     method: str | tuple[SpeculativeConfig, ...] = "auto"

@@ -246,6 +246,7 @@ class LLM:
             ConfigError: the checkpoint has no chat template.
         """
         fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
+        need(messages != [], "messages", "hold a message or more", messages)
         need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
         talks = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]

@@ -137,7 +137,10 @@ def _explain(error: BaseException) -> tuple[int, str]:
     format_message = getattr(error, "format_message", None)
     if format_message is not None:  # a mistake in the command line, found by typer
         path = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-        return BAD_INPUT, f"{format_message().rstrip('.')}; see `{path} --help`"
+        text = format_message().rstrip(".")
+        if "unexpected extra argument" in text:
+            text += "; put a text of several words into quotes"
+        return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from paceline.cli.terminal import say
 from paceline.errors import ConfigError, PromptError
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
@@ -36,6 +37,8 @@ def read_prediction(text: str | None) -> str | None:
         PromptError: a file that cannot be read.
     """
     if text is None or not text.startswith("@"):
+        if text and len(text) < 255 and "\n" not in text and Path(text).is_file():
+            say(f"--prediction {text} is taken as the text itself; @{text} reads the file.")
         return text
     return text[1:] if text.startswith("@@") else read_file(Path(text[1:]))
 

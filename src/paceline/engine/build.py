@@ -15,9 +15,7 @@ from paceline import registry
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
-from paceline.engine.drafter_set import DrafterSet
-from paceline.engine.loop import Parts
-from paceline.engine.policy import (
+from paceline.engine.controller_setup import (
     OTHER_TOKENIZER,
     auto_table,
     build_controller,
@@ -27,6 +25,8 @@ from paceline.engine.policy import (
     split_options,
     with_published_number,
 )
+from paceline.engine.drafter_set import DrafterSet
+from paceline.engine.loop import Parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer

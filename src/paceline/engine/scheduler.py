@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
+from paceline.engine.cache_room import Room
 from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
-from paceline.engine.room import Room
 from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError

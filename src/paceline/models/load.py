@@ -20,9 +20,9 @@ from paceline.models.loading.families import declared_dtype, spec_from_config
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
 from paceline.models.loading.weights import Replacement, load_weights, untie_if_different
-from paceline.models.mapped import HeadRows, MappedRunner
 from paceline.models.memory import check_files, fit_context
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
+from paceline.models.remapped_tokens import HeadRows, MappedRunner
 
 if TYPE_CHECKING:
     from paceline.models.decoder.native import NativeRunner
@@ -59,7 +59,7 @@ def load_runner(
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
         (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.mapped); the logits of all others are -inf. None: all
+        head_rows: tokens that the head keeps (models.remapped_tokens); the logits of all others are -inf. None: all
         of them.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
         passes.
@@ -179,8 +179,8 @@ def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Repla
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     """The runner class for a model's rotary embeddings."""
+    from paceline.models.decoder.length_dependent_rope import LongRopeRunner, ReplayRunner
     from paceline.models.decoder.native import NativeRunner
-    from paceline.models.decoder.replay import LongRopeRunner, ReplayRunner
 
     kinds = {rope.kind for rope in spec.ropes.values()}
     if "longrope" in kinds:

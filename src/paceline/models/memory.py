@@ -1,7 +1,7 @@
 """Whether a model would fit, decided before its weights are read.
 
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and
-the cache of one sequence of full length (twice for longrope, see models.decoder.replay).
+the cache of one sequence of full length (twice for longrope, see models.decoder.length_dependent_rope).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.models.decoder.linear import can_pack
 from paceline.models.loading.checkpoint import DTYPES, Checkpoint
 from paceline.models.loading.quantization import Form, quantized_sizes
 from paceline.models.loading.weights import weight_bytes
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 log = logging.getLogger("paceline")
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Protocol, Self
 from urllib.parse import SplitResult, urlsplit
 
-from paceline.bench.peers import catalog
+from paceline.bench.peers import catalogue
 from paceline.bench.peers.process import DriverProcess, PeerError
 from paceline.errors import ConfigError
 
@@ -87,7 +87,7 @@ class SubprocessPeer:
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
         self.name = name
-        self._batches, self._timeout = catalog.peer_entry(name).batches, request_timeout
+        self._batches, self._timeout = catalogue.peer_entry(name).batches, request_timeout
         threads = str(request["threads"])
         self._process = DriverProcess(
             name, command, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -167,7 +167,7 @@ def open_peer(
         ConfigError: a wrong name, method, precision or folder.
         PeerError: not installed, or it does not start.
     """
-    found, given = catalog.peer_entry(name), {"method": "plain", **(options or {})}
+    found, given = catalogue.peer_entry(name), {"method": "plain", **(options or {})}
     if given["method"] not in found.modes:
         raise ConfigError(f"peer {name} has no method {given['method']!r}; it has {', '.join(found.modes)}")
     if name == "openai":
@@ -177,14 +177,14 @@ def open_peer(
     folder = _checkpoint(model_folder)
     request = {
         "model": str(folder),
-        "work": str(catalog.converted(folder)),
+        "work": str(catalogue.converted(folder)),
         "dtype": dtype,
         "threads": threads,
         "options": given,
     }
     if given["method"] == "draft_model":
         draft = _draft(name, given)
-        given["model"], request["draft_work"] = str(draft), str(catalog.converted(draft))
+        given["model"], request["draft_work"] = str(draft), str(catalogue.converted(draft))
     command = (_python(name), DRIVERS, found.driver)
     return SubprocessPeer(name, command, request, start_timeout=start_timeout, request_timeout=request_timeout)
 
@@ -212,7 +212,7 @@ def _checkpoint(folder: str | Path) -> Path:
 
 
 def _python(name: str) -> Path:
-    python = catalog.python_of(name)
+    python = catalogue.python_of(name)
     if python.exists():
         return python
     if name == "vllm":  # where it is installed beside Paceline, that one is taken

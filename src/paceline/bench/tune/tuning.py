@@ -21,8 +21,8 @@ from time import perf_counter
 from typing import Any, Final
 
 from paceline.bench.judge.tokens import first_difference
-from paceline.bench.tune.arms import Arm, find_candidates, thread_counts, with_prediction
-from paceline.bench.tune.halving import (
+from paceline.bench.tune.candidates import Arm, find_candidates, thread_counts, with_prediction
+from paceline.bench.tune.search import (
     LEAST_ARMS,
     MIN_PAIRS,
     Gain,

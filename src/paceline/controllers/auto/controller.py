@@ -32,10 +32,10 @@ from paceline.controllers.auto.choice import (
     worth_scoring,
 )
 from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
+from paceline.controllers.auto.explanations import auto_words, beliefs, next_try
 from paceline.controllers.auto.trust import Ledger, State, Trust
-from paceline.controllers.auto.words import auto_words, beliefs, next_try
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import NO_DRAFTER, too_many
+from paceline.controllers.explanations import NO_DRAFTER, too_many
 from paceline.tree import NO_BUDGET, Budget, select_nodes
 from paceline.utils import integer
 

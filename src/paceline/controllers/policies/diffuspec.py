@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.controllers.explanations import count
 from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
-from paceline.controllers.words import count
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch
 
 from paceline.models.decoder.arena import BLOCK
 from paceline.models.decoder.tree_attention import attention
-from paceline.models.spec import AttentionShape
+from paceline.models.model_spec import AttentionShape
 
 CHUNK = 1024
 """Positions of a chunk."""

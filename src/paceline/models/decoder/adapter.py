@@ -26,7 +26,7 @@ from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import spec_from_config
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.weights import load_weights
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 from paceline.tree import EMPTY_TREE, TokenTree
 
 UNUSED: Final = 32

@@ -25,7 +25,7 @@ from paceline.models.decoder.linear import (
 )
 from paceline.models.decoder.rope import Rotation, Rotations
 from paceline.models.decoder.tree_attention import Step
-from paceline.models.spec import AttentionShape, ModelSpec
+from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 

@@ -25,7 +25,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.loading.quantization import form_of, is_quantized
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
 

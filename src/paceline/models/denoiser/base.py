@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -151,7 +151,8 @@ class Tokenizer:
             return _from_json(path)
         if not any((path / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
             raise CheckpointError(
-                f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER"
+                f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER "
+                f"(--tokenizer FOLDER)"
             )
         return _from_transformers(path, trust_remote_code)
 
@@ -347,7 +348,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
     except Exception as error:  # whatever a tokenizer class raises about its files
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER"
+            f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER (--tokenizer FOLDER)"
         ) from error
     fast = getattr(inner, "backend_tokenizer", None)
     clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
@@ -359,6 +360,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
         tokenizer.special_ids
     ):  # some classes make an empty tokenizer where their files are missing
         raise CheckpointError(
-            f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER"
+            f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER "
+            f"(--tokenizer FOLDER)"
         )
     return tokenizer

@@ -24,7 +24,7 @@ import torch
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, some
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 log = logging.getLogger("paceline")
 
