@@ -16,11 +16,11 @@ from paceline.bench.diffusion import (
     DiffusionBench,
     DiffusionOptions,
     broken_constrained,
+    caches_and_constraints,
     draw_methods,
     front,
     measure_constrained,
     parse_lines,
-    parts,
     points,
     score_methods,
 )
@@ -56,7 +56,7 @@ def bench_of(path: Path, layout: str) -> DiffusionBench:
 
 
 def test_approximate_caches_deviate_and_claim_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "RULES", ("static",))
+    monkeypatch.setattr(caches_and_constraints, "RULES", ("static",))
     bench = bench_of(tmp_path, "llada")
     found = dict(parts.measure_caches(bench, quiet))
     assert set(found) == {f"static, {name}" for name in parts.APPROXIMATE}
@@ -95,7 +95,7 @@ def test_a_block_cache_that_rounds_is_noticed(tmp_path: Path, monkeypatch: pytes
 
 def test_constrained_texts_parse_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case({"regex": "[1-4]( [1-4])*"}, ("copy",), parts._regex("[1-4]( [1-4])*"))
-    monkeypatch.setattr(parts, "CASES", {"digits": case})
+    monkeypatch.setattr(caches_and_constraints, "CASES", {"digits": case})
     found = dict(measure_constrained(bench_of(tmp_path, "llada"), quiet, prompts=ITEMS))
     assert found["digits"]["parses"]["right"] == ITEMS
     assert found["digits"]["parses_without"]["right"] == 0
