@@ -299,7 +299,7 @@ class EngineConfig:
         enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the
             same tokens; without effect where the model's runner cannot share blocks.
         kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do
-        not fit wait.
+            not fit wait.
         speculative_memory_bytes: most bytes that speculation may take beside the weights: draft trees of all running
             sequences (keys, values, logits) and the caches of draft models. Trees are cut to what fits; None sets no
             limit.

@@ -53,7 +53,7 @@ class LLM:
 
     Args:
         model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive
-        model.
+            model.
         speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
             Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads
             replaces it.
@@ -71,7 +71,7 @@ class LLM:
         exactness: "strict, proven by self-test", or "up to near ties" and why.
         models: opens models beside the target, each once for all engines around these weights.
         diffusion: what decodes where the model is a diffusion language model, which has none of the engine's parts;
-        else None.
+            else None.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.

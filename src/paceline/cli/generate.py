@@ -166,7 +166,7 @@ class StreamPrinter:
 
         Args:
             canvas: of a diffusion language model that still fills: drawn in place on a terminal, text comes when it is
-            full.
+                full.
         """
         self._held += segments
         if canvas and self.console.is_terminal:

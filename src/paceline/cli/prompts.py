@@ -16,7 +16,8 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """One prompt's text; of a file or a pipe, the newline that ends it is left out.
 
     Raises:
-        PromptError: an empty prompt, or one that cannot be read. ConfigError: two prompts.
+        PromptError: an empty prompt, or one that cannot be read.
+        ConfigError: two prompts.
     """
     if prompt is not None and file is not None:
         raise ConfigError("give the prompt either as an argument or with --file, not both")

@@ -128,7 +128,8 @@ class DiffusionEngine:
         """Read a checkpoint folder; what is wrong in the configurations is rejected before the weights are read.
 
         Raises:
-            CheckpointError: see `load_denoiser`. ConfigError: see the class.
+            CheckpointError: see `load_denoiser`.
+            ConfigError: see the class.
         """
         check_engine(config)
         ConfiguredMethod(parse_config(diffusion_config))

@@ -59,7 +59,7 @@ def build_parts(
         models: opens models in other ways.
         memory: most bytes of speculation (`EngineConfig.speculative_memory_bytes`).
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with
-        it.
+            it.
     Raises:
         ConfigError: an unknown method or option, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.

@@ -147,7 +147,7 @@ def build_controller(
         names: of the drafters, in their order.
     Raises:
         ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it
-        needs one.
+            needs one.
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)

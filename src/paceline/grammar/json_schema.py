@@ -325,7 +325,8 @@ def integers(schema: Mapping[str, Any]) -> Expr:
     be given.
 
     Raises:
-        UnsatisfiableError: no integer lies between. ConfigError: an infinite bound, or NaN.
+        UnsatisfiableError: no integer lies between.
+        ConfigError: an infinite bound, or NaN.
     """
     rounded = {
         "minimum": math.ceil,

@@ -57,15 +57,16 @@ def load_runner(
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
-        (models.loading.quantization).
+            (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.mapped); the logits of all others are -inf. None: all
-        of them.
+        head_rows: tokens that the head keeps (models.mapped); the logits of all others are -inf. None: all of them.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
-        passes.
+            passes.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: what is not supported.
-        OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
+        CheckpointError: missing, incomplete or inconsistent files.
+        UnsupportedModelError: what is not supported.
+        OutOfMemoryError: it would not fit.
+        ConfigError: a wrong argument.
     """
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"

@@ -43,7 +43,7 @@ class Conversation:
         turns: user messages in order; each is decoded after the answers before it. Empty where `token_ids` is given.
         history: messages before the first turn ({"role", "content"}), a system message for instance.
         chat: whether the turns are messages, to be rendered by a chat template; otherwise the one turn is a text to go
-        on with.
+            on with.
         token_ids: the prompt itself, for synthetic ones.
         max_tokens: most new tokens, where the workload says so; then end tokens are ignored.
     """
@@ -115,8 +115,8 @@ def read_prompts(path: Path, format: str | None = None) -> Workload:
     Args:
         format: one of FORMATS; None recognises it.
     Raises:
-        ConfigError: an unknown format. PromptError: a file that cannot be read, holds nothing, or not what its format
-        says.
+        ConfigError: an unknown format.
+        PromptError: a file that cannot be read, holds nothing, or not what its format says.
     """
     if format is not None and format not in PROMPT_FORMATS:
         raise ConfigError(f"the format must be one of {', '.join(PROMPT_FORMATS)}, got {format!r}")

@@ -38,7 +38,7 @@ class MachineFacts:
         gpu: what shows that there is a GPU; None where nothing does.
         cuda: PyTorch can use one; `cuda_build`: its CUDA version, None for a CPU build.
         versions: package -> (installed, required); installed None is missing, required "" is any. `unfit`: those that
-        do not fit.
+            do not fit.
     """
 
     threads: int = 1

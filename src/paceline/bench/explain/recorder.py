@@ -314,7 +314,8 @@ class Recorder:
         """Decode one prompt and yield what each step adds; close it to end early (`data` then gives what there is).
 
         Raises:
-            ConfigError: more than one output, or parameters that do not fit the model. PromptError: as `LLM.stream`.
+            ConfigError: more than one output, or parameters that do not fit the model.
+            PromptError: as `LLM.stream`.
         """
         check(params)
         self._params, engine = params, self.llm.engine

@@ -52,7 +52,7 @@ def optimal_acceptance(p: Array, q: Array, drafts: int, *, replacement: bool) ->
 
     Args:
         p, q: (v,) probabilities. drafts: draws from q at one place; without replacement at most the tokens that q can
-        give.
+            give.
     """
     possible = np.flatnonzero(q)
     order = possible[np.argsort(p[possible] / q[possible], kind="stable")]

@@ -44,7 +44,7 @@ class VerifyReport:
         temperature: of the tests above 0, or 0.
         seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
         distribution, plain_distribution: the test of the distribution above 0, of accelerated and of plain decoding;
-        None where it was left out.
+            None where it was left out.
         mean_acceptance_length: of accelerated decoding at temperature 0.
     """
 

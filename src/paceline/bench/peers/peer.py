@@ -375,7 +375,7 @@ class PeerAgreement:
 
     Attributes:
         first_difference: index of the first token that differs, or None if one output begins with the other and both
-        are as long.
+            are as long.
         equal_share: positions with the same token over the longer length, in 0..1; 1 for two empty outputs.
         length: tokens compared (the longer length).
     """

@@ -72,7 +72,8 @@ def save_document(document: Mapping[str, Any], path: Path) -> None:
     """Check and write a document in one piece: a reader sees the old file or the new one.
 
     Raises:
-        ConfigError: it is against the schema. OSError: it cannot be written.
+        ConfigError: it is against the schema.
+        OSError: it cannot be written.
     """
     check_document(document)
     write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")

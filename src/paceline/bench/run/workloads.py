@@ -33,7 +33,8 @@ def load_workload(text: str, *, vocab_size: int = 0, max_context: int | None = N
         vocab_size, max_context: of the model, for synthetic prompts; None takes any length.
         seed: of synthetic prompts.
     Raises:
-        ConfigError: an unknown format or parameter. PromptError: a file that cannot be read, or not in its format.
+        ConfigError: an unknown format or parameter.
+        PromptError: a file that cannot be read, or not in its format.
     """
 
     if text == BUNDLED:

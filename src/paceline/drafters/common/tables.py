@@ -192,7 +192,8 @@ class Tables(Generic[T]):
         """Whose the tables are, in their order.
 
         Raises:
-            ValueError: no list of names, or not one for each table. RecursionError: thousands of brackets.
+            ValueError: no list of names, or not one for each table.
+            RecursionError: thousands of brackets.
         """
         found = json.loads(header.get("tenants", "null"))
         if (

@@ -283,7 +283,8 @@ class PearlDrafter(DraftModelDrafter):
             the first steps and goes on with what was faster, which the log says.
         draft_sample_method, draft_vocab_size, draft_vocab_file, draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range. CapabilityError: overlap on a GPU that is the target's too.
+        ConfigError: a value outside its range.
+        CapabilityError: overlap on a GPU that is the target's too.
         DrafterError: another tokenizer.
     """
 

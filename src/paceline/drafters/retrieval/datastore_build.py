@@ -292,11 +292,11 @@ def build_datastore(
         name: of the tokenizer, for people; by default where it came from.
         shard_tokens: see `SHARD_TOKENS`.
         overwrite: a file that is there when the new one is complete is replaced; otherwise it stays, whoever wrote it
-        meanwhile.
+            meanwhile.
         progress: called with the number of bytes read and what is going on.
     Raises:
-        PromptError: texts that cannot be read. DrafterError: the file cannot be written, is there already, or there is
-        no text.
+        PromptError: texts that cannot be read.
+        DrafterError: the file cannot be written, is there already, or there is no text.
     """
     say = partial(progress, -1)
     with Writer(path, tokenizer, name=name, shard_tokens=shard_tokens, overwrite=overwrite, say=say) as writer:
@@ -319,7 +319,8 @@ class Writer:
         path, tokenizer, name, shard_tokens, overwrite: as for `build`.
         say: told when a shard is sorted.
     Raises:
-        ConfigError: a number of ids that no shard can hold. DrafterError: the file cannot be written.
+        ConfigError: a number of ids that no shard can hold.
+        DrafterError: the file cannot be written.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ class GroupedRunner(NativeRunner):
     Attributes:
         fuzzy: whether `score` takes the fuzzy pass for nodes behind inputs that were scored before (`computed`).
     Raises:
-        UnsupportedModelError: rotary angles that depend on the text's length. ConfigError: fewer than four layers.
+        UnsupportedModelError: rotary angles that depend on the text's length.
+        ConfigError: fewer than four layers.
     """
 
     def __init__(

@@ -75,7 +75,8 @@ class Checkpoint:
         """One tensor on the CPU as it is stored, mapped from the file where the platform allows.
 
         Raises:
-            UnsupportedModelError: a dtype that is no plain float. CheckpointError: the file cannot be read.
+            UnsupportedModelError: a dtype that is no plain float.
+            CheckpointError: the file cannot be read.
         """
         from safetensors import SafetensorError, safe_open
 

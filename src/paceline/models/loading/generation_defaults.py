@@ -42,7 +42,7 @@ class GenerationDefaults:
 
     Attributes:
         eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none (see the top of this
-        file).
+            file).
         sampling: keyword arguments of SamplingParams, used where a user gives no sampling parameters at all (vLLM's
             `generation_config="auto"`).
     """

@@ -197,7 +197,8 @@ class Tokenizer:
             kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
         Raises:
             ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
-            CheckpointError: a broken template. PromptError: messages that the template refuses or fails on.
+            CheckpointError: a broken template.
+            PromptError: messages that the template refuses or fails on.
         """
         if self._template is None:
             raise ConfigError(
