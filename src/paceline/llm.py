@@ -290,7 +290,7 @@ class LLM:
         """Reject what only models with an engine have."""
         if self.diffusion:
             raise CapabilityError(
-                f"{what} is of autoregressive models, and {self.folder} is a diffusion language model"
+                f"{what} is only available for autoregressive models, and {self.folder} is a diffusion language model"
             )
 
     def _serving(self, requests: Sequence[Request]) -> Driver:
@@ -307,7 +307,8 @@ class LLM:
             return self._predicting
         if self.drafter_methods:
             logger.warning(
-                "a prediction is not used: none of the methods %s reads it; add prediction", self.drafter_methods
+                "a prediction is ignored, since none of the methods %s uses it; add the method prediction",
+                self.drafter_methods,
             )
         return self._driver
 

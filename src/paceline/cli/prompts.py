@@ -74,7 +74,7 @@ def decode(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); give a text"
+            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); convert it"
         ) from None
 
 

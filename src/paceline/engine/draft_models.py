@@ -216,7 +216,7 @@ class DraftModels:
         )  # fmt: skip
         if layers and not found.capabilities.early_exit:
             raise DrafterError(
-                f"draft model {model!r} cannot run parts of its layers; take a model of a supported family"
+                f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
             )
         return found
 

@@ -113,7 +113,7 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
     try:
         return spec_from_config(config)
     except UnsupportedModelError as reason:
-        log.warning("%s: %s; using transformers, which drafts chains only and is slower", name, reason)
+        log.warning("%s: %s; using transformers, which allows chains of drafts only and is slower", name, reason)
         return None
 
 
@@ -121,11 +121,11 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
         raise UnsupportedModelError(
-            f"{name}: a head of fewer rows needs a model of the native runner; take a supported family"
+            f"{name}: a head of fewer rows needs the native runner; use a model of a supported family"
         )
     if wanted.group_size is not None:
         raise UnsupportedModelError(
-            f"{name}: layers that run in groups need a model of the native runner; take a supported family"
+            f"{name}: layers that run in groups need the native runner; use a model of a supported family"
         )
     if wanted.strict:
         raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)

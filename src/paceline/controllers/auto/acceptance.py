@@ -278,5 +278,5 @@ def _tallies(pairs: Any, count: int) -> list[Tally]:
 
 def _number(value: Any, most: float) -> float:
     if not isfinite(number := float(value)) or abs(number) > most:
-        raise ValueError(f"{value!r} is no sound number")
+        raise ValueError(f"{value!r} is not a valid number")
     return number

@@ -257,10 +257,10 @@ class OverlapChoices:
     def _say(self, overlapped: bool, choice: OverlapChoice) -> None:
         rates = f"{choice.modes[True].rate:.0f} tokens/s against {choice.modes[False].rate:.0f}"
         if overlapped:
-            logger.info("%s drafts while the target scores: that gives %s of one after the other", self.name, rates)
+            logger.info("%s drafts while the target scores, which gives %s sequentially", self.name, rates)
         else:
             logger.warning(
-                "%s: drafting while the target scores gives %s of one after the other here; going on sequentially",
+                "%s: drafting while the target scores gives %s sequentially; going on sequentially",
                 self.name,
                 rates,
             )
@@ -328,7 +328,7 @@ class PearlDrafter(DraftModelDrafter):
             return overlap
         if overlap:
             raise CapabilityError(
-                f"overlap of 'pearl' needs a draft on another device than the target's {device}; leave it out"
+                f"overlap of 'pearl' needs a draft model on another device than the target's {device}; leave it out"
             )
         if overlap is None:
             logger.warning(

@@ -216,7 +216,7 @@ class Tokenizer:
         for key in given:
             if key in SamplingParams.__dataclass_fields__ and key not in known:
                 raise ConfigError(
-                    f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)"
+                    f"{key!r} is a sampling parameter, and not a name that {name} uses; give SamplingParams({key}=...)"
                 )
         reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
 
@@ -278,7 +278,7 @@ def _from_json(folder: Path) -> Tokenizer:
     try:
         inner = Inner.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path} is no tokenizer ({error}); download the checkpoint again") from error
+        raise CheckpointError(f"{path} is not a tokenizer ({error}); download the checkpoint again") from error
     config = read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_json(folder / "special_tokens_map.json")
