@@ -148,7 +148,7 @@ def _explain_system(error: BaseException) -> tuple[int, str]:
     """Errors of the machine, and of ours."""
     text = str(error)
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY):
-        return BAD_INPUT, "not enough memory; take a smaller model, dtype, --max-model-len or prompt"
+        return BAD_INPUT, "not enough memory; use a smaller model, dtype, --max-model-len or prompt"
     if isinstance(error, OSError):
         if error.errno == errno.EPIPE:
             return NO_READER, ""

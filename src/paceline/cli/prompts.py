@@ -17,7 +17,8 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """One prompt's text; of a file or a pipe, the newline that ends it is left out.
 
     Raises:
-        PromptError: an empty prompt, or one that cannot be read. ConfigError: two prompts.
+        PromptError: an empty prompt, or one that cannot be read.
+        ConfigError: two prompts.
     """
     if prompt is not None and file is not None:
         raise ConfigError("give the prompt either as an argument or with --file, not both")
@@ -76,7 +77,7 @@ def decode(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); give a text"
+            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); convert it"
         ) from None
 
 

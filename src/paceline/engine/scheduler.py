@@ -86,8 +86,8 @@ class Scheduler:
         """Make the request's rules, for the errors and for its first output.
 
         Raises:
-            ConfigError: parameters that do not fit this model (token ids out of range). PromptError: more than memory
-            ever holds.
+            ConfigError: parameters that do not fit this model (token ids out of range).
+            PromptError: more than memory ever holds.
         """
         if request.rules is None:
             request.rules = self._rules(request)

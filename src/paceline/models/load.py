@@ -57,15 +57,16 @@ def load_runner(
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
-        (models.loading.quantization).
+            (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.remapped_tokens); the logits of all others are -inf. None: all
-        of them.
+        head_rows: tokens that the head keeps (models.remapped_tokens); the logits of all others are -inf. None: all of them.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
-        passes.
+            passes.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: what is not supported.
-        OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
+        CheckpointError: missing, incomplete or inconsistent files.
+        UnsupportedModelError: what is not supported.
+        OutOfMemoryError: it would not fit.
+        ConfigError: a wrong argument.
     """
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
@@ -112,7 +113,7 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
     try:
         return spec_from_config(config)
     except UnsupportedModelError as reason:
-        log.warning("%s: %s; using transformers, which drafts chains only and is slower", name, reason)
+        log.warning("%s: %s; using transformers, which allows chains of drafts only and is slower", name, reason)
         return None
 
 
@@ -120,11 +121,11 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
         raise UnsupportedModelError(
-            f"{name}: a head of fewer rows needs a model of the native runner; take a supported family"
+            f"{name}: a head of fewer rows needs the native runner; use a model of a supported family"
         )
     if wanted.group_size is not None:
         raise UnsupportedModelError(
-            f"{name}: layers that run in groups need a model of the native runner; take a supported family"
+            f"{name}: layers that run in groups need the native runner; use a model of a supported family"
         )
     if wanted.strict:
         raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)

@@ -136,7 +136,7 @@ def fit_context(
         raise OutOfMemoryError(
             f"{name} needs {_gib(need.total(least))} on {device} ({_gib(need.weights)} weights in {held}, "
             f"{_gib(need.packing)} while packing, {_gib(need.per_token * least)} cache for {least} tokens), but "
-            f"{_gib(budget)} can be used; take a smaller dtype, context (max_model_len) or model"
+            f"{_gib(budget)} can be used; use a smaller dtype, context (max_model_len) or model"
         )
     fitting = (budget - need.weights - need.packing) // need.per_token
     log.warning(
@@ -158,8 +158,8 @@ def check_files(checkpoint: Checkpoint, *, name: str, dtype: torch.dtype | None,
     budget = int(HEADROOM * available(device))
     if need > budget:
         raise OutOfMemoryError(
-            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; take a smaller "
-            f"dtype or model"
+            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; use a smaller "
+            "dtype or model"
         )
 
 

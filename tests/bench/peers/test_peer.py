@@ -69,7 +69,7 @@ def test_a_batch_gives_a_run_a_prompt(fake: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens a prompt")]
+    ("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens per prompt")]
 )
 def test_a_driver_that_fails_or_answers_wrongly(fake: Path, tokens: int, message: str) -> None:
     with open_peer("llama.cpp", fake, dtype="float16") as opened, pytest.raises(PeerError, match=message):

@@ -98,7 +98,7 @@ class SubprocessPeer:
             self.settings: Mapping[str, Any] = dict(answer["settings"])
         except KeyError as error:
             self.close()
-            raise PeerError(f"peer {name} opened without saying its {error.args[0]}") from error
+            raise PeerError(f"peer {name} opened without reporting its {error.args[0]}") from error
 
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, ignore_eos: bool = True) -> PeerRun:
         """The greedy continuation of one prompt."""
@@ -122,7 +122,7 @@ class SubprocessPeer:
         tokens, seconds, ttft = answer.get("tokens"), answer.get("seconds"), answer.get("ttft")
         if not isinstance(tokens, list) or len(tokens) != len(prompts) or not isinstance(seconds, int | float):
             self.close()
-            raise PeerError(f"peer {self.name} answered without one list of tokens a prompt and its seconds")
+            raise PeerError(f"peer {self.name} did not answer with one list of tokens per prompt and its seconds")
         passes = answer.get("passes") or [None] * len(tokens)
         shared: dict[str, Any] = {
             "seconds": float(seconds),
@@ -284,13 +284,13 @@ class Endpoint:
             except RefusedError as error:
                 if self._tokenizer is None:
                     raise PeerError(
-                        f"{self.version} refuses token ids ({error}); give a tokenizer, so that text can be sent"
+                        f"{self.version} rejects token ids ({error}); give a tokenizer, so that text can be sent"
                     ) from error
                 self._as_text = True
         try:
             return self._complete(body | {"prompt": self._tokenizer.decode(list(prompt_ids))})
         except RefusedError as error:
-            raise PeerError(f"{self.version} refuses the request: {error}") from error
+            raise PeerError(f"{self.version} rejects the request: {error}") from error
 
     def generate_batch(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
@@ -331,7 +331,7 @@ class Endpoint:
             yield from _data(answer)
         except TimeoutError as error:
             raise PeerError(
-                f"{self.version} was silent for {self._timeout:g} s; raise the time-out or ask for less"
+                f"{self.version} did not answer for {self._timeout:g} s; raise the time-out or request fewer tokens"
             ) from error
         except (OSError, HTTPException, ValueError) as error:
             raise PeerError(
@@ -364,7 +364,7 @@ def _data(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
             return
         event = json.loads(data)
         if not isinstance(event, dict) or "error" in event:
-            raise ValueError(f"the stream says {data[:200].decode('utf-8', 'replace')}")
+            raise ValueError(f"the stream reports {data[:200].decode('utf-8', 'replace')}")
         yield event
     raise ValueError("the stream ended before [DONE]")
 
@@ -375,7 +375,7 @@ class PeerAgreement:
 
     Attributes:
         first_difference: index of the first token that differs, or None if one output begins with the other and both
-        are as long.
+            are as long.
         equal_share: positions with the same token over the longer length, in 0..1; 1 for two empty outputs.
         length: tokens compared (the longer length).
     """

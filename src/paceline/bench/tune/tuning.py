@@ -233,7 +233,7 @@ class Tuning:
     Attributes:
         best: the setting that the search preferred; None if all were refused, or there was no time for any.
         gain: of `best`, on fresh measurements (after an interrupt in the search: on the search's own); None without
-        measurements.
+            measurements.
         chosen: what to use from now on: `best`, or plain decoding; None where neither is shown to be faster.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
         refused, skipped: words or method -> why.

@@ -406,10 +406,10 @@ class AutoController(Controller):
         try:
             sources = [Source.restore(one) for one in kept["sources"]]
             if len(sources) != len(self.names):
-                raise ValueError("it is about other drafters")
+                raise ValueError("it is for other drafters")
             self.costs.restore_drafts(kept["drafts"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            logger.warning("what was learned of drafters makes no sense (%s); learning anew", error)
+            logger.warning("the stored acceptance of drafters is not valid (%s); starting from scratch", error)
             return
         self.acceptance.sources = sources
 

@@ -264,7 +264,7 @@ class Arena:
         lean: room is short: take the blocks that are needed and no more.
         widest: most inputs that one step of a sequence has had.
         masked: passes read slots that nobody sees, through masks, so that these must hold numbers; False where they do
-        not.
+            not.
         prefixes: blocks of ended sequences, kept until their room is needed.
     """
 

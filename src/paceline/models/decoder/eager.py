@@ -30,7 +30,7 @@ class Passes(Protocol):
 
     Attributes:
         row_invariant: built so that a row's bits depend on its own text alone; `models.decoder.invariance` puts it to
-        the test.
+            the test.
     """
 
     row_invariant: bool
@@ -56,7 +56,7 @@ class Passes(Protocol):
 
         Args:
             inputs: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not
-            modified.
+                modified.
             lengths: runs of (rows, sequence length), for rotary kinds that depend on it.
             taps: layers whose output is wanted; -1 is the embedding, the number of layers the normed output.
             logits: rows whose logits are wanted, in ascending order; None means all.

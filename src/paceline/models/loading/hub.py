@@ -53,7 +53,8 @@ def resolve(model: str | Path, *, revision: str | None = None, code: bool = Fals
         code: fetch Python files too (for `trust_remote_code`).
     Raises:
         CheckpointError: no such folder or repository, gated, or offline and not in the cache.
-        UnsupportedModelError: a GGUF file. ConfigError: a revision of a local folder.
+        UnsupportedModelError: a GGUF file.
+        ConfigError: a revision of a local folder.
     """
     name = str(model)
     try:

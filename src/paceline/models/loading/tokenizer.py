@@ -198,7 +198,8 @@ class Tokenizer:
             kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
         Raises:
             ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
-            CheckpointError: a broken template. PromptError: messages that the template refuses or fails on.
+            CheckpointError: a broken template.
+            PromptError: messages that the template refuses or fails on.
         """
         if self._template is None:
             raise ConfigError(
@@ -216,7 +217,7 @@ class Tokenizer:
         for key in given:
             if key in SamplingParams.__dataclass_fields__ and key not in known:
                 raise ConfigError(
-                    f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)"
+                    f"{key!r} is a sampling parameter, and not a name that {name} uses; give SamplingParams({key}=...)"
                 )
         reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
 
@@ -278,7 +279,7 @@ def _from_json(folder: Path) -> Tokenizer:
     try:
         inner = Inner.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path} is no tokenizer ({error}); download the checkpoint again") from error
+        raise CheckpointError(f"{path} is not a tokenizer ({error}); download the checkpoint again") from error
     config = read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_json(folder / "special_tokens_map.json")

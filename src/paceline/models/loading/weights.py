@@ -220,8 +220,8 @@ def load_weights(
         instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
         lacking: ends of canonical names that this checkpoint does without.
     Raises:
-        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an
-        adapter.
+        CheckpointError: missing, surplus or wrongly shaped tensors.
+        UnsupportedModelError: quantised ones, or an adapter.
     """
     names = StoredNames(checkpoint)
     if spec.tied:
