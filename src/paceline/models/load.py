@@ -59,7 +59,7 @@ def load_runner(
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
             (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.remapped_tokens); the logits of all others are -inf. None: all of them.
+        head_rows: tokens that the head keeps (models.remapped_tokens); all others have logits of -inf. None: all.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
             passes.
     Raises:
