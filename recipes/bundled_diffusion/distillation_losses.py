@@ -50,7 +50,7 @@ def block_views(batch: Batch, block_length: int, generator: torch.Generator, rat
 
     Args:
         rate: share of the block that the first view masks; None draws it anew for each text, uniformly from 0..1
-        (ours).
+            (ours).
     """
     block = torch.div(batch.slots - batch.start[:, None], block_length, rounding_mode="floor")
     count = -torch.div(batch.start - batch.length, block_length, rounding_mode="floor")
@@ -111,7 +111,7 @@ def mask_counts(length: Tensor, student: Tensor, ratio: Tensor) -> tuple[Tensor,
 
     Args:
         length: (b,). student: (b,) share of the student's masks. ratio: (b,) of the teacher's share to it, before its
-        bounds.
+            bounds.
     Returns:
         (b,) the student's, (b,) the teacher's, never more.
     """
@@ -157,7 +157,7 @@ def consistency(
 
     Args:
         student: (k, v) logits of the slots that the student does not see. teacher: (k, v) probabilities at T. targets:
-        (k,).
+            (k,).
         counted: (k,) slots of the first term; all by default.
     """
     log_q = (student / temperature).log_softmax(-1)

@@ -32,7 +32,7 @@ class Rollouts:
         length: (b,) slots of the canvas.
         born: (b, n) int64, the round in which a slot was written; -1 at prompts and padding.
         log_p: (b, n) log-probability noted by the rollout when the slot was written, clean (before temperature); 0
-        elsewhere.
+            elsewhere.
         reward: (b,) 1 for a right answer, else 0.
         calls: (b,) passes of the model.
     """

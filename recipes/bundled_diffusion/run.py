@@ -40,7 +40,7 @@ class Run:
         warmup: steps in which the rate rises.
         beside: other models that are kept, by name, such as the reference of a policy.
         clock: seconds, of which minutes are counted; of the processor, so that a run does not end early on a busy
-        machine.
+            machine.
         history: reports so far.
     """
 

@@ -140,7 +140,7 @@ class SamplingParams:
             need(
                 token not in bias,
                 "logit_bias",
-                f"have each token id once, and {token} stands there twice",
+                f"have each token id once, and {token} occurs twice",
                 self.logit_bias,
             )
             bias[token] = float(value)
@@ -208,7 +208,7 @@ class SpeculativeConfig:
             num_speculative_tokens is given, else "auto".
         disable_by_batch_size: no drafts at or above this number of running sequences.
         options: all other keys, for the constructors of the drafter (`prompt_lookup_max`, ...) and of the controller
-            (`threshold`, ...); one that neither knows is rejected, and one that both know (see `engine.policy`).
+            (`threshold`, ...); one that neither knows is rejected, and one that both know too.
     """
 
     method: str | tuple[SpeculativeConfig, ...] = "auto"
@@ -271,7 +271,7 @@ class SpeculativeConfig:
                 need(
                     key not in given,
                     key,
-                    'stand beside "acceptance_method": "typical_acceptance_sampler"',
+                    'be given together with "acceptance_method": "typical_acceptance_sampler"',
                     known.get(key),
                 )
         return cls(**known, options={key: value for key, value in given.items() if key not in own})
@@ -283,7 +283,7 @@ class SpeculativeConfig:
             item = {"method": item} | ({"model": outer["model"]} if item == "draft_model" and "model" in outer else {})
         need(isinstance(item, Mapping), "each entry of method", "be a name or a dict", item)
         for key in SHARED:
-            need(key not in item, key, "stand beside the list of methods, since it serves all of them", item)  # type: ignore[operator]
+            need(key not in item, key, "be given beside the list of methods, since it applies to all of them", item)  # type: ignore[operator]
         nested = cls.parse(item)  # type: ignore[arg-type]
         if nested is None or not isinstance(nested.method, str) or nested.method == "auto":
             raise ConfigError(f"each entry of a list of methods must be one method, and not 'auto', got {item!r}")
@@ -302,7 +302,7 @@ class EngineConfig:
         enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the
             same tokens; without effect where the model's runner cannot share blocks.
         kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do
-        not fit wait.
+            not fit wait.
         speculative_memory_bytes: most bytes that speculation may take beside the weights: draft trees of all running
             sequences (keys, values, logits) and the caches of draft models. Trees are cut to what fits; None sets no
             limit.

@@ -53,7 +53,7 @@ class LLM:
 
     Args:
         model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive
-        model.
+            model.
         speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
             Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads
             replaces it.
@@ -72,7 +72,7 @@ class LLM:
         exactness: "strict, proven by self-test", or "up to near ties" and why.
         models: opens models beside the target, each once for all engines around these weights.
         diffusion: what decodes where the model is a diffusion language model, which has none of the engine's parts;
-        else None.
+            else None.
 
     Raises:
         CheckpointError: nothing to load there, or not enough memory.
@@ -255,6 +255,7 @@ class LLM:
             ConfigError: the checkpoint has no chat template.
         """
         fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
+        need(messages != [], "messages", "hold a message or more", messages)
         need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
         talks = [messages] if isinstance(messages[0], Mapping) else list(messages)
         prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
@@ -299,7 +300,7 @@ class LLM:
         """Reject what only models with an engine have."""
         if self.diffusion:
             raise CapabilityError(
-                f"{what} is of autoregressive models, and {self.folder} is a diffusion language model"
+                f"{what} is only available for autoregressive models, and {self.folder} is a diffusion language model"
             )
 
     def _serving(self, requests: Sequence[Request]) -> Driver:
@@ -316,7 +317,8 @@ class LLM:
             return self._predicting
         if self.drafter_methods:
             logger.warning(
-                "a prediction is not used: none of the methods %s reads it; add prediction", self.drafter_methods
+                "a prediction is ignored, since none of the methods %s uses it; add the method prediction",
+                self.drafter_methods,
             )
         return self._driver
 

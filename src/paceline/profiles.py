@@ -273,7 +273,7 @@ def find(here: Conditions, *, threads: int | None = None) -> Profile | None:
         if (why := profile.foreign(here)) is not None:
             foreign.append(f"{path}: {why}")
         elif threads is not None and threads != profile.threads:
-            foreign.append(f"{path}: it wants {profile.threads} threads, {threads} were asked for")
+            foreign.append(f"{path}: it was made for {profile.threads} threads, {threads} are set")
         elif (why := profile.stale(here)) is not None:
             stale.append(f"{path}: {why}")
         else:

@@ -100,8 +100,8 @@ def lookup(family: str, name: str) -> Entry:
         return Entry(name, "plugin")
     if family == "drafters" and (name in LEARNED_HEADS or name.endswith("_mtp")):
         raise ConfigError(
-            f"drafter {name!r}: learned heads are not there yet; "
-            'take "auto", "draft_model" with a small model, or another one of `paceline methods`'
+            f"drafter {name!r}: learned heads are not available yet; "
+            'use "auto", "draft_model" with a small model, or another one of `paceline methods`'
         )
     near = get_close_matches(name, entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
@@ -137,11 +137,11 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
     kind, where = family.removesuffix("s"), f"{base.__module__}.{base.__name__}"
     if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError(
-            f"{name!r} names no {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one "
-            f"that does"
+            f"{name!r} is not a {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one "
+            "that does"
         )
     if lacking := sorted(getattr(made, "__abstractmethods__", ())):
-        raise ConfigError(f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
+        raise ConfigError(f"{name!r} is not a {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
@@ -158,6 +158,6 @@ def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) ->
     if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
         kind = family.removesuffix("s")
         raise ConfigError(
-            f"{name!r} names no {kind} class: {made!r:.200} has no {', '.join(lacking)}; give module:Class of a class "
+            f"{name!r} is not a {kind} class: {made!r:.200} has no {', '.join(lacking)}; give module:Class of a class "
             f"with the methods of paceline.{family}.base.{kind.capitalize()}"
         )

@@ -127,7 +127,7 @@ def test_compare(run: Command, arguments: list[str], tmp_path: Path) -> None:
     slow.write_text(path.read_text().replace("{", '{"baseline": "other", ', 1))
     twice = run("bench", "compare", path, slow)
     assert (twice.code, twice.out) == (2, "")
-    assert "b.json' must have each key once, and 'baseline' stands there 2 times" in twice.line
+    assert "b.json' must have each key once, and 'baseline' occurs 2 times" in twice.line
     slow.write_text(json.dumps(made))
     line = json.loads(run("bench", "compare", path, slow, "--json").out)["lines"][1]
     assert line["speed"]["value"] == pytest.approx(1 / 3)
@@ -147,7 +147,7 @@ def test_a_comparison_of_few_prompts_says_so(run: Command, arguments: list[str],
     ("flags", "message"),
     [
         (["-s", "nope"], "unknown drafter 'nope'"),
-        (["-w", "nope=x"], "does not know the format 'nope'"),
+        (["-w", "nope=x"], "unknown format 'nope'"),
         (["--batch", "0"], "--batch must be integers in 1..1024"),
         (["--temperature", "hot"], "--temperature must be numbers in 0..10"),
         (["--dial", "2"], "--dial must be numbers in 0..1"),
@@ -159,8 +159,8 @@ def test_a_comparison_of_few_prompts_says_so(run: Command, arguments: list[str],
         (["--peer-model", "x"], "give --peer-url too"),
         (["--peer-url", "ftp://x"], "url must begin with http:// or https:// and name a host, got 'ftp://x'"),
         (["--peer-url", "http://x:99999"], "url must begin with http"),
-        (["-w", "synthetic:prompt=4,prompt=5"], "synthetic prompt must stand there once, got 'prompt=4,prompt=5'"),
-        (["--random-shape", "llama:layers=1,layers=2"], "random model layers must stand there once"),
+        (["-w", "synthetic:prompt=4,prompt=5"], "synthetic prompt must be given once, got 'prompt=4,prompt=5'"),
+        (["--random-shape", "llama:layers=1,layers=2"], "random model layers must be given once"),
         (["--load", "2"], "--load is the rate of a request trace, and no workload is one"),
         (["report", "a.json"], "cannot read 'a.json'"),
         (["compare", "a.json", "b.json"], "cannot read 'a.json'"),

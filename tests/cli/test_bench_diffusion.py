@@ -10,7 +10,7 @@ import pytest
 from command import Command
 
 from paceline.bench.diffusion import DiffusionBench
-from tests.bench.diffusion.test_parts import folder_of
+from tests.bench.diffusion.test_caches_and_constraints import folder_of
 
 SMALL = ("--task", "copy", "--count", "1", "--timed", "1", "--repeats", "1", "--length", "8", "--threads", "1")
 
@@ -87,7 +87,7 @@ def test_ctrl_c_keeps_what_is_there(
 
 
 def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.diffusion.parts.RULES", ("static",))
+    monkeypatch.setattr("paceline.bench.diffusion.caches_and_constraints.RULES", ("static",))
     found = run("bench", "diffusion", "-m", model, *SMALL, "--part", "caches")
     assert found.code == 0, found.err
     assert found.out.count("static, dual, renewed") == 2

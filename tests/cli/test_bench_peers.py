@@ -66,7 +66,7 @@ def test_the_list_names_every_peer(run: Command) -> None:
         (("run", "llama.cpp", "--options", '{"contxt": 1}'), "does not know 'contxt'; did you mean context?"),
         (
             ("run", "llama.cpp", "--options", '{"context": 1, "context": 2}'),
-            "must have each key once, and 'context' stands",
+            "must have each key once, and 'context' occurs",
         ),
         (("run", "llama.cpp", "--options", '{"method": "ngram"}'), "--options holds a method; give it as --method"),
         (("run", "llama.cpp", "--model", "/nowhere"), "/nowhere holds no config.json"),

@@ -25,7 +25,8 @@ def test_what_a_conversation_does_not_show_is_refused(run: Command, flag: str) -
     found = run("chat", *FAST, flag, "1", stdin="hello\n")
     assert (found.code, found.out) == (2, "")
     assert (
-        found.line == "--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`"
+        found.line
+        == "--logprobs and --prompt-logprobs are not available in a conversation; use `paceline generate --json`"
     )
 
 

@@ -100,7 +100,7 @@ def test_a_field_of_no_rows_is_refused(run: Command, text: Path, tmp_path: Path)
     assert found.line == "--field chooses among the fields of .json and .jsonl files, and there are none; leave it out"
     found = run("datastore", "build", thing, "--field", "foo", "-o", output)
     assert (found.code, output.exists()) == (2, False)
-    assert "is no list of rows that have fields; leave --field out" in found.line
+    assert "is not a list of rows with fields; leave --field out" in found.line
 
 
 def test_a_file_that_came_meanwhile_stays(

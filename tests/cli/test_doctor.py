@@ -73,7 +73,7 @@ def test_json(run: Command, shuffled: Path) -> None:
     assert (found.code, made["healthy"]) == (1, False)
     (finding,) = made["findings"]
     assert (finding["check"], finding["level"]) == ("acceptance", "wrong")
-    assert made["probes"][0]["guesses"] > 10
+    assert made["probes"][0]["drafted_tokens"] > 10
     assert len(made["checks"]) == len(CHECKS)
 
 

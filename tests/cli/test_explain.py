@@ -53,7 +53,9 @@ def test_chat_renders_the_template_and_sampling_flags_count(run: Command) -> Non
 def test_what_a_replay_does_not_show_is_refused(run: Command, here: Path, flag: str) -> None:
     found = run("explain", "One day", *FAST, flag, "1")
     assert (found.code, found.out) == (2, "")
-    assert found.line == "--logprobs and --prompt-logprobs have no place in a replay; use `paceline generate --json`"
+    assert (
+        found.line == "--logprobs and --prompt-logprobs are not available in a replay; use `paceline generate --json`"
+    )
     assert not list(here.iterdir())
 
 
@@ -62,7 +64,7 @@ def test_other_files_are_not_overwritten(run: Command, here: Path) -> None:
     mine.write_text("<p>mine</p>")
     found = run("explain", "One day", *FAST, "--output", mine)
     assert found.code == 2
-    assert found.line.endswith("exists and is no page of `paceline explain`; add --force to overwrite it")
+    assert found.line.endswith("exists and is not a page of `paceline explain`; add --force to overwrite it")
     assert mine.read_text() == "<p>mine</p>"
     assert run("explain", "One day", *FAST, "--output", mine, "--force").code == 0
     assert EXPLAIN_MARK in mine.read_text(encoding="utf-8")

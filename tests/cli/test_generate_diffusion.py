@@ -75,13 +75,13 @@ WRONG = [
     (("--dllm-unmasking-strategy", "stattic"), "unknown diffusion method 'stattic'; did you mean static"),
     (
         ("--dllm-denoising-steps", 3, "--diffusion-config", '{"denoising_steps": 3}'),
-        "--dllm-denoising-steps and 'denoising_steps' in --diffusion-config say the same thing; give one of them",
+        "--dllm-denoising-steps and 'denoising_steps' in --diffusion-config mean the same; give one of them",
     ),
     (("--diffusion-config", "{"), "diffusion_config is not JSON"),
     (("--dllm-unmasking-strategy", "static", "--dllm-denoising-steps", 13), "denoising_steps must lie in 1..12"),
-    (("--top-p", 0.5), "top_p=0.5 does not go with a diffusion language model; leave it out"),
-    (("--prediction", "ab"), "a prediction does not go with a diffusion language model; leave it out"),
-    (("--speculative-config", '{"method": "ngram"}'), "speculative_config does not go with"),
+    (("--top-p", 0.5), "top_p=0.5 cannot be used with a diffusion language model; leave it out"),
+    (("--prediction", "ab"), "a prediction cannot be used with a diffusion language model; leave it out"),
+    (("--speculative-config", '{"method": "ngram"}'), "speculative_config cannot be used with"),
     (("--diffusion-config", '{"regex": "z"}'), "no text of the constraint fits 12 slots"),
 ]
 

@@ -71,11 +71,11 @@ def test_python_m_paceline() -> None:
         (typer.Exit(130), 130, "interrupted"),
         (typer.Exit(1), 1, None),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, None),
-        (MemoryError(), 2, "not enough memory; take a smaller model, dtype, --max-model-len or prompt"),
+        (MemoryError(), 2, "not enough memory; use a smaller model, dtype, --max-model-len or prompt"),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
             2,
-            "not enough memory; take a smaller model",
+            "not enough memory; use a smaller model",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "secret"), 2, "Permission denied: secret"),
         (KeyError("x"), 70, "internal error, KeyError: 'x' at "),

@@ -60,5 +60,5 @@ def test_only_pages_of_the_verb_are_replaced(tmp_path: Path) -> None:
     page.write_text("<!doctype html><meta mine>")
     outputs.must_be_page("--html", page, mark="<meta mine>", verb="explain", force=False)
     outputs.must_be_page("--html", page, mark="<meta other>", verb="explain", force=True)
-    with pytest.raises(ConfigError, match="is no page of `paceline explain`; add --force"):
+    with pytest.raises(ConfigError, match="is not a page of `paceline explain`; add --force"):
         outputs.must_be_page("--html", page, mark="<meta other>", verb="explain", force=False)

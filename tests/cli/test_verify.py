@@ -61,7 +61,9 @@ def test_what_was_not_tested_is_not_claimed(run: Command, prompts: Path, flags: 
 def test_an_approximate_rule_that_deviates() -> None:
     off = SamplingTest(300, 90.0, 1e-9)
     claimed = ("bit-equal up to near ties", "approximate")
-    report = VerifyReport("m", claimed, "float32", guesses=9, temperature=1.0, distribution=off, plain_distribution=off)
+    report = VerifyReport(
+        "m", claimed, "float32", drafted_tokens=9, temperature=1.0, distribution=off, plain_distribution=off
+    )
     text = " ".join(words(report).split())
     assert "accelerated: deviates from the model's own distribution, as an approximate rule may" in text
     assert "plain (control): DEVIATES" in text

@@ -262,7 +262,9 @@ def test_constrained_texts(folder: Path) -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM, change: dict[str, Any]) -> None:
     [name] = change
     for call in (llm.generate, llm.stream):
-        with pytest.raises(ConfigError, match=f"^{name}=.* does not go with a diffusion language model; leave it out$"):
+        with pytest.raises(
+            ConfigError, match=f"^{name}=.* cannot be used with a diffusion language model; leave it out$"
+        ):
             call(PROMPT, SamplingParams(**GREEDY, **change))
 
 
@@ -293,7 +295,7 @@ def test_engine_arguments_that_cannot_be_honoured(folder: Path) -> None:
     }
     assert wrong.keys() | {"speculative_memory_bytes"} == ENGINE.keys()
     for name, value in wrong.items():
-        with pytest.raises(ConfigError, match=f"^{name}=.* does not go with a diffusion language model"):
+        with pytest.raises(ConfigError, match=f"^{name}=.* cannot be used with a diffusion language model"):
             LLM(folder, **{name: value})
     with pytest.raises(ConfigError, match=r"max_model_len must be an integer in 1\.\.256, got 257"):
         LLM(folder, max_model_len=257)
@@ -303,7 +305,7 @@ def test_engine_arguments_that_cannot_be_honoured(folder: Path) -> None:
 
 def test_the_configurations_of_the_other_kind(folder: Path, tmp_path: Path, llm: LLM) -> None:
     with pytest.raises(
-        ConfigError, match=r"speculative_config does not go with .*, a diffusion language model; .*diffusion_config"
+        ConfigError, match=r"speculative_config cannot be used with .*, a diffusion language model; .*diffusion_config"
     ):
         LLM(folder, speculative_config={"method": "ngram"})
     LLM(folder, speculative_config=None, **OPEN)  # asks for nothing
@@ -327,7 +329,7 @@ WRONG: list[tuple[Any, str]] = [
     ("{", "diffusion_config is not JSON"),
     (
         '{"cache": "none", "cache": "dual"}',
-        "diffusion_config must have each key once, and 'cache' stands there 2 times",
+        "diffusion_config must have each key once, and 'cache' occurs 2 times",
     ),
     ({"confidence_threshold": 5}, r"confidence_threshold must be a number in 0\.\.2, got 5"),
     ({"confidence_threshold": -0.1}, "confidence_threshold must be a number in"),

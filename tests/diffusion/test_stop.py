@@ -85,7 +85,7 @@ def test_the_slots_after_a_template_are_monitored() -> None:
     config = {"method": "prophet", "monitor": "template", "answer_template": (2, 0), "answer_length": 2}
     assert complete(toy, canvas, config).trajectory.calls == 1
     assert complete(toy, canvas, {**config, "answer_length": 4}).trajectory.calls > 1
-    with pytest.raises(ConfigError, match="answer_template must stand in the text as a prior"):
+    with pytest.raises(ConfigError, match="answer_template must be in the text as a prior"):
         complete(toy, canvas, {**config, "answer_template": (0, 2)})
 
 

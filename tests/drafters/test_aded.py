@@ -236,8 +236,8 @@ def test_tables_of_another_width_are_called_that_and_not_damaged(tmp_path: Path)
     with pytest.raises(DrafterError) as caught:
         drafter(table_width=3, tables=str(tmp_path))
     assert str(caught.value) == (
-        f"the tables in {str(path)!r} cannot be read with table_width 3: they were kept with table_width 8; "
-        "set it alike or choose another folder"
+        f"the tables in {str(path)!r} cannot be read with table_width 3: they were stored with table_width 8; "
+        "set the same value or choose another folder"
     )
     assert propose(again := drafter(tables=str(tmp_path)), begin(again, [1, 2], "a")).tokens.tolist()[:1] == [3]
     for table_rows in (WAYS, 2**17):

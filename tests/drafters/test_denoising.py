@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_denoiser
 import torch
-from diffusion.toys_t4 import t4
+from diffusion.toys import t4
 from drafters.denoisers import Scripted, args, random_rows
 
 from paceline import LLM, SamplingParams

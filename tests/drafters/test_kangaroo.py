@@ -191,7 +191,7 @@ def test_a_draft_ends_behind_the_first_token_that_is_not_sure() -> None:
         (
             {"model": "wide"},
             CheckpointError,
-            r"reads states of width 64, but .* has 32; take one that was trained for this model",
+            r"reads states of width 64, but .* has 32; use one that was trained for this model",
         ),
         ({"model": "headless"}, CheckpointError, r"lacks norm\.weight"),
         ({"model": "surplus"}, CheckpointError, r"holds lm_head\.weight which its architecture does not have"),

@@ -86,7 +86,7 @@ def test_a_cache_that_moves_takes_the_drafts_along(plain: LLM, careful: bool, mo
     (cache,) = made.caches
     before = list(cache.blocks)
     if not careful:
-        monkeypatch.setattr("paceline.models.decoder.arena.blocks_for", lambda tokens: -(-(cache.length) // 16))
+        monkeypatch.setattr("paceline.models.decoder.cache.blocks_for", lambda tokens: -(-(cache.length) // 16))
     blocker = runner.open()
     cache._relocate(len(before) + 1, len(before))
     cache.settle()

@@ -23,7 +23,7 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
-from paceline.engine import DrafterSet, Engine, build_parts, drafter_set, loop, policy, probe
+from paceline.engine import DrafterSet, Engine, build_parts, controller_setup, drafter_set, loop, probe
 
 PASS, ROW = 1e-2, 1e-5
 CHEAP, DEAR = 1e-4, 3e-2
@@ -59,7 +59,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     """Every engine is on a machine of its own, where nothing was measured before."""
     made, machines = World(CHEAP), count()
-    for module in (store, policy):
+    for module in (store, controller_setup):
         monkeypatch.setattr(module, "user_cache", lambda part: tmp_path / str(next(machines)))
     score, propose = ToyRunner.score, DrafterSet._propose_one
 
@@ -118,7 +118,7 @@ def test_the_text_is_that_of_plain_decoding(world: World, name: str) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     for params in (greedy, SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)):
         live = engine(listed(name))
-        assert text(live, BATCHES["ragged"], params) == text(engine(None), BATCHES["ragged"], params)
+        assert text(live, BATCHES["together"], params) == text(engine(None), BATCHES["together"], params)
     assert world.drafted > 0
 
 

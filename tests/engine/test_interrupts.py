@@ -18,8 +18,8 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engine import Scheduler
 from paceline.models.decoder import Arena, NativeCache
 
-FILES = ("engine/scheduler.py", "engine/room.py", "engine/prefix_cache.py", "engine/loop.py", "engine/drafter_set.py",
-         "engine/driver.py",
+FILES = ("engine/scheduler.py", "engine/cache_room.py", "engine/prefix_cache.py", "engine/loop.py",
+         "engine/drafter_set.py", "engine/driver.py",
          "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/cache_memory.py",
          "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings(

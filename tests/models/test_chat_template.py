@@ -55,7 +55,7 @@ def test_the_bundled_template_renders_as_transformers_does() -> None:
 
 
 def test_a_template_that_refuses_says_so_in_one_line() -> None:
-    with pytest.raises(PromptError, match=r"refused the messages: roles must alternate$"):
+    with pytest.raises(PromptError, match=r"rejected the messages: roles must alternate$"):
         render("{{ raise_exception('roles must\n alternate') }}", MESSAGES, {})
 
 

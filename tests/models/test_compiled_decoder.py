@@ -386,7 +386,7 @@ def test_pages_where_the_kernel_refuses_large_ones(monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, logger="paceline")
     taken = Pages().take(1000)
     assert Refusing.asked == 1
-    assert "refuses madvise (Invalid argument)" in caplog.text
+    assert "rejects madvise (Invalid argument)" in caplog.text
     assert taken.data_ptr() % 64 == 0
     assert not taken.any()
     runner = compiled_runner()

@@ -101,7 +101,7 @@ def test_a_checkpoint_without_any_end_token_ends_at_the_tokenizers(
     assert GenerationDefaults.load(tmp_path / "tokenizer").eos_ids == ()
     assert not caplog.records
     assert GenerationDefaults.load(folder(tmp_path, {}, {"eos_token_id": 7}), tokenizer).eos_ids == ()
-    assert "generation_config.json names no end token" in caplog.text
+    assert "generation_config.json defines no end token" in caplog.text
 
 
 def test_sampling_parameters_count_with_do_sample(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_missing_and_corrupt_files_are_one_clear_line(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
     folder = write(tmp_path / "half", "byte_level")
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:500])
-    with pytest.raises(CheckpointError, match="is no tokenizer"):
+    with pytest.raises(CheckpointError, match="is not a tokenizer"):
         Tokenizer.load(folder)
     write(folder, "byte_level")
     (folder / "tokenizer_config.json").write_text("{")

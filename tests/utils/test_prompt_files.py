@@ -83,13 +83,13 @@ def test_a_text_file_is_a_prompt_a_line(tmp_path: Path) -> None:
     [
         ("a.jsonl", "", "no prompts"),
         ("a.jsonl", "{", "line 1 is not JSON"),
-        ("a.jsonl", "[1]", "row 1 is no object"),
+        ("a.jsonl", "[1]", "row 1 is not an object"),
         ("a.jsonl", '{"colour": 1}', "in no known format .* the keys colour"),
-        ("a.jsonl", '{"prompt": 3}', "row 1 is not in the format jsonl .prompt is no text"),
+        ("a.jsonl", '{"prompt": 3}', "row 1 is not in the format jsonl .prompt is not text"),
         ("a.jsonl", '{"turns": ["a"]}', "row 1 is not in the format spec-bench .no key 'category'"),
         ("a.jsonl", '{"messages": [{"role": "assistant", "content": "x"}]}', "not from the user"),
         ("a.txt", "\n\n", "no prompts"),
-        ("a.csv", "a,b\n1,2\n", "row 1 is no request"),
+        ("a.csv", "a,b\n1,2\n", "row 1 is not a request"),
     ],
 )
 def test_what_cannot_be_read_gets_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -105,7 +105,7 @@ def test_missing_files_binary_files_and_unknown_formats(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PromptError, match="not UTF-8"):
         load_workload(str(tmp_path / "b.jsonl"))
-    with pytest.raises(ConfigError, match="does not know the format 'nope'"):
+    with pytest.raises(ConfigError, match="unknown format 'nope'"):
         load_workload("nope=x.jsonl")
     with pytest.raises(ConfigError, match="format must be one of"):
         read_prompts(tmp_path / "b.jsonl", "nope")

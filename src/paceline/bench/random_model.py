@@ -99,7 +99,7 @@ def parse_shape(text: str) -> RandomShape:
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
         reject_unknown("a random llama", {key: value}, [one.name for one in fields(RandomShape)])
-        need(key not in given, f"random model {key}", "stand there once", text)
+        need(key not in given, f"random model {key}", "be given once", text)
         need(value.isdecimal() and len(value) < 12, f"random model {key}", "be an integer", value)
         given[key] = int(value)
     return RandomShape(**given)

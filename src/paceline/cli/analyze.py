@@ -121,7 +121,7 @@ def numbers(name: str, text: str, most: int) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 8 and 1 <= int(part) <= most for part in parts):
-        raise ConfigError(f"{name} must be integers in 1..{most} with commas between them, got {text[:80]!r}")
+        raise ConfigError(f"{name} must be integers in 1..{most}, separated by commas, got {text[:80]!r}")
     return sorted({int(part) for part in parts})
 
 
@@ -141,7 +141,7 @@ def read_rows(path: Path) -> Any:
         )
         rows = np.asarray(found)
         if rows.dtype.kind not in REAL:
-            raise TypeError("it holds something else than real numbers, or integers that are too large")
+            raise TypeError("it holds values that are not real numbers, or integers that are too large")
         return rows.astype(np.float64)
     except (OSError, ValueError, TypeError, RecursionError, OverflowError, EOFError, BadZipFile) as error:
         why = getattr(error, "strerror", None) or (str(error) or type(error).__name__).splitlines()[0]

@@ -137,7 +137,10 @@ def _explain(error: BaseException) -> tuple[int, str]:
     format_message = getattr(error, "format_message", None)
     if format_message is not None:  # a mistake in the command line, found by typer
         path = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-        return BAD_INPUT, f"{format_message().rstrip('.')}; see `{path} --help`"
+        text = format_message().rstrip(".")
+        if "unexpected extra argument" in text:
+            text += "; put a text of several words into quotes"
+        return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)
 
 
@@ -145,7 +148,7 @@ def _explain_system(error: BaseException) -> tuple[int, str]:
     """Errors of the machine, and of ours."""
     text = str(error)
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in NO_MEMORY):
-        return BAD_INPUT, "not enough memory; take a smaller model, dtype, --max-model-len or prompt"
+        return BAD_INPUT, "not enough memory; use a smaller model, dtype, --max-model-len or prompt"
     if isinstance(error, OSError):
         if error.errno == errno.EPIPE:
             return NO_READER, ""

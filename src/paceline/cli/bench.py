@@ -248,7 +248,7 @@ def _numbers(flag: str, text: str, low: float, high: float, *, whole: bool = Fal
             value = float("nan")
         if not low <= value <= high:
             kind = "integers" if whole else "numbers"
-            raise ConfigError(f"{flag} must be {kind} in {low:g}..{high:g} between commas, got {text[:100]!r}")
+            raise ConfigError(f"{flag} must be {kind} in {low:g}..{high:g}, separated by commas, got {text[:100]!r}")
         if value not in found:
             found.append(value)
     return tuple(found)

@@ -27,7 +27,7 @@ def command(
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
         raise ConfigError(
-            "--logprobs and --prompt-logprobs have no place in a conversation; use `paceline generate --json`"
+            "--logprobs and --prompt-logprobs are not available in a conversation; use `paceline generate --json`"
         )
     llm = open_llm(given, diffusion=True)
     if not llm.tokenizer.has_chat_template:

@@ -2,7 +2,7 @@
 ties.
 
 Without `--model` it runs the bundled model, and, with the default methods, a real one where `benchmarks/real_models.py`
-has made its folder: what drafting brings does not show on a model whose pass takes 0.2 ms.
+has made its folder: what drafting brings does not show on a model whose passes are so short.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 TOO_SMALL = (
-    "A pass of the bundled model takes 0.2 ms, so that drafting hardly pays on it: it shows that the texts are equal. "
-    "What drafting brings on a model of yours, `paceline bench --model MODEL` measures."
+    "The bundled model is there to show that the texts are equal; its passes are so short that the speed-up says "
+    "little of other models. What drafting brings on a model of yours, `paceline bench --model MODEL` measures."
 )
 
 BUSY = 0.5

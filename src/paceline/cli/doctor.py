@@ -97,7 +97,7 @@ def _indent(line: str) -> str:
 
 def _probed(probe: Any) -> str:
     """What a probe saw, in one line."""
-    hits, number = sum(guess.hit for guess in probe.guesses), len(probe.guesses)
+    hits, number = sum(one.hit for one in probe.drafted_tokens), len(probe.drafted_tokens)
     if not number:
         return f"probe of {probe.drafter}: nothing drafted"
     return (

@@ -43,7 +43,9 @@ def command(
     """Replay a generation step by step: token trees, what was accepted and why not, the controller's plans, time."""
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
-        raise ConfigError("--logprobs and --prompt-logprobs have no place in a replay; use `paceline generate --json`")
+        raise ConfigError(
+            "--logprobs and --prompt-logprobs are not available in a replay; use `paceline generate --json`"
+        )
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:

@@ -61,7 +61,9 @@ def command(
             logger.info("%s", line)
     params = sampling_params(given, llm)
     if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
-        raise ConfigError("--n above 1, --logprobs and --prompt-logprobs have no place in streamed text; add --json")
+        raise ConfigError(
+            "--n above 1, --logprobs and --prompt-logprobs are not available in streamed text; add --json"
+        )
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
     chunks = llm.stream({**what, "prediction": expected}, params)
     finish(_as_json(chunks) if as_json else show(chunks))
@@ -166,7 +168,7 @@ class StreamPrinter:
 
         Args:
             canvas: of a diffusion language model that still fills: drawn in place on a terminal, text comes when it is
-            full.
+                full.
         """
         self._held += segments
         if canvas and self.console.is_terminal:

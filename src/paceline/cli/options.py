@@ -250,7 +250,7 @@ def _diffusion_config(typed: dict[str, str]) -> dict[str, Any] | str | None:
     for name in single:
         if (other := known.get(canonical(name))) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')} and {other!r} in --diffusion-config say the same thing; give one of them"
+                f"--{name.replace('_', '-')} and {other!r} in --diffusion-config mean the same; give one of them"
             )
     return config | single
 

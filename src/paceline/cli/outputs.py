@@ -77,4 +77,4 @@ def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) ->
     """
     must_be_writable(flag, path)
     if path.exists() and not force and not _marked(flag, path, mark):
-        raise ConfigError(f"{str(path)!r} exists and is no page of `paceline {verb}`; add --force to overwrite it")
+        raise ConfigError(f"{str(path)!r} exists and is not a page of `paceline {verb}`; add --force to overwrite it")

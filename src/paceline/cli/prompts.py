@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from paceline.cli.terminal import say
 from paceline.errors import ConfigError, PromptError
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
@@ -16,7 +17,8 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     """One prompt's text; of a file or a pipe, the newline that ends it is left out.
 
     Raises:
-        PromptError: an empty prompt, or one that cannot be read. ConfigError: two prompts.
+        PromptError: an empty prompt, or one that cannot be read.
+        ConfigError: two prompts.
     """
     if prompt is not None and file is not None:
         raise ConfigError("give the prompt either as an argument or with --file, not both")
@@ -36,6 +38,8 @@ def read_prediction(text: str | None) -> str | None:
         PromptError: a file that cannot be read.
     """
     if text is None or not text.startswith("@"):
+        if text and len(text) < 255 and "\n" not in text and Path(text).is_file():
+            say(f"--prediction {text} is taken as the text itself; @{text} reads the file.")
         return text
     return text[1:] if text.startswith("@@") else read_file(Path(text[1:]))
 
@@ -73,7 +77,7 @@ def decode(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); give a text"
+            f"{name} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}); convert it"
         ) from None
 
 

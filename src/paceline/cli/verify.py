@@ -91,7 +91,7 @@ def words(report: VerifyReport, verified: Sequence[str] = ()) -> str:
             lines += _distribution(
                 f"{above}, {name}", distribution, approximate=report.claimed[1] == APPROXIMATE and name == "accelerated"
             )
-    lines.append(f"{counted(report.guesses, 'drafted token')} verified")
+    lines.append(f"{counted(report.drafted_tokens, 'drafted token')} verified")
     if report.plain_distribution is not None and not report.plain_distribution.holds:
         lines.append("the control deviates too, so this test proves nothing; try another --seed")
     return "\n".join(wrapped([*lines, report.conclusion], "  "))

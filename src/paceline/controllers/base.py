@@ -19,7 +19,7 @@ class Signal(NamedTuple):
         key: identifies the sequence across steps.
         length: committed tokens.
         remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is
-        waste.
+            waste.
         temperature: 0 for greedy.
     """
 

@@ -224,7 +224,7 @@ class WindowCache(RefreshedCache):
         window_slots: masked slots that exist for the model, the active ones included; None is all.
         refresh_period: rounds from one refresh to the next; None refreshes at the start only.
         refresh: what a refresh computes: the "window" and what is written, or the whole "canvas", of which the window
-        is read.
+            is read.
     Source: Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token Pruning and Caching
         (arXiv:2601.20332) and its authors' code. Where that code differs between models we take one way: the window is
         counted before the refresh's own commits (Dream's), and a refresh commits among the active slots like every

@@ -128,7 +128,8 @@ class DiffusionEngine:
         """Read a checkpoint folder; what is wrong in the configurations is rejected before the weights are read.
 
         Raises:
-            CheckpointError: see `load_denoiser`. ConfigError: see the class.
+            CheckpointError: see `load_denoiser`.
+            ConfigError: see the class.
         """
         check_engine(config)
         ConfiguredMethod(parse_config(diffusion_config))
@@ -214,7 +215,7 @@ class DiffusionEngine:
         """The outputs of a request, after a look at what it asks for."""
         check_sampling(request.params)
         if request.prediction:
-            raise ConfigError("a prediction does not go with a diffusion language model; leave it out")
+            raise ConfigError("a prediction cannot be used with a diffusion language model; leave it out")
         for token in request.params.logit_bias or ():
             integer("logit_bias token id", token, 0, self.vocab_size - 1)
             rule = "leave out the mask token, which is never written"

@@ -100,7 +100,7 @@ class ConfiguredMethod:
         for key, value in given.items():
             need(isinstance(key, str), "each key of a diffusion_config", "be a string", key)
             ours = canonical(key)
-            rule = f"say the same once, and {key!r} is another name of {ours!r}"
+            rule = f"be given once: {key!r} is another name of {ours!r}"
             need(ours not in renamed, "diffusion_config", rule, dict(given))
             renamed[ours] = value
         return renamed

@@ -18,7 +18,7 @@ from paceline.utils import json_object, need, shortened
 
 logger = logging.getLogger("paceline")
 
-HINT = 'say how it decodes with diffusion_config, as {"method": "threshold"}'
+HINT = 'configure its decoding with diffusion_config, as {"method": "threshold"}'
 
 SAMPLING: Mapping[str, Any] = {
     "top_p": 1.0,
@@ -61,7 +61,7 @@ def check_kind(name: str, denoiser: bool, speculative: SpeculativeConfig | None,
     """
     if denoiser and speculative is not None:
         raise ConfigError(
-            f"speculative_config does not go with {name}, a diffusion language model; leave it out, and {HINT}"
+            f"speculative_config cannot be used with {name}, a diffusion language model; leave it out, and {HINT}"
         )
     if not denoiser and diffusion_config is not None:
         raise ConfigError(
@@ -79,7 +79,7 @@ def check_sampling(params: SamplingParams) -> None:
     for key, neutral in SAMPLING.items():
         value = getattr(params, key)
         if value != neutral and not (key == "top_k" and value == -1):
-            raise ConfigError(f"{key}={shortened(value)} does not go with a diffusion language model; leave it out")
+            raise ConfigError(f"{key}={shortened(value)} cannot be used with a diffusion language model; leave it out")
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -90,7 +90,7 @@ def check_engine(config: EngineConfig) -> None:
     """
     for key, neutral in ENGINE.items():
         if (value := getattr(config, key)) != neutral:
-            raise ConfigError(f"{key}={shortened(value)} does not go with a diffusion language model; leave it out")
+            raise ConfigError(f"{key}={shortened(value)} cannot be used with a diffusion language model; leave it out")
 
 
 def honoured(defaults: GenerationDefaults) -> GenerationDefaults:

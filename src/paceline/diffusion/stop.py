@@ -155,6 +155,4 @@ def _after(canvas: Canvas, template: Sequence[int]) -> int:
         part = slice(start, start + tokens.size)
         if (canvas.status[part] == Status.PRIOR).all() and (canvas.tokens[part] == tokens).all():
             return start + int(tokens.size)
-    raise ConfigError(
-        f"answer_template must stand in the text as a prior (Canvas.of(priors=...)), got {list(template)}"
-    )
+    raise ConfigError(f"answer_template must be in the text as a prior (Canvas.of(priors=...)), got {list(template)}")

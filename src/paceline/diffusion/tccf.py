@@ -110,7 +110,7 @@ def think_then_answer(
     Args:
         prompts: token ids.
         denoiser: block-causal for autoregressive answers; with full attention phase two goes from left to right, one
-        slot a round.
+            slot a round.
         seed: of the first prompt, the next one for the next.
     Raises:
         ConfigError: as `ConfiguredMethod`; a block length other than 1 for answering; a phase one that failed raises

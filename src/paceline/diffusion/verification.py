@@ -160,7 +160,7 @@ def _check_stateless(transition: Transition) -> None:
     for part in transition.parts:
         if not part.stateless:
             name = type(part).__name__
-            raise ConfigError(f"verification freedave asks rules what they would do, and {name} has a memory; use none")
+            raise ConfigError(f"verification freedave needs rules without memory, and {name} has one; use none")
 
 
 class ExploreTokens(Verification):

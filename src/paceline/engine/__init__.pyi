@@ -2,6 +2,13 @@ from .build import ExactJudge as ExactJudge
 from .build import build_parts as build_parts
 from .build import check_methods as check_methods
 from .build import single_methods as single_methods
+from .cache_room import Room as Room
+from .controller_setup import GIVEN as GIVEN
+from .controller_setup import PARTS as PARTS
+from .controller_setup import footprint_of as footprint_of
+from .controller_setup import limited as limited
+from .controller_setup import runners_of as runners_of
+from .controller_setup import split_options as split_options
 from .detokenize import BROKEN as BROKEN
 from .detokenize import IncrementalDetokenizer as IncrementalDetokenizer
 from .draft_models import AUTO as AUTO
@@ -28,12 +35,6 @@ from .overlap import Helper as Helper
 from .overlap import Task as Task
 from .overlap import with_longer_draft as with_longer_draft
 from .overlap import with_none as with_none
-from .policy import GIVEN as GIVEN
-from .policy import PARTS as PARTS
-from .policy import footprint_of as footprint_of
-from .policy import limited as limited
-from .policy import runners_of as runners_of
-from .policy import split_options as split_options
 from .probe import Probe as Probe
 from .prompts import Prompt as Prompt
 from .prompts import as_list as as_list
@@ -45,7 +46,6 @@ from .record import TimeSplit as TimeSplit
 from .record import watching as watching
 from .request import Request as Request
 from .request import check_prompt as check_prompt
-from .room import Room as Room
 from .scheduler import Scheduler as Scheduler
 from .sequence import Sequence as Sequence
 from .transcript import StopChecker as StopChecker

@@ -15,9 +15,7 @@ from paceline import registry
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
-from paceline.engine.drafter_set import DrafterSet
-from paceline.engine.loop import Parts
-from paceline.engine.policy import (
+from paceline.engine.controller_setup import (
     OTHER_TOKENIZER,
     auto_table,
     build_controller,
@@ -27,6 +25,8 @@ from paceline.engine.policy import (
     split_options,
     with_published_number,
 )
+from paceline.engine.drafter_set import DrafterSet
+from paceline.engine.loop import Parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
@@ -59,7 +59,7 @@ def build_parts(
         models: opens models in other ways.
         memory: most bytes of speculation (`EngineConfig.speculative_memory_bytes`).
         default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with
-        it.
+            it.
     Raises:
         ConfigError: an unknown method or option, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
@@ -92,7 +92,7 @@ def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
         ConfigError: a drafter that draws trees, or several drafters one of which draws.
     """
     why = "block_verification judges chains of drawn drafts as wholes"
-    way = "or take acceptance_method 'rejection_sampler'"
+    way = "or use acceptance_method 'rejection_sampler'"
     drawing = [
         (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
     ]
@@ -131,7 +131,7 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
     if not isinstance(config.method, str):
         for key in config.options:
             raise ConfigError(
-                f"{key!r} stands beside a list of methods; put it into the entry of its method, as a dict of its own"
+                f"{key!r} is given beside a list of methods; put it into the entry of its method, as a dict"
             )
         return _each_once([_with_draft(one, default_draft) for one in _with_model(config.method, config.model)])
     if config.method != "auto":
@@ -139,7 +139,7 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
     draft = config.model or default_draft
     tables = {key: value for key, value in config.options.items() if key != OTHER_TOKENIZER}
     own = {key: value for key, value in config.options.items() if key == OTHER_TOKENIZER}
-    need(draft is not None or not own, OTHER_TOKENIZER, "stand beside a draft model", own)
+    need(draft is not None or not own, OTHER_TOKENIZER, "be given together with a draft model", own)
     found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method=auto_table(tables), options=tables)]
     return found + (
         [_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else []
@@ -171,7 +171,7 @@ def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list
         return list(methods)
     takers = [one.model is not None or "model" in options_of(str(one.method)) for one in methods]
     names = ", ".join(repr(str(one.method)) for one in methods)
-    need(any(takers), "model", f"stand beside methods that take one, and {names} take none", model)
+    need(any(takers), "model", f"be left out, since {names} use no draft model", model)
     return [
         replace(one, model=model) if takes and one.model is None else one
         for one, takes in zip(methods, takers, strict=True)
@@ -231,7 +231,7 @@ def _drafter(
         raise ConfigError(f"speculative_config of {name!r}: {type(error).__name__}: {error}") from error
     check_types(factory, options)
     if not drafter.name:
-        raise DrafterError(f"{name!r} is no drafter: it has no name; see paceline.drafters.base.Drafter")
+        raise DrafterError(f"{name!r} is not a drafter: it has no name; see paceline.drafters.base.Drafter")
     _check_taps(drafter, name, runner)
     return drafter
 
@@ -254,7 +254,7 @@ def _nested(
     if parsed is None or not isinstance(parsed.method, str) or parsed.method == "auto":
         raise ConfigError(f"the config inside method {outer!r} must be a dict with one method, got {shortened(config)}")
     for key in SHARED:
-        need(key not in config, key, f"stand beside method {outer!r}, not in the config inside it", config.get(key))
+        need(key not in config, key, f"be given beside method {outer!r}, not in the config inside it", config.get(key))
     need(parsed.num_speculative_tokens != 0, f"num_speculative_tokens inside method {outer!r}", "be 1 or more", 0)
     return _drafter(parsed, 0, runner, load, tokenizer, models=models)
 
@@ -283,7 +283,7 @@ def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name!r} names no drafter class ({error}); give module:Class") from error
+        raise ConfigError(f"{name!r} is not a drafter class ({error}); give module:Class") from error
     options = dict(config.options)
     if config.model is not None:
         options["model"] = config.model
@@ -314,5 +314,5 @@ class ExactJudge:
         else:
             (found,) = self._sampled.verify([tree], [rows_nv], [KeyedDraws(seed, 0)])
         if isinstance(found, NumericsError):
-            raise DrafterError(f"the model that verifies drafts gave no distribution: {found}")
+            raise DrafterError(f"the logits of the intermediate model are not valid: {found}")
         return found

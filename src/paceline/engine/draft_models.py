@@ -164,8 +164,10 @@ class DraftModels:
         """See `drafters.base.Models.open`.
 
         Raises:
-            ConfigError: no device of this machine. DrafterError: another tokenizer, unless `other_tokens`.
-            CheckpointError: nothing to load there. OutOfMemoryError: it would not fit.
+            ConfigError: no device of this machine.
+            DrafterError: another tokenizer, unless `other_tokens`.
+            CheckpointError: nothing to load there.
+            OutOfMemoryError: it would not fit.
             UnsupportedModelError: `head_rows`, `layers` or `group_size` of a model without a native runner.
         """
         where = requested_device(device, self.info.device)
@@ -214,7 +216,7 @@ class DraftModels:
         )  # fmt: skip
         if layers and not found.capabilities.early_exit:
             raise DrafterError(
-                f"draft model {model!r} cannot run parts of its layers; take a model of a supported family"
+                f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
             )
         return found
 
@@ -222,10 +224,11 @@ class DraftModels:
         """See `drafters.base.Models.denoiser`.
 
         Raises:
-            ConfigError: no device of this machine. DrafterError: another tokenizer. CheckpointError: nothing to load
-            there.
-            OutOfMemoryError: it would not fit. UnsupportedModelError: no diffusion language model, or one without a
-            native runner.
+            ConfigError: no device of this machine.
+            DrafterError: another tokenizer.
+            CheckpointError: nothing to load there.
+            OutOfMemoryError: it would not fit.
+            UnsupportedModelError: no diffusion language model, or one without a native runner.
         """
         where = requested_device(device, self.info.device)
         if where == AUTO:
@@ -255,7 +258,8 @@ class DraftModels:
         Args:
             quantization: a key of `config.QUANTIZATIONS`.
         Raises:
-            ConfigError: the target is rounded so itself. OutOfMemoryError: no room for both.
+            ConfigError: the target is rounded so itself.
+            OutOfMemoryError: no room for both.
             UnsupportedModelError: a target without a native runner.
         """
         form, info = QUANTIZATIONS[quantization], self.info

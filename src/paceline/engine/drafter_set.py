@@ -35,7 +35,7 @@ class DrafterSet:
         drafters: in the order of their source index.
         vocab_size: of the target.
         chains_only: the target's runner scores no branches; then the first drafter that has something to say is the
-        only one asked.
+            only one asked.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:

@@ -81,7 +81,7 @@ def _tested(runner: NativeRunner) -> str | None:
     if isinstance(runner.passes, StrictPasses):
         logger.warning(
             "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes "
-            "some seconds, and where the finding can be kept on disk, once for this model, dtype and machine",
+            "some seconds, once for this model, dtype and machine where the result can be stored on disk",
             runner.info.name,
         )
     return what_varies(runner)

@@ -27,9 +27,9 @@ class RequestMetrics:
         num_steps: scoring passes of the target that this request took part in (prefill not counted).
         num_drafts: those with a tree that was not empty.
         num_draft_tokens: verified nodes, whatever became of them; Lookahead's probes, which are no drafts, do not
-        count.
+            count.
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
-        count.
+            count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
         num_generation_tokens, num_prompt_tokens: text sizes.
         drafters: name -> counts; a node that several drafters proposed counts for the first of them.
@@ -172,7 +172,7 @@ class RequestOutput:
         prompt_logprobs: one entry per prompt token, the first None.
         metrics: steps, drafted and accepted tokens, times; outputs of one request together.
         num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a
-        prefix cache.
+            prefix cache.
     """
 
     request_id: str
@@ -235,8 +235,8 @@ class StreamChunk:
 
     Attributes:
         index: which output of the request.
-        segments: new text in order, each piece with the name of the drafter that drafted it, or None for the
-        target's own.
+        segments: new text in order, each piece with the name of the drafter that drafted it, or None for the target's
+            own.
         token_ids: new tokens.
         finish_reason: set on the last chunk of an output.
         output: the whole request so far (live object).

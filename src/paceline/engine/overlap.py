@@ -81,7 +81,7 @@ class Task:
 
     Attributes:
         index: of the drafter. states: place in the batch -> its state. drop: takes the drafter off the sequence at a
-        place.
+            place.
     """
 
     index: int
@@ -99,7 +99,7 @@ class Beside(Nothing):
 
     Attributes:
         longer: place in the batch -> its tree with one trial more, where that token was drawn; known at the end of the
-        block.
+            block.
 
     Args:
         trees: that are being scored. vocab_size: of the target.

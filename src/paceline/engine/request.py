@@ -27,7 +27,7 @@ class Request:
         tenant: whose tables its text may teach, and whose cached prefixes it may use.
         prediction: tokens that the caller expects as output; empty without such.
         num_cached_tokens: prompt tokens that were found in the prefix cache; None without one, or before the request
-        begins.
+            begins.
         pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
         rules: made when the request was checked, for its first output; None where that has begun.
         streamed: somebody reads the text while it grows; else it is made at the end.

@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig
+from paceline.engine.cache_room import Room
 from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
-from paceline.engine.room import Room
 from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
@@ -86,8 +86,8 @@ class Scheduler:
         """Make the request's rules, for the errors and for its first output.
 
         Raises:
-            ConfigError: parameters that do not fit this model (token ids out of range). PromptError: more than memory
-            ever holds.
+            ConfigError: parameters that do not fit this model (token ids out of range).
+            PromptError: more than memory ever holds.
         """
         if request.rules is None:
             request.rules = self._rules(request)

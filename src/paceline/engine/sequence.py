@@ -30,7 +30,7 @@ class Sequence:
     Attributes:
         context: the text that counts; drafters get copies of it (`DrafterSet`).
         states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens
-        long.
+            long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
         removed: the scheduler has taken leave of it.
     """

@@ -245,14 +245,16 @@ class _Maker:
         if rest == NEVER:
             high = min(len(first), high if high is not None else len(first))
         if high is not None and low > high:
-            raise UnsatisfiableError(f"json_schema wants at least {low} and at most {int(high)} items")
+            raise UnsatisfiableError(f"json_schema requires at least {low} and at most {int(high)} items")
         return _listed("[", [_chain(first, rest, low, None if high is None else int(high))], "]")
 
     def string(self, schema: Mapping[str, Any]) -> Expr:
         """Within bounds of length, or of a pattern."""
         low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
         if high is not None and low > high:
-            raise UnsatisfiableError(f"json_schema wants a string of at least {low} and at most {int(high)} characters")
+            raise UnsatisfiableError(
+                f"json_schema requires a string of at least {low} and at most {int(high)} characters"
+            )
         if "pattern" in schema:
             if low or high is not None:
                 raise ConfigError("json_schema has 'pattern' beside a length; write the length into the pattern")
@@ -325,7 +327,8 @@ def integers(schema: Mapping[str, Any]) -> Expr:
     be given.
 
     Raises:
-        UnsatisfiableError: no integer lies between. ConfigError: an infinite bound, or NaN.
+        UnsatisfiableError: no integer lies between.
+        ConfigError: an infinite bound, or NaN.
     """
     rounded = {
         "minimum": math.ceil,
@@ -342,7 +345,7 @@ def integers(schema: Mapping[str, Any]) -> Expr:
     lows, highs = ([value for word, value in bounds.items() if end in word.lower()] for end in ("minimum", "maximum"))
     low, high = max(lows, default=None), min(highs, default=None)
     if low is not None and high is not None and low > high:
-        raise UnsatisfiableError(f"json_schema wants an integer from {low} to {high}; there is none")
+        raise UnsatisfiableError(f"json_schema requires an integer from {low} to {high}; there is none")
     if low is None and high is None:
         return sequence(optional(literal("-")), _from(0, None))
     positive = NEVER if high is not None and high < 0 else _from(max(low or 0, 0), high)

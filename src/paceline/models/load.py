@@ -21,9 +21,9 @@ from paceline.models.loading.gguf import GgufCheckpoint, is_gguf
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
 from paceline.models.loading.weights import Replacement, load_weights, untie_if_different
-from paceline.models.mapped import HeadRows, MappedRunner
 from paceline.models.memory import check_files, fit_context
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
+from paceline.models.remapped_tokens import HeadRows, MappedRunner
 
 if TYPE_CHECKING:
     from paceline.models.decoder.native import NativeRunner
@@ -58,15 +58,16 @@ def load_runner(
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
-        (models.loading.quantization).
+            (models.loading.quantization).
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.mapped); the logits of all others are -inf. None: all
-        of them.
+        head_rows: tokens that the head keeps (models.remapped_tokens); all others have logits of -inf. None: all.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
-        passes.
+            passes.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: what is not supported.
-        OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
+        CheckpointError: missing, incomplete or inconsistent files.
+        UnsupportedModelError: what is not supported.
+        OutOfMemoryError: it would not fit.
+        ConfigError: a wrong argument.
     """
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
@@ -113,7 +114,7 @@ def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
     try:
         return spec_from_config(config)
     except UnsupportedModelError as reason:
-        log.warning("%s: %s; using transformers, which drafts chains only and is slower", name, reason)
+        log.warning("%s: %s; using transformers, which allows chains of drafts only and is slower", name, reason)
         return None
 
 
@@ -121,11 +122,11 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
     name = wanted.name
     if wanted.head_rows is not None:
         raise UnsupportedModelError(
-            f"{name}: a head of fewer rows needs a model of the native runner; take a supported family"
+            f"{name}: a head of fewer rows needs the native runner; use a model of a supported family"
         )
     if wanted.group_size is not None:
         raise UnsupportedModelError(
-            f"{name}: layers that run in groups need a model of the native runner; take a supported family"
+            f"{name}: layers that run in groups need the native runner; use a model of a supported family"
         )
     if wanted.strict:
         raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)
@@ -196,8 +197,8 @@ def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Repla
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     """The runner class for a model's rotary embeddings."""
+    from paceline.models.decoder.length_dependent_rope import LongRopeRunner, ReplayRunner
     from paceline.models.decoder.native import NativeRunner
-    from paceline.models.decoder.replay import LongRopeRunner, ReplayRunner
 
     kinds = {rope.kind for rope in spec.ropes.values()}
     if "longrope" in kinds:

@@ -1,7 +1,7 @@
 """Whether a model would fit, decided before its weights are read.
 
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and
-the cache of one sequence of full length (twice for longrope, see models.decoder.replay).
+the cache of one sequence of full length (twice for longrope, see models.decoder.length_dependent_rope).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.models.decoder.linear import can_pack
 from paceline.models.loading.checkpoint import DTYPES, Checkpoint
 from paceline.models.loading.quantization import Form, quantized_sizes
 from paceline.models.loading.weights import weight_bytes
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 log = logging.getLogger("paceline")
 
@@ -136,7 +136,7 @@ def fit_context(
         raise OutOfMemoryError(
             f"{name} needs {_gib(need.total(least))} on {device} ({_gib(need.weights)} weights in {held}, "
             f"{_gib(need.packing)} while packing, {_gib(need.per_token * least)} cache for {least} tokens), but "
-            f"{_gib(budget)} can be used; take a smaller dtype, context (max_model_len) or model"
+            f"{_gib(budget)} can be used; use a smaller dtype, context (max_model_len) or model"
         )
     fitting = (budget - need.weights - need.packing) // need.per_token
     log.warning(
@@ -158,8 +158,8 @@ def check_files(checkpoint: Checkpoint, *, name: str, dtype: torch.dtype | None,
     budget = int(HEADROOM * available(device))
     if need > budget:
         raise OutOfMemoryError(
-            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; take a smaller "
-            f"dtype or model"
+            f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; use a smaller "
+            "dtype or model"
         )
 
 

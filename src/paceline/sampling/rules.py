@@ -53,7 +53,7 @@ class Rules:
         bad_word_ids: token sequences that must not be completed (see `bad_word_token_ids`).
     Attributes:
         trivial: greedy without a rule that can change the argmax; `advance` and `apply` may then be left out
-        altogether.
+            altogether.
     Raises:
         ConfigError: a token id of logit_bias, stop_token_ids or bad_words outside the vocabulary.
     """

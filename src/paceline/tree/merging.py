@@ -130,7 +130,7 @@ def prune(
     Args:
         keep: node indices, or (n,) bool. With a node goes its parent.
         trials: by old indices, what remains tried at parents with drawn trials; by default the old trials of the kept
-        nodes.
+            nodes.
     Raises:
         DrafterError: a kept node without its parent.
     """

@@ -39,7 +39,7 @@ def select_nodes(
         drawn_nodes: most nodes to spend on drawn trials and what they rest on; None is `nodes`. It must be chosen
             without looking at this tree's drawn tokens, and so must `nodes`.
         reach_n: (n,) chance that a node is accepted, never above its parent's; None: the product of confidences along
-        its path.
+            its path.
     """
     if nodes <= 0:
         return EMPTY_TREE

@@ -141,7 +141,7 @@ def choose_shape(
         shape: from `best_shapes`.
         seconds: of a step apart from drafting, by rows; index 0 is not used, the last entry stands for all larger ones.
         level_seconds: of drafting so many levels, index 0 being none; the last entry stands for all larger ones. None:
-        no time.
+            no time.
         size: sequences of the batch, which all get such a tree; `seconds` are those of the whole batch.
     """
     times = np.asarray(seconds, np.float64)
@@ -162,7 +162,7 @@ class RankAcceptance:
 
     Attributes:
         hits_dr, tries_dr: (d, r) decayed counts; ranks beyond the last are not counted, depths beyond the last belong
-        to it.
+            to it.
     """
 
     __slots__ = ("hits_dr", "tries_dr")

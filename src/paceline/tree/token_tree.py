@@ -298,7 +298,7 @@ class TokenTree:
 
         Raises:
             DrafterError: token ids or rows that do not fit the vocabulary, more nodes than the budget, or a broken
-            structure.
+                structure.
         """
         if len(self) > max_nodes:
             raise DrafterError(f"a tree of {len(self)} nodes exceeds the budget of {max_nodes}")

@@ -43,7 +43,7 @@ class Conversation:
         turns: user messages in order; each is decoded after the answers before it. Empty where `token_ids` is given.
         history: messages before the first turn ({"role", "content"}), a system message for instance.
         chat: whether the turns are messages, to be rendered by a chat template; otherwise the one turn is a text to go
-        on with.
+            on with.
         token_ids: the prompt itself, for synthetic ones.
         max_tokens: most new tokens, where the workload says so; then end tokens are ignored.
     """
@@ -115,8 +115,8 @@ def read_prompts(path: Path, format: str | None = None) -> Workload:
     Args:
         format: one of FORMATS; None recognises it.
     Raises:
-        ConfigError: an unknown format. PromptError: a file that cannot be read, holds nothing, or not what its format
-        says.
+        ConfigError: an unknown format.
+        PromptError: a file that cannot be read, holds nothing, or not what its format says.
     """
     if format is not None and format not in PROMPT_FORMATS:
         raise ConfigError(f"the format must be one of {', '.join(PROMPT_FORMATS)}, got {format!r}")
@@ -189,13 +189,13 @@ def _rows(path: Path, text: str) -> list[Row]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise PromptError(f"{path.name!r} line {number} is not JSON ({error}); give an object a line") from None
+            raise PromptError(f"{path.name!r} line {number} is not JSON ({error}); give one object per line") from None
         found += value if isinstance(value, list) else [{"prompt": value} if isinstance(value, str) else value]
     if not found:
         raise PromptError(f"no prompts in {str(path)!r}; give at least one row")
     for number, row in enumerate(found, 1):
         if not isinstance(row, Mapping):
-            raise PromptError(f"{path.name!r} row {number} is no object; give an object a line")
+            raise PromptError(f"{path.name!r} row {number} is not an object; give one object per line")
     return found
 
 
@@ -225,7 +225,7 @@ def _texts(text: str) -> list[Conversation]:
 
 def _words(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not text")
     return value
 
 
@@ -233,7 +233,7 @@ def _questions(row: Row, number: int) -> Conversation:
     """Spec-Bench, MT-Bench, MT-Redundant."""
     turns = row["turns"]
     if not isinstance(turns, list) or not turns:
-        raise ValueError("turns is no list of texts")
+        raise ValueError("turns is not a list of strings")
     name = str(row.get("question_id", number))
     return Conversation(id=name, task=str(row["category"]), turns=tuple(_words(turn, "a turn") for turn in turns))
 

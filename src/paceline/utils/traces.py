@@ -43,7 +43,7 @@ def parse_trace(text: str, name: str, *, csv: bool = False) -> list[Arrival]:
         lines = [line for line in text.splitlines() if line.strip()]
         rows: list[Any] = list(csv_module.DictReader(lines)) if csv else [json.loads(line) for line in lines]
     except (ValueError, RecursionError, csv_module.Error) as error:
-        raise PromptError(f"{name!r} is no trace ({error}); give JSONL or CSV with {', '.join(NAMES)}") from None
+        raise PromptError(f"{name!r} is not a trace ({error}); give JSONL or CSV with {', '.join(NAMES)}") from None
     if not rows:
         raise PromptError(f"no requests in {name!r}; give at least one row")
     found = [_arrival(row, name, number) for number, row in enumerate(rows, 1)]
@@ -55,13 +55,13 @@ def parse_trace(text: str, name: str, *, csv: bool = False) -> list[Arrival]:
 
 def _arrival(row: object, name: str, number: int) -> tuple[float, int, int]:
     if not isinstance(row, Mapping):
-        raise PromptError(f"{name!r} row {number} is no object; give {', '.join(NAMES)}")
+        raise PromptError(f"{name!r} row {number} is not an object; give {', '.join(NAMES)}")
     lower = {str(key).strip().lower(): value for key, value in row.items()}
     try:
         time = _time(_column(lower, "timestamp"))
         lengths = [int(float(_column(lower, column))) for column in ("input_length", "output_length")]
     except (ValueError, TypeError, KeyError) as error:
-        raise PromptError(f"{name!r} row {number} is no request ({error}); give {', '.join(NAMES)}") from None
+        raise PromptError(f"{name!r} row {number} is not a request ({error}); give {', '.join(NAMES)}") from None
     if min(lengths) < 1 or not math.isfinite(time):
         raise PromptError(
             f"{name!r} row {number} must have finite times and lengths of 1 or more, got {time}, {lengths}"

@@ -178,7 +178,7 @@ def keys_once(name: str, text: str | None = None) -> Callable[[list[tuple[str, A
         if len(found) < len(pairs):
             key, times = Counter(key for key, _ in pairs).most_common(1)[0]
             got = "" if text is None else f", got {shortened(text)}"
-            raise ConfigError(f"{name} must have each key once, and {key!r} stands there {times} times{got}")
+            raise ConfigError(f"{name} must have each key once, and {key!r} occurs {times} times{got}")
         return found
 
     return once

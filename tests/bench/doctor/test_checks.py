@@ -53,7 +53,7 @@ def guesses(
 
 def probe(found: list[DraftedToken] | None = None, **changes: Any) -> ProbeFacts:
     fine = {"drafter": "draft_model", "kind": "model", "draft_seconds": 1e-3, "target_seconds": {1: 10e-3, 5: 11e-3}}
-    return ProbeFacts(**{**fine, "guesses": guesses(40, 0.6) if found is None else found, **changes})
+    return ProbeFacts(**{**fine, "drafted_tokens": guesses(40, 0.6) if found is None else found, **changes})
 
 
 MACHINE = MachineFacts(
@@ -135,7 +135,7 @@ TEMPLATE = json.loads((DRAFT / "tokenizer_config.json").read_text()).get("chat_t
 FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     (
         "versions",
-        "torch is 2.4.0, needed is >=2.11",
+        "torch is 2.4.0, but >=2.11 is needed",
         with_machine(versions={"torch": ("2.4.0", ">=2.11")}, unfit=["torch"]),
     ),
     ("versions", "rich is missing", with_machine(versions={"rich": (None, ">=13")}, unfit=["rich"])),
@@ -161,23 +161,23 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     ("setup", "unknown drafter", lambda tmp: replace(FINE, error="unknown drafter 'ngrm'")),
     ("setup", "failed: it raised", with_probe(dropped="it raised")),
     ("tokenizer", "has another vocabulary: token", with_draft(swapped)),
-    ("tokenizer", "splits text otherwise", with_draft(other_merges)),
+    ("tokenizer", "splits text differently", with_draft(other_merges)),
     ("special tokens", "the end token is 3 in the target, 1", with_draft(eos_token="<|user|>")),
     ("chat template", "other special tokens", with_template("{{ messages[0]['content'] }}")),
     ("chat template", "other wording", with_template("New chat. " + (TEMPLATE or ""))),
     ("chat template", "has no chat template", with_template(None)),
     ("feature layers", "reads layers [7, -2]", with_probe(taps=(2, 7, -2))),
     ("draft speed", "takes 12 ms for a token, the target 10 ms", with_probe(draft_seconds=12e-3)),
-    ("draft speed", "guesses cannot pay at all", with_probe(draft_seconds=30e-3)),
-    ("draft speed", "guesses pay from an acceptance of", with_probe(guesses(40, 0.3), draft_seconds=7e-3)),
-    ("acceptance", "0 of 40 guesses stand (0%, by chance 0%)", with_probe(guesses(40, 0.0))),
+    ("draft speed", "drafts cannot pay at all", with_probe(draft_seconds=30e-3)),
+    ("draft speed", "drafts pay from an acceptance of", with_probe(guesses(40, 0.3), draft_seconds=7e-3)),
+    ("acceptance", "0 of 40 drafted tokens accepted (0%, by chance 0%)", with_probe(guesses(40, 0.0))),
     ("acceptance", "as if trained on another model", with_probe(guesses(40, 0.05, confidence=0.9))),
     ("acceptance", "as if untrained", with_probe(guesses(40, 0.05, confidence=0.01))),
     ("acceptance", "feature layers, its norm", with_probe(guesses(40, 0.05), kind="head")),
     ("acceptance", "proposed nothing", with_probe([])),
     (
         "acceptance by position",
-        "60% of its first guesses stand, then 0%",
+        "60% of its first tokens are accepted, then 0%",
         with_probe(guesses(40, 0.6) + guesses(20, 0, position=2)),
     ),
     ("acceptance by token", "never right on digits", with_probe(guesses(40, 0.6) + guesses(15, 0, text=" 17"))),
@@ -379,7 +379,7 @@ def test_a_draft_with_shuffled_weights(llm: LLM, tmp_path: Path) -> None:
     edit_weights(draft, shuffle)
     found = seen(llm, draft)
     assert set(found) == {"acceptance"}
-    assert "guesses stand (" in found["acceptance"]
+    assert "drafted tokens accepted (" in found["acceptance"]
 
 
 def test_a_draft_that_is_not_there(llm: LLM, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_figures_are_those_of_the_run() -> None:
     assert (summary["steps"], summary["tokens"]) == (metrics["num_steps"], 40)
     assert sum(summary["nodes"].values()) - summary["nodes"].get("cut", 0) == metrics["num_draft_tokens"]
     assert summary["mean_acceptance_length"] == metrics["mean_acceptance_length"]
-    assert summary["guessed"] == sum(one["source"] is not None for one in data["tokens"]) > 5
+    assert summary["drafted"] == sum(one["source"] is not None for one in data["tokens"]) > 5
     assert sum(summary["draft_seconds"]) == pytest.approx(summary["seconds"]["draft"])
     for index, name in enumerate(data["drafters"]):
         counts = summary["acceptance"][index]
@@ -66,34 +66,43 @@ def test_acceptance_counts_steps_not_nodes() -> None:
 def test_what_was_found_is_counted() -> None:
     found = summarize_replay(replay([step(chain(2)), step(asked=False)]))["found"]
     assert [line.replace("\N{NO-BREAK SPACE}", " ") for line in found] == [
-        "4 tokens took 2 passes of the target; 2 of them (50 %) had been guessed. The mean acceptance length is 2.00.",
-        "draft was asked in 1 of 2 steps; of its 3 scored guesses 2 stood, in first place 1 of 1 times.",
+        "4 tokens took 2 passes of the target; 2 of them (50 %) had been drafted. The mean acceptance length is 2.00.",
+        "draft was used in 1 of 2 steps; of its 3 scored tokens 2 were accepted, at the first position in 1 of 1 "
+        "steps.",
         "The steps took 19.2 ms, 208.3 tokens/s. Not counted are the prompt (2 ms) and recording this page between "
         "the steps (1 ms); `paceline bench` measures speed.",
         "Scoring took 88 % of a usual step's time, drafting 5 %, all else 7 %.",
     ]
-    assert summarize_replay(replay([step(asked=False)]))["found"][1] == "draft was never asked."
+    assert summarize_replay(replay([step(asked=False)]))["found"][1] == "draft was never used."
 
 
 def test_plain_decoding_and_an_even_run() -> None:
     plain = [step(asked=False, drafters=[]) for _ in range(3)]
     assert advice(*plain, drafters=()).startswith("This is plain decoding")
-    assert advice(*steps(9, *chain(2))) == "Nothing stands out: no single change promises much on this text."
+    assert advice(*steps(9, *chain(2))) == "Nothing stands out: no single change promises much for this text."
 
 
 @pytest.mark.parametrize(
     ("said", "wrong", "right"),
     [
         (
-            "In 6 of 10 drafted steps not even a first guess stood",
+            "In 6 of 10 drafted steps even the first drafted token was rejected",
             steps(6, *chain(0)) + steps(4, *chain(2)),
             steps(10, *chain(1)),
         ),
-        ("In 10 of 10 drafted steps every scored guess stood", steps(10, *chain(3, False)), steps(10, *chain(3))),
-        ("12 of 20 steps went without drafts", steps(8, *chain(2)) + steps(12, asked=False), steps(20, *chain(2))),
-        ("in 12 nobody was asked", steps(8, *chain(2)) + steps(12, asked=False), steps(8, *chain(2)) + steps(12)),
+        (
+            "In 10 of 10 drafted steps every scored token was accepted",
+            steps(10, *chain(3, False)),
+            steps(10, *chain(3)),
+        ),
+        ("12 of 20 steps had no drafts", steps(8, *chain(2)) + steps(12, asked=False), steps(20, *chain(2))),
+        ("in 12 no drafter was used", steps(8, *chain(2)) + steps(12, asked=False), steps(8, *chain(2)) + steps(12)),
         ("in 12 nothing was found", steps(8, *chain(2)) + steps(12), steps(8, *chain(2)) + steps(12, asked=False)),
-        ("In 6 steps selection cut guesses", steps(6, *chain(1, False, 2, missed=True)), steps(6, *chain(1, False, 2))),
+        (
+            "In 6 steps selection cut drafted tokens",
+            steps(6, *chain(1, False, 2, missed=True)),
+            steps(6, *chain(1, False, 2)),
+        ),
         ("so drafting paid", steps(12, *chain(2)) + steps(9, asked=False), steps(21, *chain(2))),
         (
             "so drafting did not pay",
@@ -158,7 +167,7 @@ def test_one_disturbed_step_says_nothing_of_the_others(monkeypatch: pytest.Monke
     assert advice(*disturbed) != advice(*quiet)
 
 
-def test_who_ended_drafts_that_stood_is_named() -> None:
+def test_what_ended_accepted_drafts_is_named() -> None:
     budget = steps(5, *chain(16, False))
     stop = steps(3, *chain(3, False))
     for one in stop:
@@ -166,13 +175,13 @@ def test_who_ended_drafts_that_stood_is_named() -> None:
     cut = steps(2, *chain(2, False, 1))
     told = advice(*budget, *stop, *cut)
     assert "(the budget ended 5 of them, the controller ended 3 of them, selection ended 2 of them)" in told
-    assert "the drafters had no more to say" in advice(*steps(6, *chain(3, False)))
+    assert "the drafters proposed no more" in advice(*steps(6, *chain(3, False)))
 
 
 def test_one_long_step_is_named_and_does_not_count_as_overhead() -> None:
     probing = [*steps(9, *chain(2)), *steps(1, *chain(2), seconds=SECONDS | {"other": 0.2})]
     summary = summarize_replay(replay(probing))
-    assert "Most of all else was step 10 alone, 200 ms" in " ".join(summary["found"])
+    assert "Most of the remaining time was step 10 alone, 200 ms" in " ".join(summary["found"])
     assert "neither drafting" not in " ".join(summary["advice"])
     assert "alone" not in " ".join(summarize_replay(replay(steps(10, *chain(2))))["found"])
 
@@ -180,7 +189,7 @@ def test_one_long_step_is_named_and_does_not_count_as_overhead() -> None:
 def test_a_dropped_drafter_comes_first() -> None:
     data = replay(steps(9, *chain(2)))
     data["output"]["metrics"]["dropped_drafters"] = {"draft": "ValueError: no"}
-    assert summarize_replay(data)["advice"][0] == "draft was dropped: ValueError: no. Mend that first."
+    assert summarize_replay(data)["advice"][0] == "draft was dropped: ValueError: no. Fix that first."
 
 
 def test_few_steps_prove_nothing_and_no_step_is_no_error() -> None:

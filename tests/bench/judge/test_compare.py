@@ -56,9 +56,7 @@ def test_a_cell_given_twice_is_refused_by_its_key() -> None:
     fine, twice = document({"g": [1.0]}), document({"g": [2.0]})
     twice["cells"] += document({"g": [3.0]})["cells"]
     assert line(fine, fine).speed is not None
-    with pytest.raises(
-        ConfigError, match=r"document B must have each cell once, and plain, w, 0\.0, 1 stands there twice"
-    ):
+    with pytest.raises(ConfigError, match=r"document B must have each cell once, and plain, w, 0\.0, 1 occurs twice"):
         compare_documents(fine, twice)
 
 

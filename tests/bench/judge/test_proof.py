@@ -58,7 +58,7 @@ def test_points_are_compared_seed_by_seed(llm: LLM) -> None:
 def test_plain_decoding_compared_with_itself_is_no_proof(llm: LLM, config: dict[str, Any] | None, samples: int) -> None:
     report = verify(llm.with_speculative_config(config), LOOPING, max_tokens=8, samples=samples)
     assert report.greedy.identical == report.greedy.outputs == len(LOOPING)
-    assert report.guesses == 0
+    assert report.drafted_tokens == 0
     assert not report.holds
     assert report.conclusion.startswith("NOTHING WAS DRAFTED, so plain decoding was compared with itself")
     assert verify(llm, LOOPING, max_tokens=8, samples=samples).holds
@@ -82,7 +82,7 @@ def test_a_controller_that_rests_does_not_keep_guesses_from_the_test(llm: LLM, m
     assert report.mean_acceptance_length == 1.0
     assert report.drafted is not None
     assert report.drafted.outputs == report.greedy.outputs == len(LOOPING)
-    assert report.guesses > len(LOOPING)
+    assert report.drafted_tokens > len(LOOPING)
     assert drafting(llm) is None  # the user fixed the number
     assert drafting(llm.with_speculative_config(None)) is None
     believe_chains(monkeypatch)
@@ -101,7 +101,7 @@ def test_where_a_profile_says_off_guesses_are_tested_all_the_same(llm: LLM, monk
     assert (busy.speculative.method, busy.speculative.num_speculative_tokens) == ("auto", 5)
     report = verify(off, LOOPING, max_tokens=16, samples=2)
     assert report.claimed == claimed_class(busy)
-    assert report.guesses > 0
+    assert report.drafted_tokens > 0
     assert report.holds
 
 
@@ -184,8 +184,8 @@ GOOD, BAD = SamplingTest(400, 20.0, 0.4), SamplingTest(400, 90.0, 1e-9)
     ("change", "holds", "conclusion"),
     [
         ({"greedy": agreement(TIE, TIE)}, True, "the claim holds at temperature 0, for equal seeds"),
-        ({"guesses": 0}, False, "NOTHING WAS DRAFTED"),
-        ({"guesses": 0, "greedy": agreement(WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
+        ({"drafted_tokens": 0}, False, "NOTHING WAS DRAFTED"),
+        ({"drafted_tokens": 0, "greedy": agreement(WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"greedy": agreement(TIE, WRONG)}, False, "THE CLAIM DOES NOT HOLD at temperature 0"),
         ({"seeded": agreement(TIE)}, True, "the claim holds"),
         (
@@ -218,7 +218,15 @@ GOOD, BAD = SamplingTest(400, 20.0, 0.4), SamplingTest(400, 90.0, 1e-9)
 def test_conclusions(change: dict[str, Any], holds: bool, conclusion: str) -> None:
     claimed = (UP_TO_NEAR_TIES, UP_TO_NEAR_TIES)
     base = VerifyReport(
-        "m", claimed, "float32", 1, agreement(), guesses=9, temperature=1.0, seeded=agreement(), distribution=GOOD
+        "m",
+        claimed,
+        "float32",
+        1,
+        agreement(),
+        drafted_tokens=9,
+        temperature=1.0,
+        seeded=agreement(),
+        distribution=GOOD,
     )
     report = replace(base, **change)
     assert report.holds is holds

@@ -99,12 +99,12 @@ def test_a_server_that_wants_text_gets_it_and_the_settings_say_so(server: Any) -
 @pytest.mark.parametrize(
     ("mode", "tokenizer", "message"),
     [
-        ("text", None, "refuses token ids .400.*give a tokenizer"),
+        ("text", None, "rejects token ids .400.*give a tokenizer"),
         ("plain", None, "sends text without token ids"),
-        ("down", Letters(), "refuses the request: 400"),
+        ("down", Letters(), "rejects the request: 400"),
         ("error", None, "out of memory"),
         ("cut", None, r"ended before \[DONE\]"),
-        ("silent", None, "was silent for 0.3 s"),
+        ("silent", None, "did not answer for 0.3 s"),
     ],
 )
 def test_failures_are_one_line(server: Any, mode: str, tokenizer: Any, message: str) -> None:

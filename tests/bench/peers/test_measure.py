@@ -292,7 +292,7 @@ def test_peers_from_text() -> None:
         (["llama.cpp", "llama.cpp:plain"], None, None, "'llama.cpp plain' was given twice"),
         (["{"], None, None, "--peers is not JSON"),
         (['{"method": "ngram"}'], None, None, "must be names or JSON"),
-        (['{"name": "llama.cpp", "name": "vllm"}'], None, None, "must have each key once, and 'name' stands"),
+        (['{"name": "llama.cpp", "name": "vllm"}'], None, None, "must have each key once, and 'name' occurs"),
         (['{"name": "llama.cpp", "kv_cache": "u8"}'], None, None, "--peers of llama.cpp does not know 'kv_cache'"),
         (['{"name": "llama.cpp", "dtype": "int3"}'], None, None, "has no dtype 'int3'"),
         (['{"name": "llama.cpp", "speed": 3}'], None, None, "does not know 'speed'"),

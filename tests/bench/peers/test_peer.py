@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.peers import DRIVERS, PEERS, PeerError, agreement_with, catalog, open_peer, peer, peer_names
+from paceline.bench.peers import DRIVERS, PEERS, PeerError, agreement_with, catalogue, open_peer, peer, peer_names
 from paceline.errors import ConfigError
 
 FAKE = """
@@ -47,7 +47,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (drivers / "llama_cpp_peer.py").write_text(FAKE)
     (drivers / "transformers_peer.py").write_text(FAKE)
     monkeypatch.setattr(peer, "DRIVERS", drivers)
-    monkeypatch.setattr(catalog, "python_of", lambda _name: Path(sys.executable))
+    monkeypatch.setattr(catalogue, "python_of", lambda _name: Path(sys.executable))
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -69,7 +69,7 @@ def test_a_batch_gives_a_run_a_prompt(fake: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens a prompt")]
+    ("tokens", "message"), [(13, "failed: ValueError: unlucky"), (14, "one list of tokens per prompt")]
 )
 def test_a_driver_that_fails_or_answers_wrongly(fake: Path, tokens: int, message: str) -> None:
     with open_peer("llama.cpp", fake, dtype="float16") as opened, pytest.raises(PeerError, match=message):
@@ -107,10 +107,10 @@ def test_a_peer_that_is_not_installed_says_how(tmp_path: Path, monkeypatch: pyte
 
 def test_conversions_belong_to_a_state_of_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"1")
-    before = catalog.converted(tmp_path)
-    assert catalog.converted(tmp_path) == before
+    before = catalogue.converted(tmp_path)
+    assert catalogue.converted(tmp_path) == before
     (tmp_path / "model.safetensors").write_bytes(b"12")
-    assert catalog.converted(tmp_path) != before
+    assert catalogue.converted(tmp_path) != before
 
 
 def test_the_table_names_what_each_driver_reads() -> None:
@@ -125,7 +125,7 @@ def test_the_table_names_what_each_driver_reads() -> None:
 
 def test_every_driver_of_the_table_exists() -> None:
     for name in peer_names():
-        driver = catalog.peer_entry(name).driver
+        driver = catalogue.peer_entry(name).driver
         assert not driver or (peer.DRIVERS / f"{driver}.py").is_file()
 
 

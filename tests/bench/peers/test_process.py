@@ -43,8 +43,8 @@ def test_requests_and_answers_keep_their_order() -> None:
     [
         ("import sys; print('out of luck', file=sys.stderr); sys.exit(7)", "exit code 7; it said: out of luck"),
         ("import time; input(); time.sleep(60)", "no answer to 'open' within 0.5 s"),
-        ("input(); print('hello')", "else than its protocol: 'hello'"),
-        ("input(); print('[1]')", "else than its protocol"),
+        ("input(); print('hello')", "answered outside its protocol: 'hello'"),
+        ("input(); print('[1]')", "answered outside its protocol"),
         ('input(); print(\'{"ok": false, "error": "no\\\\nroom"}\')', "failed: no room"),
     ],
 )

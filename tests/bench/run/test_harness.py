@@ -222,7 +222,7 @@ def test_documents_are_checked_when_written_and_read(llm: LLM, tmp_path: Path) -
     with pytest.raises(ConfigError, match="at cells/0/tokens"):
         save_document(made, path)
     assert load_document(path)["cells"][0]["tokens"] > 0
-    for text, message in (("{", "not JSON"), ("{}", "no benchmark document of version 1")):
+    for text, message in (("{", "not JSON"), ("{}", "not a benchmark document of version 1")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             load_document(path)

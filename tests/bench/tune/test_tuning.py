@@ -71,11 +71,11 @@ class Passes:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
-    monkeypatch.setattr("paceline.bench.tune.arms._autos", lambda drafts: [])
-    monkeypatch.setattr("paceline.bench.tune.halving.MAX_PAIRS", 3 * MIN_PAIRS)
-    monkeypatch.setattr("paceline.bench.tune.halving.FIRST_LOOKS", 1.0)
-    monkeypatch.setattr("paceline.bench.tune.arms.OPTIONS", {})
-    monkeypatch.setattr("paceline.bench.tune.arms.TOKENS", (5,))
+    monkeypatch.setattr("paceline.bench.tune.candidates._autos", lambda drafts: [])
+    monkeypatch.setattr("paceline.bench.tune.search.MAX_PAIRS", 3 * MIN_PAIRS)
+    monkeypatch.setattr("paceline.bench.tune.search.FIRST_LOOKS", 1.0)
+    monkeypatch.setattr("paceline.bench.tune.candidates.OPTIONS", {})
+    monkeypatch.setattr("paceline.bench.tune.candidates.TOKENS", (5,))
     drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model")}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": drafters})
 
@@ -258,7 +258,7 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.tune.arms.MAX_CANDIDATES", 1000)
+    monkeypatch.setattr("paceline.bench.tune.candidates.MAX_CANDIDATES", 1000)
     found = find_candidates(ALL, drafts=[DRAFT], threads=[2, 1])
     words = [setting.words(2) for setting in found.settings]
     assert words[:2] == ["auto (draft)", "ngram + draft_model (draft), controller auto"]

@@ -1,3 +1,10 @@
+from .caches_and_constraints import CACHE_ROWS as CACHE_ROWS
+from .caches_and_constraints import CASES as CASES
+from .caches_and_constraints import Case as Case
+from .caches_and_constraints import broken_constrained as broken_constrained
+from .caches_and_constraints import measure_caches as measure_caches
+from .caches_and_constraints import measure_constrained as measure_constrained
+from .caches_and_constraints import with_cache_times as with_cache_times
 from .harness import DiffusionBench as DiffusionBench
 from .harness import DiffusionOptions as DiffusionOptions
 from .harness import Sample as Sample
@@ -16,13 +23,6 @@ from .lines import DiffusionLine as DiffusionLine
 from .lines import default_lines as default_lines
 from .lines import must_fit as must_fit
 from .lines import parse_lines as parse_lines
-from .parts import CACHE_ROWS as CACHE_ROWS
-from .parts import CASES as CASES
-from .parts import Case as Case
-from .parts import broken_constrained as broken_constrained
-from .parts import measure_caches as measure_caches
-from .parts import measure_constrained as measure_constrained
-from .parts import with_cache_times as with_cache_times
 from .report import caches_table as caches_table
 from .report import constrained_table as constrained_table
 from .report import diffusion_remarks as diffusion_remarks

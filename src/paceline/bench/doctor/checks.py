@@ -37,7 +37,9 @@ def versions(facts: Facts) -> Iterator[Complaint]:
     """Packages that are missing or older than required."""
     for name in facts.machine.unfit:
         installed, required = facts.machine.versions[name]
-        yield Complaint(f"{name} is {installed or 'missing'}, needed is {required}", f"pip install '{name}{required}'")
+        yield Complaint(
+            f"{name} is {installed or 'missing'}, but {required} is needed", f"pip install '{name}{required}'"
+        )
 
 
 def gpu(facts: Facts) -> Iterator[Complaint]:
@@ -46,9 +48,9 @@ def gpu(facts: Facts) -> Iterator[Complaint]:
     if machine.gpu is not None and not machine.cuda:
         why = "is a CPU build" if machine.cuda_build is None else f"(CUDA {machine.cuda_build}) cannot open it"
         do = "install a CUDA build of torch" if machine.cuda_build is None else "check the driver with nvidia-smi"
-        yield Complaint(f"there is a GPU ({machine.gpu}), but torch {why}", do)
+        yield Complaint(f"there is a GPU ({machine.gpu}), but PyTorch {why}", do)
     elif machine.cuda and facts.target.device == "cpu":
-        yield Complaint("torch can use a GPU, but the model runs on the CPU", "use --device cuda", hint=True)
+        yield Complaint("PyTorch can use a GPU, but the model runs on the CPU", "use --device cuda", hint=True)
 
 
 def dtype(facts: Facts) -> Iterator[Complaint]:
@@ -84,7 +86,7 @@ def threads(facts: Facts) -> Iterator[Complaint]:
 
 
 def busy(facts: Facts) -> Iterator[Complaint]:
-    """Others who work on the cores that our threads need: every barrier waits for the slowest thread."""
+    """Other processes on the cores that our threads need: every barrier waits for the slowest thread."""
     machine = facts.machine
     free = machine.cpus - machine.load
     if facts.target.device == "cpu" and machine.load > SPARE and machine.threads > free + SPARE:
@@ -92,8 +94,8 @@ def busy(facts: Facts) -> Iterator[Complaint]:
             yield Complaint(f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
             return
         yield Complaint(
-            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, {machine.threads} threads wait "
-            f"for each other",
+            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, so {machine.threads} threads wait "
+            "for each other",
             f"stop them, or use --threads {max(1, int(free))}",
         )
 
@@ -115,12 +117,12 @@ def memory(facts: Facts) -> Iterator[Complaint]:
     machine = facts.machine
     if machine.swapped > SWAPPED * facts.target.weight_bytes and machine.swapped > 1 << 20:
         yield Complaint(
-            f"{_size(machine.swapped)} of this process are in swap", "free memory, or take a smaller model or dtype"
+            f"{_size(machine.swapped)} of this process are in swap", "free memory, or use a smaller model or dtype"
         )
     if machine.memory_total and machine.memory_available < LOW * machine.memory_total:
         yield Complaint(
             f"{_size(machine.memory_available)} of {_size(machine.memory_total)} memory are left",
-            "free memory, or take a smaller model, dtype or --max-model-len",
+            "free memory, or use a smaller model, dtype or --max-model-len",
         )
 
 
@@ -131,7 +133,7 @@ def _size(number: int) -> str:
 SAMPLE: Final = "The 3 quick foxes (aged 12,345.67 days) can't jump:\n\n    def jump(self):  # größer\n\treturn None\n"
 TALK: Final = ({"role": "user", "content": "Hello."},)
 ANSWER: Final = "Hi there."
-FAMILY: Final = "take a draft model of the target's family"
+FAMILY: Final = "use a draft model of the target's family"
 
 
 def end_tokens(facts: Facts) -> Iterator[Complaint]:
@@ -146,7 +148,7 @@ def end_tokens(facts: Facts) -> Iterator[Complaint]:
     if closing is not None and closing not in target.eos_ids:
         name = target.tokenizer.tokens().get(closing, "")
         yield Complaint(
-            f"the chat template closes an answer with {name!r} (token {closing}), which is no end token "
+            f"the chat template closes an answer with {name!r} (token {closing}), which is not among the end tokens "
             f"{list(target.eos_ids)}",
             "add it to eos_token_id in generation_config.json, or pass --stop-token-ids",
         )
@@ -159,7 +161,7 @@ def closing_token(tokenizer: Tokenizer) -> int | None:
         after = tokenizer.apply_chat_template(
             [*TALK, {"role": "assistant", "content": ANSWER}], add_generation_prompt=False
         )
-    except PacelineError:  # no template, or one that refuses this talk: nothing to compare
+    except PacelineError:  # no template, or one that rejects this conversation: nothing to compare
         return None
     _, found, rest = after.partition(ANSWER)
     if not found or not after.startswith(before[: len(before) // 2]):
@@ -174,7 +176,8 @@ def sampling_defaults(facts: Facts) -> Iterator[Complaint]:
     if facts.target.sampling.get("top_k") == 1 or temperature is None or temperature == 0:
         return
     yield Complaint(
-        f"generation_config.json samples by default (temperature {temperature:g}), where fewer guesses stand than at 0",
+        f"generation_config.json samples by default (temperature {temperature:g}), where fewer drafted tokens are "
+        "accepted than at 0",
         "pass --temperature 0 if that is what you want",
         hint=True,
     )
@@ -205,7 +208,7 @@ def tokenizer(facts: Facts) -> Iterator[Complaint]:
             yield Complaint(f"{_short(draft)} has another vocabulary: {why}", FAMILY)
         elif (a := mine.encode(SAMPLE, False)) != (b := theirs.encode(SAMPLE, False)):
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            yield Complaint(f"{_short(draft)} splits text otherwise: a sample differs from token {at} on", FAMILY)
+            yield Complaint(f"{_short(draft)} splits text differently: a sample differs from token {at} on", FAMILY)
 
 
 def special_tokens(facts: Facts) -> Iterator[Complaint]:
@@ -233,13 +236,15 @@ def chat_template(facts: Facts) -> Iterator[Complaint]:
     for draft, theirs in _readable(facts):
         if not theirs.has_chat_template:
             yield Complaint(
-                f"{_short(draft)} has no chat template, the target has one", "take a chat version as draft", hint=True
+                f"{_short(draft)} has no chat template, the target has one",
+                "use a chat version as the draft model",
+                hint=True,
             )
             continue
         try:
             texts = [one.apply_chat_template(TALK) for one in (mine, theirs)]
         except PacelineError as error:
-            yield Complaint(f"a chat template refuses a plain message: {error}", "correct the template", hint=True)
+            yield Complaint(f"a chat template rejects a plain message: {error}", "correct the template", hint=True)
             continue
         if texts[0] != texts[1]:
             ids = [one.encode(text, False) for one, text in zip((mine, theirs), texts, strict=True)]
@@ -247,7 +252,7 @@ def chat_template(facts: Facts) -> Iterator[Complaint]:
             kind = "other wording" if marks[0] == marks[1] else "other special tokens"
             yield Complaint(
                 f"{_short(draft)} writes chat messages in another form ({kind})",
-                "take a draft that was trained on the target's form",
+                "use a draft model that was trained on the target's form",
                 hint=marks[0] == marks[1],
             )
 
@@ -257,11 +262,11 @@ def _readable(facts: Facts) -> Iterator[tuple[DraftFacts, Tokenizer]]:
 
 
 def _short(draft: DraftFacts) -> str:
-    return f"draft {Path(draft.name).name!r}"
+    return f"draft model {Path(draft.name).name!r}"
 
 
 ENOUGH: Final = 12
-"""Fewer guesses than this prove nothing."""
+"""Fewer drafted tokens than this prove nothing."""
 
 NEAR_ZERO: Final = 0.1
 GOOD: Final = 0.3
@@ -269,7 +274,7 @@ GOOD: Final = 0.3
 
 CODE: Final = frozenset("{}[]()<>=_;/\\|&*+#@$^~`")
 TABLE: Final = "table"
-"""Kind of drafters that copy text: they have nothing to say on most texts, and that is no fault."""
+"""Kind of drafters that copy text: they find nothing in most texts, and that is no fault."""
 
 CAUSES: Final = {
     "head": "check its feature layers, its norm and that it was trained for this very target",
@@ -290,7 +295,7 @@ def feature_layers(facts: Facts) -> Iterator[Complaint]:
 
 
 def draft_speed(facts: Facts) -> Iterator[Complaint]:
-    """A drafter that takes longer for a token than the target itself, or whose guesses cannot pay."""
+    """A drafter that takes longer for a token than the target itself, or whose drafts cannot pay."""
     for probe in facts.probes:
         target = probe.target_seconds.get(1)
         if not probe.draft_seconds or not target:
@@ -299,13 +304,13 @@ def draft_speed(facts: Facts) -> Iterator[Complaint]:
         needed = break_even(probe)
         if probe.draft_seconds >= target:
             yield Complaint(
-                f"{probe.drafter} takes {times}: guesses {_when(needed)}",
-                "take a smaller draft, or none",
+                f"{probe.drafter} takes {times}: drafts {_when(needed)}",
+                "use a smaller draft model, or none",
             )
-        elif (rate := _rate(probe.guesses)) is not None and (needed is None or rate < needed):
+        elif (rate := _rate(probe.drafted_tokens)) is not None and (needed is None or rate < needed):
             yield Complaint(
-                f"{probe.drafter} takes {times}: guesses {_when(needed)}, here {rate:.0%} stand",
-                "leave it to controller auto, which drafts less, or take another drafter",
+                f"{probe.drafter} takes {times}: drafts {_when(needed)}, here it is {rate:.0%}",
+                "leave it to controller auto, which drafts less, or use another drafter",
                 hint=True,
             )
 
@@ -337,75 +342,75 @@ def _solve(rising: Callable[[float], float], value: float) -> float:
 
 
 def acceptance(facts: Facts) -> Iterator[Complaint]:
-    """Guesses that stand next to never, or no more often than by chance; and what that looks like."""
+    """Drafted tokens that are hardly ever accepted, or no more often than by chance; and what that looks like."""
     for probe in facts.probes:
-        rate = _rate(probe.guesses)
+        rate = _rate(probe.drafted_tokens)
         if probe.kind == TABLE or probe.dropped:
             continue
         if rate is None:
-            if not probe.guesses:
+            if not probe.drafted_tokens:
                 yield Complaint(f"{probe.drafter} proposed nothing in the probe", "check its options", hint=True)
             continue
-        chance = chance_of(probe.guesses)
-        spread = 3 * math.sqrt(chance * (1 - chance) / len(probe.guesses))
+        chance = chance_of(probe.drafted_tokens)
+        spread = 3 * math.sqrt(chance * (1 - chance) / len(probe.drafted_tokens))
         if rate < NEAR_ZERO or (rate < chance + spread and rate < 0.5):
-            hits, number = sum(guess.hit for guess in probe.guesses), len(probe.guesses)
+            hits, number = sum(one.hit for one in probe.drafted_tokens), len(probe.drafted_tokens)
             cause = CAUSES.get(probe.kind, "check that it fits this target")
             yield Complaint(
-                f"{probe.drafter}: {hits} of {number} guesses stand ({rate:.0%}, by chance {chance:.0%}); "
+                f"{probe.drafter}: {hits} of {number} drafted tokens accepted ({rate:.0%}, by chance {chance:.0%}); "
                 f"{_looks(probe)}",
                 cause,
             )
 
 
-def chance_of(guesses: Sequence[DraftedToken]) -> float:
-    """How often a guess would be right at another place of the probe: agreement that says nothing."""
-    number = len(guesses)
+def chance_of(drafted_tokens: Sequence[DraftedToken]) -> float:
+    """How often a drafted token would be right at another position of the probe: agreement by chance."""
+    number = len(drafted_tokens)
     if number < 2:
         return 0.0
-    said, wanted = Counter(guess.token for guess in guesses), Counter(guess.target for guess in guesses)
-    agree = sum(count * wanted[token] for token, count in said.items()) - sum(
-        guess.token == guess.target for guess in guesses
+    drafted, wanted = Counter(one.token for one in drafted_tokens), Counter(one.target for one in drafted_tokens)
+    agree = sum(count * wanted[token] for token, count in drafted.items()) - sum(
+        one.token == one.target for one in drafted_tokens
     )
     return agree / (number * (number - 1))
 
 
 def _looks(probe: ProbeFacts) -> str:
     """By position, by token class, and whether the drafter knows that it is wrong."""
-    first = [guess for guess in probe.guesses if guess.position == 1]
-    later = [guess for guess in probe.guesses if guess.position > 1]
+    first = [one for one in probe.drafted_tokens if one.position == 1]
+    later = [one for one in probe.drafted_tokens if one.position > 1]
     parts = [f"first tokens {_rate_words(first)}" + (f", later ones {_rate_words(later)}" if later else "")]
-    classes = [f"{name} {_rate_words(some)}" for name, some in _classes(probe.guesses)[:3]]
+    classes = [f"{name} {_rate_words(some)}" for name, some in _classes(probe.drafted_tokens)[:3]]
     parts.append(", ".join(classes))
-    sure = fmean(guess.confidence for guess in probe.guesses)
-    rate = _rate(probe.guesses) or 0.0
+    sure = fmean(one.confidence for one in probe.drafted_tokens)
+    rate = _rate(probe.drafted_tokens) or 0.0
     if sure > rate + 0.3:
-        parts.append(f"it is sure of them ({sure:.0%}), as if trained on another model")
+        parts.append(f"its mean confidence is {sure:.0%}, as if trained on another model")
     elif sure < NEAR_ZERO:
-        parts.append(f"it is sure of nothing ({sure:.1%}), as if untrained or its weights damaged")
+        parts.append(f"its mean confidence is {sure:.1%}, as if untrained or damaged")
     else:
         parts.append(f"its mean confidence is {sure:.0%}")
     return "; ".join(parts)
 
 
 def by_position(facts: Facts) -> Iterator[Complaint]:
-    """First guesses that stand and second ones that do not."""
+    """First tokens that are accepted and second ones that are not."""
     for probe in facts.probes:
-        first, second = ([guess for guess in probe.guesses if guess.position == p] for p in (1, 2))
+        first, second = ([one for one in probe.drafted_tokens if one.position == p] for p in (1, 2))
         a, b = _rate(first), _rate(second)
         if probe.kind != TABLE and a is not None and b is not None and a >= GOOD and b < NEAR_ZERO:
             yield Complaint(
-                f"{probe.drafter}: {a:.0%} of its first guesses stand, then {b:.0%} of the second ones",
-                "draft one token a step, or check how it goes on from its own guesses",
+                f"{probe.drafter}: {a:.0%} of its first tokens are accepted, then {b:.0%} of the second ones",
+                "draft one token a step, or check how it goes on from its own tokens",
             )
 
 
 def by_token_class(facts: Facts) -> Iterator[Complaint]:
     """A class of tokens that it never gets right although it works as a whole."""
     for probe in facts.probes:
-        if probe.kind == TABLE or (_rate(probe.guesses) or 0.0) < GOOD:
+        if probe.kind == TABLE or (_rate(probe.drafted_tokens) or 0.0) < GOOD:
             continue
-        for name, some in _classes(probe.guesses):
+        for name, some in _classes(probe.drafted_tokens):
             rate = _rate(some)
             if rate is not None and rate < NEAR_ZERO / 2:
                 yield Complaint(
@@ -429,21 +434,21 @@ def token_class(text: str) -> str:
     return "words" if any(character.isalpha() for character in bare) else "punctuation"
 
 
-def _classes(guesses: Sequence[DraftedToken]) -> list[tuple[str, list[DraftedToken]]]:
-    """Guesses by the class of the target's token, the largest class first."""
+def _classes(drafted_tokens: Sequence[DraftedToken]) -> list[tuple[str, list[DraftedToken]]]:
+    """Drafted tokens by the class of the target's token, the largest class first."""
     found: dict[str, list[DraftedToken]] = {}
-    for guess in guesses:
-        found.setdefault(token_class(guess.text), []).append(guess)
+    for one in drafted_tokens:
+        found.setdefault(token_class(one.text), []).append(one)
     return sorted(found.items(), key=lambda pair: -len(pair[1]))
 
 
-def _rate(guesses: Sequence[DraftedToken]) -> float | None:
-    """Share that stands; None for too few."""
-    return fmean(guess.hit for guess in guesses) if len(guesses) >= ENOUGH else None
+def _rate(drafted_tokens: Sequence[DraftedToken]) -> float | None:
+    """Share accepted; None for too few."""
+    return fmean(one.hit for one in drafted_tokens) if len(drafted_tokens) >= ENOUGH else None
 
 
-def _rate_words(guesses: Sequence[DraftedToken]) -> str:
-    return f"{fmean(guess.hit for guess in guesses):.0%}" if guesses else "none"
+def _rate_words(drafted_tokens: Sequence[DraftedToken]) -> str:
+    return f"{fmean(one.hit for one in drafted_tokens):.0%}" if drafted_tokens else "none"
 
 
 def _when(needed: float | None) -> str:
@@ -452,7 +457,7 @@ def _when(needed: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question to a setup.
+    """One check of a setup.
 
     Attributes:
         name: a few words.
@@ -504,6 +509,6 @@ class Diagnosis:
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """Ask everything."""
+    """Run all checks."""
     findings = [(check.name, complaint) for check in CHECKS for complaint in check.ask(facts)]
     return Diagnosis(findings, [check.name for check in CHECKS])

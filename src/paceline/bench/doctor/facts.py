@@ -38,7 +38,7 @@ class MachineFacts:
         gpu: what shows that there is a GPU; None where nothing does.
         cuda: PyTorch can use one; `cuda_build`: its CUDA version, None for a CPU build.
         versions: package -> (installed, required); installed None is missing, required "" is any. `unfit`: those that
-        do not fit.
+            do not fit.
     """
 
     threads: int = 1
@@ -95,7 +95,7 @@ class DraftedToken:
 
     Attributes:
         position: depth in the draft, from 1 on.
-        token: the drafter's first choice there; `target`: what the target said.
+        token: the drafter's first choice there; `target`: the target's token.
         hit: whether one of the drafter's choices was that.
         confidence: the drafter's own, of its first choice.
         text: of the target's token.
@@ -116,7 +116,7 @@ class ProbeFacts:
     Attributes:
         drafter: its name; `kind`: as in the registry.
         taps: layers of the target that it wants.
-        guesses: in order.
+        drafted_tokens: in order.
         draft_seconds: of one drafted token; 0 where it drafted nothing.
         target_seconds: rows -> seconds of one pass of the target, with 1 and with more rows.
         dropped: why the engine dropped it; "" if it did not.
@@ -125,7 +125,7 @@ class ProbeFacts:
     drafter: str
     kind: str
     taps: Sequence[int] = ()
-    guesses: Sequence[DraftedToken] = ()
+    drafted_tokens: Sequence[DraftedToken] = ()
     draft_seconds: float = 0.0
     target_seconds: Mapping[int, float] = field(default_factory=dict)
     dropped: str = ""

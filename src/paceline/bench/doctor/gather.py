@@ -1,4 +1,4 @@
-"""The doctor gathers the facts of a setup: machine, checkpoints, a probe of every drafter; and asks every check."""
+"""The doctor gathers the facts of a setup: machine, checkpoints, a probe of every drafter; and runs every check."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def probe(
                 drafter=drafter_set.names[number],
                 kind=kind,
                 taps=tuple(drafter.taps),
-                guesses=[guess for record in records for guess in guesses(record, llm.tokenizer.token_text)],
+                drafted_tokens=[one for record in records for one in drafted_tokens(record, llm.tokenizer.token_text)],
                 draft_seconds=median(spent[1:] or spent) if spent else 0.0,
                 target_seconds=seconds,
                 dropped=dropped,
@@ -245,8 +245,8 @@ def _decode(llm: LLM, prompts: Sequence[Any], tokens: int) -> tuple[list[StepRec
     return records, dropped
 
 
-def guesses(record: StepRecord, text: Any) -> list[DraftedToken]:
-    """What was guessed on the path that the target took, as far as there were guesses, for every sequence of a step.
+def drafted_tokens(record: StepRecord, text: Any) -> list[DraftedToken]:
+    """What was drafted on the path that the target took, as far as there were drafts, for every sequence of a step.
 
     Args:
         text: token id -> its text.
@@ -283,8 +283,8 @@ class Visit:
         probes = [
             {
                 "drafter": probe.drafter,
-                "guesses": len(probe.guesses),
-                "accepted": sum(guess.hit for guess in probe.guesses),
+                "drafted_tokens": len(probe.drafted_tokens),
+                "accepted": sum(one.hit for one in probe.drafted_tokens),
                 "draft_seconds_per_token": probe.draft_seconds,
                 "target_seconds_by_rows": {str(rows): seconds for rows, seconds in probe.target_seconds.items()},
             }
@@ -318,7 +318,7 @@ def visit(
     prompts: Sequence[Any],
     progress: Progress = lambda stage, done, total: None,
 ) -> Visit:
-    """Measure and ask.
+    """Measure, and run the checks.
 
     Args:
         llm: the target, loaded; its own speculative_config plays no part.

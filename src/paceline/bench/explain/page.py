@@ -28,9 +28,9 @@ FEW: Final = 5
 TIMED: Final = 20
 """Fewer steps than this prove nothing about time."""
 
-FAILED_FIRST, ALL_STOOD, EMPTY, DEAR_DRAFT, OVERHEAD, MISSED = 0.4, 0.3, 0.25, 0.35, 0.15, 0.05
-"""Shares from which on a sentence is said: drafted steps without a first guess that stood, drafted steps in which
-everything stood, steps without drafts, drafting in the time, all but drafting and scoring in the time, cut tokens that
+FAILED_FIRST, ALL_ACCEPTED, EMPTY, DEAR_DRAFT, OVERHEAD, MISSED = 0.4, 0.3, 0.25, 0.35, 0.15, 0.05
+"""Shares from which on a sentence is written: drafted steps whose first token was rejected, drafted steps in which all
+was accepted, steps without drafts, drafting in the time, all but drafting and scoring in the time, cut tokens that
 came in all tokens.
 """
 
@@ -39,10 +39,10 @@ def summarize_replay(data: Data) -> Data:
     """Figures and sentences about a replay.
 
     Returns:
-        steps, tokens, guessed (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second (over the
+        steps, tokens, drafted (tokens that a drafter had proposed), mean_acceptance_length, tokens_per_second (over the
         steps' own time: neither prefill nor recording); `seconds` by prefill, draft, score, verify, commit, other, and
-        `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1 on, steps with a scored guess there and
-        steps in which one stood; `nodes`: number by status; `found` and `advice`: sentences.
+        `draft_seconds` by drafter; `acceptance`: per drafter, per depth from 1 on, steps with a scored token there
+        and steps in which one was accepted; `nodes`: number by status; `found` and `advice`: sentences.
     """
     steps, metrics = data["steps"], data["output"]["metrics"]
     names = ("draft", "score", "verify", "commit", "other")
@@ -53,7 +53,7 @@ def summarize_replay(data: Data) -> Data:
     summary: Data = {
         "steps": len(steps),
         "tokens": len(data["tokens"]),
-        "guessed": sum(token["source"] is not None for token in data["tokens"]),
+        "drafted": sum(token["source"] is not None for token in data["tokens"]),
         "mean_acceptance_length": metrics["mean_acceptance_length"],
         "tokens_per_second": len(data["tokens"]) / (sum(seconds.values()) or math.inf),
         "seconds": {"prefill": data["prefill_seconds"]} | seconds,
@@ -63,7 +63,7 @@ def summarize_replay(data: Data) -> Data:
     }
     summary["found"] = list(_found(data, summary))
     summary["advice"] = list(_advice(data, summary)) or [
-        "Nothing stands out: no single change promises much on this text."
+        "Nothing stands out: no single change promises much for this text."
     ]
     return summary
 
@@ -83,7 +83,7 @@ def _of_drafter(steps: Sequence[Data], index: int, key: str) -> float:
 
 
 def _by_depth(steps: Sequence[Data], source: int) -> list[list[int]]:
-    """Per depth: steps with a scored guess of this drafter, steps in which one of them stood."""
+    """Per depth: steps with a scored token of this drafter, steps in which one of them was accepted."""
     counts: list[list[int]] = []
     for step in steps:
         tried: dict[int, bool] = {}
@@ -91,36 +91,36 @@ def _by_depth(steps: Sequence[Data], source: int) -> list[list[int]]:
             if scored(node) and (node["source"] == source or source in node.get("also", ())):
                 tried[node["depth"]] = tried.get(node["depth"], False) or node["status"] in ("accepted", "ended")
         counts += [[0, 0] for _ in range(max(tried, default=0) - len(counts))]
-        for depth, stood in tried.items():
+        for depth, accepted in tried.items():
             counts[depth - 1][0] += 1
-            counts[depth - 1][1] += stood
+            counts[depth - 1][1] += accepted
     return counts
 
 
 def _found(data: Data, summary: Data) -> Iterator[str]:
     """What happened."""
-    tokens, steps, guessed = summary["tokens"], summary["steps"], summary["guessed"]
+    tokens, steps, drafted = summary["tokens"], summary["steps"], summary["drafted"]
     if not tokens:
         yield "No token was generated."
         return
     yield (
-        f"{_count(tokens, 'token')} took {_count(steps, 'pass', 'passes')} of the target; {guessed} of them "
-        f"({_percent(guessed, tokens)}) had been guessed. The mean acceptance length is "
+        f"{_count(tokens, 'token')} took {_count(steps, 'pass', 'passes')} of the target; {drafted} of them "
+        f"({_percent(drafted, tokens)}) had been drafted. The mean acceptance length is "
         f"{summary['mean_acceptance_length']:.2f}."
     )
     for index, name in enumerate(data["drafters"]):
-        asked = sum(step["drafters"][index] is not None for step in data["steps"])
-        if not asked:
-            yield f"{name} was never asked."
+        used = sum(step["drafters"][index] is not None for step in data["steps"])
+        if not used:
+            yield f"{name} was never used."
             continue
-        tried, stood = _of_drafter(data["steps"], index, "scored"), _of_drafter(data["steps"], index, "accepted")
+        tried, accepted = _of_drafter(data["steps"], index, "scored"), _of_drafter(data["steps"], index, "accepted")
         first = summary["acceptance"][index][0] if summary["acceptance"][index] else [0, 0]
         yield (
             (
-                f"{name} was asked in {asked} of {_count(steps, 'step')}; of its {tried:.0f} scored guesses "
-                f"{stood:.0f} stood"
+                f"{name} was used in {used} of {_count(steps, 'step')}; of its {tried:.0f} scored tokens "
+                f"{accepted:.0f} were accepted"
             )
-            + (f", in first place {first[1]} of {first[0]} times." if first[0] else ".")
+            + (f", at the first position in {first[1]} of {first[0]} steps." if first[0] else ".")
         )
     usual = _usual(data["steps"])
     total = sum(usual)
@@ -160,9 +160,8 @@ def _on_one_step(steps: Sequence[Data]) -> Iterator[str]:
     much = rest >= OVERHEAD * sum(sum(step["seconds"].values()) for step in steps)
     if much and len(steps) >= FEW and _rest(steps[longest]) > rest / 2:
         yield (
-            f"Most of all else was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: the controller "
-            f"measured "
-            "what scoring costs, or the machine was busy with something else."
+            f"Most of the remaining time was step {longest + 1} alone, {1e3 * _rest(steps[longest]):.0f} ms: the "
+            "controller measured what scoring costs, or the machine was busy with something else."
         )
 
 
@@ -173,16 +172,16 @@ def _rest(step: Data) -> float:
 def _advice(data: Data, summary: Data) -> Iterator[str]:
     """What would help."""
     for name, why in data["output"]["metrics"]["dropped_drafters"].items():
-        yield f"{name} was dropped: {why}. Mend that first."
+        yield f"{name} was dropped: {why}. Fix that first."
     if not data["drafters"]:
         yield (
-            "This is plain decoding: with a speculative_config, drafters guess ahead, and a pass can bring several "
-            "tokens."
+            "This is plain decoding: with a speculative_config, drafters propose tokens, and a pass can yield several "
+            "of them."
         )
         return
     drafted = [step for step in data["steps"] if any(scored(node) for node in step["nodes"])]
     if len(drafted) >= FEW:
-        yield from _on_first_guesses(drafted)
+        yield from _on_first_tokens(drafted)
         balance = _balance(data["steps"], drafted) if len(data["steps"]) >= TIMED else None
         if balance is not None:
             yield _on_balance(balance)
@@ -193,21 +192,20 @@ def _advice(data: Data, summary: Data) -> Iterator[str]:
     yield from _on_time(data)
 
 
-def _on_first_guesses(drafted: Sequence[Data]) -> Iterator[str]:
+def _on_first_tokens(drafted: Sequence[Data]) -> Iterator[str]:
     failed = sum(
         not any(n["depth"] == 1 and n["status"] in ("accepted", "ended") for n in step["nodes"]) for step in drafted
     )
     if failed >= FAILED_FIRST * len(drafted):
         yield (
-            f"In {failed} of {len(drafted)} drafted steps not even a first guess stood: a drafter that knows this "
-            f"kind of text "
-            "better would help more than longer drafts."
+            f"In {failed} of {len(drafted)} drafted steps even the first drafted token was rejected: a drafter that "
+            "knows this kind of text better would help more than longer drafts."
         )
 
 
 def _on_full_acceptance(drafted: Sequence[Data]) -> Iterator[str]:
     full = [step for step in drafted if not any(node["status"] in ("rejected", "unreached") for node in step["nodes"])]
-    if len(full) < ALL_STOOD * len(drafted):
+    if len(full) < ALL_ACCEPTED * len(drafted):
         return
     ends = [_end(step) for step in full]
     causes = [
@@ -215,10 +213,10 @@ def _on_full_acceptance(drafted: Sequence[Data]) -> Iterator[str]:
         (ends.count("stop"), "the controller"),
         (ends.count("cut"), "selection"),
     ]
-    said = [f"{cause} ended {number} of them" for number, cause in causes if number]
+    reasons = [f"{cause} ended {number} of them" for number, cause in causes if number]
     yield (
-        f"In {len(full)} of {len(drafted)} drafted steps every scored guess stood: longer drafts may pay"
-        + (f" ({', '.join(said)})." if said else ", though the drafters had no more to say.")
+        f"In {len(full)} of {len(drafted)} drafted steps every scored token was accepted: longer drafts may pay"
+        + (f" ({', '.join(reasons)})." if reasons else ", though the drafters proposed no more.")
     )
 
 
@@ -226,12 +224,12 @@ def _end(step: Data) -> str:
     """What kept a draft from being longer."""
     if any(node["status"] == "cut" for node in step["nodes"]):
         return "cut"
-    asked = [one for one in step["drafters"] if one is not None and one["proposed"]]
-    if any(one["stop"] is not None for one in asked):
+    used = [one for one in step["drafters"] if one is not None and one["proposed"]]
+    if any(one["stop"] is not None for one in used):
         return "stop"
     return (
         "budget"
-        if any(one["deepest"] >= one["depth"] or one["proposed"] >= one["nodes"] for one in asked)
+        if any(one["deepest"] >= one["depth"] or one["proposed"] >= one["nodes"] for one in used)
         else "drafter"
     )
 
@@ -292,9 +290,9 @@ def _on_cuts(data: Data, summary: Data) -> Iterator[str]:
     missed = [sum("missed" in node for node in step["nodes"]) for step in data["steps"]]
     if sum(missed) >= max(MISSED * summary["tokens"], FEW):
         yield (
-            f"In {_count(sum(map(bool, missed)), 'step')} selection cut guesses that the output then followed, "
-            f"{_count(sum(missed), 'token')} in all: with more nodes scored a step, some of them would have come for "
-            f"little."
+            f"In {_count(sum(map(bool, missed)), 'step')} selection cut drafted tokens that the output then followed, "
+            f"{_count(sum(missed), 'token')} in all: with more nodes scored a step, some of them would have been "
+            "accepted at little cost."
         )
 
 
@@ -303,12 +301,12 @@ def _on_empty_steps(steps: Sequence[Data], drafted: Sequence[Data]) -> Iterator[
     if len(empty) < max(EMPTY * len(steps), FEW):
         return
     cut = sum(bool(step["nodes"]) for step in empty)
-    unasked = sum(all(one is None for one in step["drafters"]) for step in empty)
-    parts = [(unasked, "nobody was asked"), (len(empty) - cut - unasked, "nothing was found"), (cut, "all was cut")]
+    unused = sum(all(one is None for one in step["drafters"]) for step in empty)
+    parts = [(unused, "no drafter was used"), (len(empty) - cut - unused, "nothing was found"), (cut, "all was cut")]
     why = ", ".join(f"in {number} {what}" for number, what in parts if number)
     yield (
-        f"{len(empty)} of {len(steps)} steps went without drafts: {why}. Another kind of drafter beside these could "
-        f"fill them."
+        f"{len(empty)} of {len(steps)} steps had no drafts: {why}. Another kind of drafter beside these could fill "
+        "them."
     )
 
 
@@ -332,7 +330,7 @@ def _on_time(data: Data) -> Iterator[str]:
 
 
 def _usual_of_drafter(steps: Sequence[Data], index: int) -> float:
-    """Seconds that a drafter usually took, times the steps that asked it."""
+    """Seconds that a drafter usually took, times the steps that used it."""
     seconds = [step["drafters"][index]["seconds"] for step in steps if step["drafters"][index] is not None]
     return len(seconds) * median(seconds) if seconds else 0.0
 

@@ -22,7 +22,7 @@
                           computed), status, and where they apply: also (further drafters), q (chance of a sampled
                           draft), missed (cut, though the output went on exactly so)
         next, top         the target's own token after the accepted path with its p (or null), and its three likeliest
-        there drafters          per drafter: null if it was not asked, else nodes and depth (its budget), stop (the
+        there drafters          per drafter: null if it was not used, else nodes and depth (its budget), stop (the
         level at which the
                           controller stopped it, or null), proposed, deepest, scored, accepted (numbers of nodes),
                           seconds
@@ -30,9 +30,9 @@
         seconds           by draft, score, verify, commit, other
         error             why the target's row was no distribution, or null
 
-A node's status: "accepted"; "ended" (stands, but the output ended before it); "rejected" (its parent stands, the target
-chose otherwise); "untried" (a draw that stood came before it); "unreached" (below a rejected one); "cut" (by selection,
-not scored); "probe" (an extra input of the drafter).
+A node's status: "accepted"; "ended" (accepted, but the output ended before it); "rejected" (its parent was accepted,
+the target chose otherwise); "untried" (an accepted draw came before it); "unreached" (below a rejected one); "cut" (by
+selection, not scored); "probe" (an extra input of the drafter).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LIKELIEST = 3
 
 
 @dataclass(slots=True)
-class Heard:
+class _Recorded:
     """What a controller granted one drafter in one step.
 
     Attributes:
@@ -77,7 +77,7 @@ class Heard:
     stop: int | None = None
 
     def to(self, budget: Budget) -> Budget:
-        """The same budget, whose `go_on` is heard."""
+        """The same budget, whose `go_on` is recorded."""
         if budget.go_on is always_go_on:
             return budget
 
@@ -90,27 +90,29 @@ class Heard:
         return replace(budget, go_on=go_on)
 
 
-def plain_step(record: StepRecord, index: int, heard: Mapping[int, Heard], words: str) -> tuple[Data, list[Data]]:
+def plain_step(
+    record: StepRecord, index: int, recorded: Mapping[int, _Recorded], words: str
+) -> tuple[Data, list[Data]]:
     """Sequence `index` of a step, and the tokens that it committed (without their text).
 
     Args:
-        heard: by drafter.
+        recorded: by drafter.
         words: the controller's decision.
     """
     verdict, sequence = record.verdicts[index], record.sequences[index]
     failed = isinstance(verdict, NumericsError)
-    stands = Verdict((), (), None) if isinstance(verdict, NumericsError) else verdict
+    judged = Verdict((), (), None) if isinstance(verdict, NumericsError) else verdict
     kept = len(sequence.context.tokens) - record.lengths[index]
     room = sequence.remaining + kept - 1  # levels that the sequence could still use
     log_rv = _log_probabilities(record, index, kept)
     where = places(record.proposed[index], record.trees[index])
-    status = _statuses(record.trees[index], stands, kept, failed)
+    status = _statuses(record.trees[index], judged, kept, failed)
     nodes = _nodes(record.proposed[index], where, status, log_rv)
-    own = _own_token(stands, log_rv)
+    own = _own_token(judged, log_rv)
     at = {place: node for node, place in enumerate(where) if place is not None}
-    tokens = [_committed(nodes[at[node]]) for node in stands.path]
+    tokens = [_committed(nodes[at[node]]) for node in judged.path]
     tokens += [{"token": own["token"], "source": None, "p": own["p"]}] if own else []
-    end_v = log_rv[stands.path[-1] + 1 if stands.path else 0].exp()
+    end_v = log_rv[judged.path[-1] + 1 if judged.path else 0].exp()
     best = torch.topk(end_v, min(LIKELIEST, len(end_v)))
     step = {
         "count": kept,
@@ -120,7 +122,9 @@ def plain_step(record: StepRecord, index: int, heard: Mapping[int, Heard], words
         "top": [
             {"token": t, "p": rounded(p)} for p, t in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ],
-        "drafters": [_drafter(heard.get(i), i, nodes, seconds, room) for i, seconds in enumerate(record.draft_seconds)],
+        "drafters": [
+            _drafter(recorded.get(i), i, nodes, seconds, room) for i, seconds in enumerate(record.draft_seconds)
+        ],
         "words": words,
         "seconds": {name: value for name, value in record.times.to_dict().items() if name != "prefill"},
         "error": str(verdict) if failed else None,
@@ -165,7 +169,7 @@ def _statuses(tree: TokenTree, verdict: Verdict, kept: int, failed: bool) -> lis
 
 
 def untried_siblings(tree: TokenTree, path: Sequence[int]) -> set[int]:
-    """Siblings of accepted nodes whose trials come after the one that stood."""
+    """Siblings of accepted nodes whose trials come after the accepted one."""
     found: set[int] = set()
     for node in path:
         order = [trial.node for trial in tree.trials.get(int(tree.parents[node]), ())]
@@ -222,15 +226,15 @@ def _committed(node: Data) -> Data:
     return {"token": node["token"], "source": node["source"], "p": node["p"]}
 
 
-def _drafter(heard: Heard | None, index: int, nodes: Sequence[Data], seconds: float, room: int) -> Data | None:
-    """What one drafter was granted and what came of it; a drafter that took no time was not asked."""
-    if heard is None or room < 1 or not seconds:
+def _drafter(recorded: _Recorded | None, index: int, nodes: Sequence[Data], seconds: float, room: int) -> Data | None:
+    """What one drafter was granted and what came of it; a drafter that took no time was not used."""
+    if recorded is None or room < 1 or not seconds:
         return None
     own = [node for node in nodes if node["source"] == index or index in node.get("also", ())]
     return {
-        "nodes": heard.nodes,
-        "depth": min(heard.depth, room),
-        "stop": heard.stop,
+        "nodes": recorded.nodes,
+        "depth": min(recorded.depth, room),
+        "stop": recorded.stop,
         "proposed": len(own),
         "deepest": max((node["depth"] for node in own), default=0),
         "scored": sum(node["status"] not in ("cut", "probe") for node in own),
@@ -244,29 +248,32 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-class _Listening:
+class _RecordingController:
     """A controller's stand-in: passes everything on, and remembers the budgets and stops of the plan."""
 
     def __init__(self, controller: Any) -> None:
         self.controller = controller
-        self.heard: dict[tuple[int, int], Heard] = {}
+        self.recorded: dict[tuple[int, int], _Recorded] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
 
     def plan(self, signals: Any) -> Plan:
-        """The controller's plan, its budgets overheard."""
-        self.heard = {}
+        """The controller's plan, with its budgets recorded."""
+        self.recorded = {}
         plan: Plan = self.controller.plan(signals)
         return replace(
-            plan, budgets=[[self._hear(i, j, one) for j, one in enumerate(row)] for i, row in enumerate(plan.budgets)]
+            plan,
+            budgets=[
+                [self._record_budget(i, j, one) for j, one in enumerate(row)] for i, row in enumerate(plan.budgets)
+            ],
         )
 
-    def _hear(self, index: int, drafter: int, budget: Budget) -> Budget:
+    def _record_budget(self, index: int, drafter: int, budget: Budget) -> Budget:
         if budget.nodes < 1 or budget.depth < 1:
             return budget
-        heard = self.heard[index, drafter] = Heard(budget.nodes, budget.depth)
-        return heard.to(budget)
+        recorded = self.recorded[index, drafter] = _Recorded(budget.nodes, budget.depth)
+        return recorded.to(budget)
 
 
 def check(params: SamplingParams) -> None:
@@ -314,12 +321,16 @@ class Recorder:
         """Decode one prompt and yield what each step adds; close it to end early (`data` then gives what there is).
 
         Raises:
-            ConfigError: more than one output, or parameters that do not fit the model. PromptError: as `LLM.stream`.
+            ConfigError: more than one output, or parameters that do not fit the model.
+            PromptError: as `LLM.stream`.
         """
         check(params)
         self._params, engine = params, self.llm.engine
         stream, before = self.llm.stream(prompt, params), engine.times.prefill
-        with _listened(engine) as ear, watching(engine, lambda record: self._watch(record, ear)):
+        with (
+            _recording_controller(engine) as recording,
+            watching(engine, lambda record: self._watch(record, recording)),
+        ):
             try:
                 for chunk in stream:
                     self.output = chunk.output
@@ -328,16 +339,16 @@ class Recorder:
             finally:
                 stream.close()
 
-    def _watch(self, record: StepRecord, ear: _Listening) -> None:
+    def _watch(self, record: StepRecord, recording: _RecordingController) -> None:
         start = perf_counter()
         for i, sequence in enumerate(record.sequences):
             made = self._made.setdefault(sequence.request.id, _Made([], []))
-            heard = {drafter: one for (at, drafter), one in ear.heard.items() if at == i}
-            step, tokens = plain_step(record, i, heard, str(ear.explain(i)))
+            recorded = {drafter: one for (at, drafter), one in recording.recorded.items() if at == i}
+            step, tokens = plain_step(record, i, recorded, str(recording.explain(i)))
             step["start"] = len(made.tokens)
             made.tokens += [token | {"step": len(made.steps)} for token in tokens]
             made.steps.append(step)
-        for one in ear.heard.values():
+        for one in recording.recorded.values():
             one.stop = None
         self._recording += perf_counter() - start
 
@@ -409,13 +420,13 @@ class Recorder:
 
 
 @contextmanager
-def _listened(engine: Any) -> Iterator[_Listening]:
-    """The engine's controller is heard inside the block."""
+def _recording_controller(engine: Any) -> Iterator[_RecordingController]:
+    """The engine's controller is recorded inside the block."""
     parts = engine.parts
-    ear = _Listening(parts.controller)
-    engine.parts = replace(parts, controller=ear)
+    recording = _RecordingController(parts.controller)
+    engine.parts = replace(parts, controller=recording)
     try:
-        yield ear
+        yield recording
     finally:
         engine.parts = parts
 

@@ -271,7 +271,7 @@ def violations(acceptance: Mapping[str, Array], errors: Mapping[str, Array] | No
     Args:
         acceptance: rule -> (t,) chance that a draft stands.
         errors: rule -> (t,) standard errors, of those that were sampled; these are judged by their mean, others at
-        every place.
+            every place.
     """
     errors = errors or {}
     found = [_beyond(rule, bound, acceptance, errors) for rule, bound in BOUNDS.items() if rule in acceptance]

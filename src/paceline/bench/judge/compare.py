@@ -117,9 +117,7 @@ def _cells(document: Mapping[str, Any], name: str) -> dict[Key, Mapping[str, Any
     for cell in document["cells"]:
         key = (cell["setting"], cell["workload"], float(cell["temperature"]), int(cell["batch"]))
         if key in found:
-            raise ConfigError(
-                f"document {name} must have each cell once, and {', '.join(map(str, key))} stands there twice"
-            )
+            raise ConfigError(f"document {name} must have each cell once, and {', '.join(map(str, key))} occurs twice")
         found[key] = cell
     return found
 

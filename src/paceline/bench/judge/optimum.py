@@ -52,7 +52,7 @@ def optimal_acceptance(p: Array, q: Array, drafts: int, *, replacement: bool) ->
 
     Args:
         p, q: (v,) probabilities. drafts: draws from q at one place; without replacement at most the tokens that q can
-        give.
+            give.
     """
     possible = np.flatnonzero(q)
     order = possible[np.argsort(p[possible] / q[possible], kind="stable")]
@@ -180,8 +180,8 @@ def transport_plan(p: Array, tuples: Tuples) -> TransportPlan:
     moves = list(_moves(keys))
     if len(moves) > MAX_VARIABLES:
         raise ConfigError(
-            f"a transport plan must have at most {MAX_VARIABLES} variables, got {len(moves)}; take fewer tokens or "
-            f"drafts"
+            f"a transport plan must have at most {MAX_VARIABLES} variables, got {len(moves)}; use fewer tokens or "
+            "drafts"
         )
     matched = _solve(p, [tuples[key] for key in keys], moves)
     tokens = {key: np.zeros(len(p)) for key in keys}

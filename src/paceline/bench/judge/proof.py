@@ -38,13 +38,14 @@ class VerifyReport:
         exactness: the mode it ran in (`LLM.exactness`): in strict mode, tokens must be equal at near ties too.
         prompts: how many were decoded.
         greedy: the comparison at temperature 0; its outputs are the prompts.
-        drafted: the same with DRAFTED guesses in every step; None where the configuration fixes their number itself.
-        guesses: that were verified in all these comparisons; without one there was nothing to test.
+        drafted: the same with DRAFTED tokens drafted in every step; None where the configuration fixes their number
+            itself.
+        drafted_tokens: that were verified in all these comparisons; without one there was nothing to test.
         near_ties, positions: output positions of plain decoding whose two best logits are closer than epsilon, of all.
         temperature: of the tests above 0, or 0.
         seeded: the comparison of outputs with equal seeds above 0; None where it was left out.
         distribution, plain_distribution: the test of the distribution above 0, of accelerated and of plain decoding;
-        None where it was left out.
+            None where it was left out.
         mean_acceptance_length: of accelerated decoding at temperature 0.
     """
 
@@ -55,7 +56,7 @@ class VerifyReport:
     exactness: str = ""
     greedy: Agreement = field(default_factory=Agreement)
     drafted: Agreement | None = None
-    guesses: int = 0
+    drafted_tokens: int = 0
     near_ties: int = 0
     positions: int = 0
     temperature: float = 0.0
@@ -81,10 +82,10 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether guesses were verified and every claim stands; without guesses plain decoding was compared with
+        """Whether drafted tokens were verified and every claim holds; without drafts plain decoding was compared with
         itself.
         """
-        return self.guesses > 0 and self.greedy_holds and self.seeded_holds and self.distribution_holds
+        return self.drafted_tokens > 0 and self.greedy_holds and self.seeded_holds and self.distribution_holds
 
     @property
     def conclusion(self) -> str:
@@ -98,7 +99,7 @@ class VerifyReport:
         broken = [name for name, fine in checks if not fine]
         if broken:
             return f"THE CLAIM DOES NOT HOLD {_listed(broken)}"
-        if not self.guesses:
+        if not self.drafted_tokens:
             return "NOTHING WAS DRAFTED, so plain decoding was compared with itself; choose another method or prompts"
         proven = "nothing exact is claimed at temperature 0"
         if checks:
@@ -116,7 +117,7 @@ class VerifyReport:
                 ("plain_distribution", self.plain_distribution),
             )
         }
-        counts = ("prompts", "guesses", "near_ties", "positions", "temperature", "mean_acceptance_length")
+        counts = ("prompts", "drafted_tokens", "near_ties", "positions", "temperature", "mean_acceptance_length")
         plain = ("model", "claimed", "exactness", "dtype", *counts)
         verdicts = ("holds", "greedy_holds", "seeded_holds", "distribution_holds", "conclusion")
         return {name: getattr(self, name) for name in plain} | {
@@ -204,8 +205,8 @@ def verify(
 
 
 def drafting(llm: LLM) -> LLM | None:
-    """The same methods with DRAFTED guesses in every step; None where their number is fixed already, or nothing is
-    guessed. Where a profile says that guesses do not pay, those are taken that would be made without it.
+    """The same methods with DRAFTED tokens drafted in every step; None where their number is fixed already, or nothing
+    is drafted. Where a profile says that drafts do not pay, the configuration without it is taken.
     """
     speculative = llm.speculative
     if speculative is None and llm.profile is not None:
@@ -238,7 +239,7 @@ def _greedy(
         for agreement, found in both:
             output, go_on = found.outputs[0].token_ids, plain_from(plain, tokens, params)
             agreement.add(output, differences(llm.runner, tokens, reference, output, go_on))
-            report.guesses += found.metrics.num_draft_tokens
+            report.drafted_tokens += found.metrics.num_draft_tokens
         ties = gaps(llm.runner, tokens, reference)
         report.positions += len(ties)
         report.near_ties += sum(gap < epsilon for gap, epsilon in ties)
@@ -265,13 +266,13 @@ def _above(
         report.seeded = Agreement()
         for index, prompt in enumerate(prompts):
             fast, slow = _seeded(llm, plain, prompt, each, report.seeded)
-            report.guesses += sum(one.metrics.num_draft_tokens for one in fast)
+            report.drafted_tokens += sum(one.metrics.num_draft_tokens for one in fast)
             if points:
                 ours.add(fast)
                 theirs.add(slow)
             progress("equal seeds", index + 1, len(prompts))
     if not points:
-        report.guesses += ours.sample(prompts, partial(progress, "sampling"))
+        report.drafted_tokens += ours.sample(prompts, partial(progress, "sampling"))
         theirs.sample(prompts, partial(progress, "plain sampling"))
     report.distribution, report.plain_distribution = ours.test(), theirs.test()
 
@@ -335,14 +336,14 @@ class _Values:
                 )
 
     def sample(self, prompts: Sequence[Any], progress: Callable[[int, int], None]) -> int:
-        """Decode outputs without seeds of their own, add them, and return how many guesses were verified."""
-        guesses = 0
+        """Decode outputs without seeds of their own, add them, and return how many drafted tokens were verified."""
+        drafted_tokens = 0
         for index, prompt in enumerate(prompts):
             found = _one(self.llm, prompt, self.params)
-            guesses += found.metrics.num_draft_tokens
+            drafted_tokens += found.metrics.num_draft_tokens
             self.add([found])
             progress(index + 1, len(prompts))
-        return guesses
+        return drafted_tokens
 
     def test(self) -> SamplingTest:
         import torch

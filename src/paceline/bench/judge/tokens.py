@@ -63,7 +63,7 @@ class Agreement:
         outputs, tokens: how many were compared; tokens are those of the accelerated outputs.
         identical: outputs without a difference.
         differences: output index -> all its differences, for the others; none is looked for after one that is no near
-        tie.
+            tie.
     """
 
     outputs: int = 0

@@ -15,8 +15,8 @@ const ms = (seconds) => (1000 * seconds).toFixed(seconds < 0.01 ? 2 : seconds < 
 let current = 0, timer = null, noting = null, spans = [];
 
 const STATUS = {
-  accepted: "accepted", ended: "stands, but the output ended before it", rejected: "rejected by the target",
-  untried: "not tried, another draw stood first", unreached: "below a rejected guess", cut: "cut by selection, not scored",
+  accepted: "accepted", ended: "accepted, but the output ended before it", rejected: "rejected by the target",
+  untried: "not tried, another draw was accepted first", unreached: "below a rejected token", cut: "cut by selection, not scored",
   probe: "an extra input of the drafter",
 };
 
@@ -29,14 +29,14 @@ const icon = (name) => svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true",
 
 function drawHead() {
   const model = replay.model, sampling = replay.sampling, output = replay.output;
-  const method = names.length ? `${replay.controller} controller, guesses by ${names.join(", ")}` : "plain decoding";
+  const method = names.length ? `${replay.controller} controller, drafts by ${names.join(", ")}` : "plain decoding";
   const how = sampling.temperature < 1e-5 ? "greedy" : `temperature ${sampling.temperature}`;
   const rules = Object.entries(sampling).filter(([name]) => name !== "temperature" && name !== "max_tokens").map(([name, value]) => `${name} ${JSON.stringify(value)}`);
   fill(at("setup"), [`${model.name} (${model.family}, ${model.dtype}, ${model.device})`, method, [how, ...rules].join(", ")].join(" \u00b7 "));
   const figure = (name, value, unit) => html("div", {}, html("dt", {}, name), html("dd", {}, value, unit ? html("small", {}, " " + unit) : null));
   fill(at("figures"),
     figure("Mean acceptance length", summary.mean_acceptance_length.toFixed(2)), figure("Tokens", String(summary.tokens)),
-    figure("Passes of the target", String(summary.steps)), figure("Guessed", share(summary.guessed, summary.tokens)),
+    figure("Passes of the target", String(summary.steps)), figure("Drafted", share(summary.drafted, summary.tokens)),
     figure("Speed of the steps", summary.tokens_per_second.toFixed(summary.tokens_per_second < 10 ? 1 : 0), "tokens/s"),
     figure("Ended by", output.error ? "error" : ended_by(output)));
   for (const name of ["first", "back", "next", "last"]) fill(at(name), icon(name));
@@ -75,7 +75,7 @@ function drawLegend() {
 function drawText() {
   const prompt = html("span", { class: "prompt" }, shown(replay.prompt.text));
   spans = tokens.map((token) => {
-    const found = html("span", { class: token.source === null ? "" : "guess", style: token.source === null ? null : `--c:${colour(token.source)}` }, shown(token.text));
+    const found = html("span", { class: token.source === null ? "" : "drafted", style: token.source === null ? null : `--c:${colour(token.source)}` }, shown(token.text));
     found.title = `${visible(texts[token.token] || "")}  #${token.token}, by ${token.source === null ? "the target" : names[token.source]} in step ${token.step + 1}`;
     found.classList.add("later");
     return found;
@@ -129,7 +129,7 @@ function drawAcceptance() {
   if (!deepest) { fill(at("acceptance"), html("p", { class: "quiet", style: "margin-bottom:14px" }, "Nothing was drafted.")); return; }
   const width = 520, height = 168, left = 40, right = 10, top = 8, bottom = 34;
   const x = (depth) => left + ((width - left - right) * (depth - 0.5)) / deepest, y = (value) => top + (height - top - bottom) * (1 - value);
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": "share of guesses that stood, by position and drafter" });
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": "share of drafted tokens accepted, by position and drafter" });
   for (const value of [0, 0.25, 0.5, 0.75, 1]) {
     picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
     picture.append(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, `${100 * value}${value === 1 ? "\u00a0%" : ""}`));
@@ -137,9 +137,9 @@ function drawAcceptance() {
   for (let depth = 1; depth <= deepest; depth++) picture.append(svg("text", { x: x(depth), y: height - 18, "text-anchor": "middle" }, String(depth)));
   picture.append(svg("text", { x: (left + width) / 2, y: height - 3, "text-anchor": "middle" }, "position in the draft; hollow: fewer than 5 cases"));
   series.forEach((counts, source) => {
-    const known = counts.map(([tried, stood], index) => ({ tried, stood, depth: index + 1 })).filter((one) => one.tried);
-    picture.append(svg("polyline", { class: "series", style: `--c:${colour(source)}`, points: known.map((one) => `${x(one.depth)},${y(one.stood / one.tried)}`).join(" ") }));
-    for (const one of known) picture.append(dot(x(one.depth), y(one.stood / one.tried), source, one));
+    const known = counts.map(([tried, accepted], index) => ({ tried, accepted, depth: index + 1 })).filter((one) => one.tried);
+    picture.append(svg("polyline", { class: "series", style: `--c:${colour(source)}`, points: known.map((one) => `${x(one.depth)},${y(one.accepted / one.tried)}`).join(" ") }));
+    for (const one of known) picture.append(dot(x(one.depth), y(one.accepted / one.tried), source, one));
   });
   const key = names.length > 1 ? html("p", { class: "quiet", style: "display:flex;gap:16px;flex-wrap:wrap;margin-bottom:14px" }, ...names.map((name, source) => html("span", { style: "display:inline-flex;align-items:center;gap:5px" }, svg("svg", { width: 14, height: 14, class: "plot", style: "width:14px;margin:0" }, dot(7, 7, source, null)), name))) : "";
   fill(at("acceptance"), picture, key);
@@ -150,7 +150,7 @@ function dot(x, y, source, counts) {
   const r = 4, shape = source % 4, attributes = { class: "dot" + (counts && counts.tried < 5 ? " few" : ""), style: `--c:${colour(source)}` };
   const paths = ["", `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}z`, `M${x} ${y - r - 1}l${r + 1} ${2 * r}h${-2 * r - 2}z`, `M${x} ${y - r - 1}l${r + 1} ${r + 1}l${-r - 1} ${r + 1}l${-r - 1} ${-r - 1}z`];
   const found = shape ? svg("path", { ...attributes, d: paths[shape] }) : svg("circle", { ...attributes, cx: x, cy: y, r });
-  if (counts) found.append(svg("title", {}, `${names[source]}, position ${counts.depth}: ${counts.stood} of ${counts.tried} stood`));
+  if (counts) found.append(svg("title", {}, `${names[source]}, position ${counts.depth}: ${counts.accepted} of ${counts.tried} accepted`));
   return found;
 }
 
@@ -159,9 +159,9 @@ function dot(x, y, source, counts) {
 function count(step, ...kinds) { return step.nodes.filter((node) => kinds.includes(node.status)).length; }
 
 function outcome(step) {
-  const cut = count(step, "cut"), stood = count(step, "accepted", "ended");
+  const cut = count(step, "cut"), accepted = count(step, "accepted", "ended");
   const parts = [];
-  if (step.nodes.length) parts.push(html("b", {}, plural(step.nodes.length, "guess", "guesses")), cut ? `, ${cut} of them cut by selection` : "", `; ${stood || "none"} accepted`);
+  if (step.nodes.length) parts.push(html("b", {}, plural(step.nodes.length, "drafted token")), cut ? `, ${cut} of them cut by selection` : "", `; ${accepted || "none"} accepted`);
   else parts.push(names.length ? "Nothing was drafted" : "Plain decoding");
   if (step.next) parts.push("; the target's own token is ", quoted(step.next.token));
   if (step.next && step.next.p !== null) parts.push(", chance ", chance(step.next.p));
@@ -186,9 +186,9 @@ function describe(node, step) {
 function drawDrafters(step) {
   const head = ["drafter", "max levels", "max nodes", "proposed", "scored", "accepted", "ended by", "ms"];
   const row = (one, source) => {
-    if (one === null) return html("tr", {}, html("td", {}, named(source)), html("td", { colspan: 7, class: "left quiet" }, "not asked"));
+    if (one === null) return html("tr", {}, html("td", {}, named(source)), html("td", { colspan: 7, class: "left quiet" }, "not used"));
     const limit = one.deepest >= one.depth || one.proposed >= one.nodes;
-    const why = one.stop !== null ? `stop at ${one.stop}` : !one.proposed ? "no guess" : limit ? "budget" : "itself";
+    const why = one.stop !== null ? `stop at ${one.stop}` : !one.proposed ? "no draft" : limit ? "budget" : "itself";
     return html("tr", {}, html("td", {}, named(source)), ...[one.depth, one.nodes, one.proposed, one.scored, one.accepted, why, ms(one.seconds)].map((value) => html("td", {}, String(value))));
   };
   const rows = step.drafters.map(row);
@@ -210,7 +210,7 @@ function drawWords(step) {
   }));
 }
 
-// Before anything is pointed at: the guess at which the accepted path ended, if there is one.
+// Before anything is pointed at: the drafted token at which the accepted path ended, if there is one.
 function introduced(step) {
   let end = -1;
   step.nodes.forEach((node, index) => { if (node.status === "accepted" || node.status === "ended") end = index; });

@@ -145,12 +145,12 @@ function sign_of(node, x, y) {
   return "";
 }
 
-// Why a drafter's deepest guesses are its last ones: "stop", "budget", or nothing.
+// Why a drafter's deepest tokens are its last ones: "stop", "budget", or nothing.
 function ended(step, one) {
-  const asked = one.kind === "node" ? step.drafters[one.node.source] : null;
-  if (!asked || one.depth !== asked.deepest || one.children.some((child) => child.kind === "node")) return "";
-  if (asked.stop !== null) return "stop";
-  return one.depth >= asked.depth || asked.proposed >= asked.nodes ? "budget" : "";
+  const used = one.kind === "node" ? step.drafters[one.node.source] : null;
+  if (!used || one.depth !== used.deepest || one.children.some((child) => child.kind === "node")) return "";
+  if (used.stop !== null) return "stop";
+  return one.depth >= used.depth || used.proposed >= used.nodes ? "budget" : "";
 }
 
 function drawTree(step, texts, pick) {

@@ -1,7 +1,7 @@
-from .catalog import PEERS as PEERS
-from .catalog import peer_entry as peer_entry
-from .catalog import peer_names as peer_names
-from .catalog import peers_home as peers_home
+from .catalogue import PEERS as PEERS
+from .catalogue import peer_entry as peer_entry
+from .catalogue import peer_names as peer_names
+from .catalogue import peers_home as peers_home
 from .install import install_peer as install_peer
 from .install import peer_state as peer_state
 from .install import remove_converted as remove_converted

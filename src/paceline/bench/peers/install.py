@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench.peers import catalog
+from paceline.bench.peers import catalogue
 from paceline.bench.peers.process import PeerError
 
 MARK = "paceline-peer.json"  # written last: an environment without it is unfinished
@@ -39,22 +39,22 @@ def has_cuda() -> bool:
 def wanted_peers(name: str) -> list[str]:
     """The peers that a name or "all" stands for; "all" leaves out endpoints and, without CUDA, what needs it."""
     if name != "all":
-        if not catalog.peer_entry(name).driver:
+        if not catalogue.peer_entry(name).driver:
             raise PeerError(f"peer {name} is an endpoint by URL; there is nothing to install")
         return [name]
-    return [key for key, entry in catalog.PEERS.items() if entry.driver and (has_cuda() or not entry.needs_cuda)]
+    return [key for key, entry in catalogue.PEERS.items() if entry.driver and (has_cuda() or not entry.needs_cuda)]
 
 
 def peer_state(name: str) -> Installed:
     """Whether a peer's environment is complete and what it holds."""
-    folder = catalog.folder(name)
+    folder = catalogue.folder(name)
     mark = folder / MARK
     try:
         packages = tuple(json.loads(mark.read_text(encoding="utf-8"))["packages"])
     except (OSError, ValueError, KeyError):
         packages = ()
     return Installed(
-        name=name, folder=folder, ready=bool(packages) and catalog.python_of(name).exists(), packages=packages
+        name=name, folder=folder, ready=bool(packages) and catalogue.python_of(name).exists(), packages=packages
     )
 
 
@@ -68,18 +68,20 @@ def install_peer(name: str, *, python: str | None = None, say: Callable[[str], N
     Raises:
         PeerError: the interpreter is missing or the installer fails; the last lines are in the message.
     """
-    folder, packages = catalog.folder(name), catalog.peer_entry(name).packages
+    folder, packages = catalogue.folder(name), catalogue.peer_entry(name).packages
     (folder / MARK).unlink(missing_ok=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _run([python or sys.executable, "-m", "venv", str(folder)], f"no environment for {name}", say)
-    _run([str(catalog.python_of(name)), "-m", "pip", "install", *packages], f"peer {name} could not be installed", say)
+    _run(
+        [str(catalogue.python_of(name)), "-m", "pip", "install", *packages], f"peer {name} could not be installed", say
+    )
     (folder / MARK).write_text(json.dumps({"packages": packages}), encoding="utf-8")
     return folder
 
 
 def remove_peer(name: str) -> bool:
     """Delete the peer's environment; returns whether there was one."""
-    folder = catalog.folder(name)
+    folder = catalogue.folder(name)
     if not folder.exists():
         return False
     shutil.rmtree(folder)
@@ -88,7 +90,7 @@ def remove_peer(name: str) -> bool:
 
 def remove_converted() -> bool:
     """Delete all converted weights; returns whether there were any."""
-    folder = catalog.peers_home() / "converted"
+    folder = catalogue.peers_home() / "converted"
     if not folder.exists():
         return False
     shutil.rmtree(folder)

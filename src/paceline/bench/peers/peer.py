@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Protocol, Self
 from urllib.parse import SplitResult, urlsplit
 
-from paceline.bench.peers import catalog
+from paceline.bench.peers import catalogue
 from paceline.bench.peers.process import DriverProcess, PeerError
 from paceline.errors import ConfigError
 
@@ -87,7 +87,7 @@ class SubprocessPeer:
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
         self.name = name
-        self._batches, self._timeout = catalog.peer_entry(name).batches, request_timeout
+        self._batches, self._timeout = catalogue.peer_entry(name).batches, request_timeout
         threads = str(request["threads"])
         self._process = DriverProcess(
             name, command, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -98,7 +98,7 @@ class SubprocessPeer:
             self.settings: Mapping[str, Any] = dict(answer["settings"])
         except KeyError as error:
             self.close()
-            raise PeerError(f"peer {name} opened without saying its {error.args[0]}") from error
+            raise PeerError(f"peer {name} opened without reporting its {error.args[0]}") from error
 
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, ignore_eos: bool = True) -> PeerRun:
         """The greedy continuation of one prompt."""
@@ -122,7 +122,7 @@ class SubprocessPeer:
         tokens, seconds, ttft = answer.get("tokens"), answer.get("seconds"), answer.get("ttft")
         if not isinstance(tokens, list) or len(tokens) != len(prompts) or not isinstance(seconds, int | float):
             self.close()
-            raise PeerError(f"peer {self.name} answered without one list of tokens a prompt and its seconds")
+            raise PeerError(f"peer {self.name} did not answer with one list of tokens per prompt and its seconds")
         passes = answer.get("passes") or [None] * len(tokens)
         shared: dict[str, Any] = {
             "seconds": float(seconds),
@@ -167,7 +167,7 @@ def open_peer(
         ConfigError: a wrong name, method, precision or folder.
         PeerError: not installed, or it does not start.
     """
-    found, given = catalog.peer_entry(name), {"method": "plain", **(options or {})}
+    found, given = catalogue.peer_entry(name), {"method": "plain", **(options or {})}
     if given["method"] not in found.modes:
         raise ConfigError(f"peer {name} has no method {given['method']!r}; it has {', '.join(found.modes)}")
     if name == "openai":
@@ -177,14 +177,14 @@ def open_peer(
     folder = _checkpoint(model_folder)
     request = {
         "model": str(folder),
-        "work": str(catalog.converted(folder)),
+        "work": str(catalogue.converted(folder)),
         "dtype": dtype,
         "threads": threads,
         "options": given,
     }
     if given["method"] == "draft_model":
         draft = _draft(name, given)
-        given["model"], request["draft_work"] = str(draft), str(catalog.converted(draft))
+        given["model"], request["draft_work"] = str(draft), str(catalogue.converted(draft))
     command = (_python(name), DRIVERS, found.driver)
     return SubprocessPeer(name, command, request, start_timeout=start_timeout, request_timeout=request_timeout)
 
@@ -212,7 +212,7 @@ def _checkpoint(folder: str | Path) -> Path:
 
 
 def _python(name: str) -> Path:
-    python = catalog.python_of(name)
+    python = catalogue.python_of(name)
     if python.exists():
         return python
     if name == "vllm":  # where it is installed beside Paceline, that one is taken
@@ -284,13 +284,13 @@ class Endpoint:
             except RefusedError as error:
                 if self._tokenizer is None:
                     raise PeerError(
-                        f"{self.version} refuses token ids ({error}); give a tokenizer, so that text can be sent"
+                        f"{self.version} rejects token ids ({error}); give a tokenizer, so that text can be sent"
                     ) from error
                 self._as_text = True
         try:
             return self._complete(body | {"prompt": self._tokenizer.decode(list(prompt_ids))})
         except RefusedError as error:
-            raise PeerError(f"{self.version} refuses the request: {error}") from error
+            raise PeerError(f"{self.version} rejects the request: {error}") from error
 
     def generate_batch(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
@@ -331,7 +331,7 @@ class Endpoint:
             yield from _data(answer)
         except TimeoutError as error:
             raise PeerError(
-                f"{self.version} was silent for {self._timeout:g} s; raise the time-out or ask for less"
+                f"{self.version} did not answer for {self._timeout:g} s; raise the time-out or request fewer tokens"
             ) from error
         except (OSError, HTTPException, ValueError) as error:
             raise PeerError(
@@ -364,7 +364,7 @@ def _data(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
             return
         event = json.loads(data)
         if not isinstance(event, dict) or "error" in event:
-            raise ValueError(f"the stream says {data[:200].decode('utf-8', 'replace')}")
+            raise ValueError(f"the stream reports {data[:200].decode('utf-8', 'replace')}")
         yield event
     raise ValueError("the stream ended before [DONE]")
 
@@ -375,7 +375,7 @@ class PeerAgreement:
 
     Attributes:
         first_difference: index of the first token that differs, or None if one output begins with the other and both
-        are as long.
+            are as long.
         equal_share: positions with the same token over the longer length, in 0..1; 1 for two empty outputs.
         length: tokens compared (the longer length).
     """

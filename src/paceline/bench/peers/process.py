@@ -82,7 +82,7 @@ class DriverProcess:
             line = None
         except Empty:
             raise self._failed(
-                f"gave no answer to {request['op']!r} within {timeout:g} s; raise the time-out or ask for less"
+                f"gave no answer to {request['op']!r} within {timeout:g} s; raise the time-out or request fewer tokens"
             ) from None
         except BaseException:
             self.close()  # an interrupt must not leave a process that works on
@@ -97,7 +97,7 @@ class DriverProcess:
         except ValueError:
             answer = None
         if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-            raise self._failed(f"answered with something else than its protocol: {line.strip()[:120]!r}")
+            raise self._failed(f"answered outside its protocol: {line.strip()[:120]!r}")
         if not answer["ok"]:
             raise self._failed(f"failed: {' '.join(str(answer.get('error')).split())[:TAIL]}", tail=False)
         return answer

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.peers import catalog
-from paceline.bench.peers.catalog import PEERS, peer_names
+from paceline.bench.peers import catalogue
+from paceline.bench.peers.catalogue import PEERS, peer_names
 from paceline.bench.peers.install import peer_state
 from paceline.bench.peers.peer import Peer, PeerRun, open_peer, parts_of
 from paceline.bench.run.records import Piece
@@ -99,7 +99,7 @@ def _named(text: str) -> list[WantedPeer]:
             for mode in PEERS[name].modes
         ]
     name, colon, method = text.partition(":")
-    modes = catalog.peer_entry(name).modes
+    modes = catalogue.peer_entry(name).modes
     if colon and method not in modes:
         raise ConfigError(f"peer {name} has no method {method!r}; it has {', '.join(modes)}")
     return [WantedPeer(name=name, method=mode) for mode in ([method] if colon else modes)]
@@ -109,7 +109,7 @@ def _object(text: str) -> list[WantedPeer]:
     form = 'be names or JSON as {"name": "llama.cpp", "method": "ngram"}'
     given = json_object("--peers", text) or {}
     need(isinstance(given.get("name"), str), "--peers", form, text)
-    entry = catalog.peer_entry(given["name"])
+    entry = catalogue.peer_entry(given["name"])
     known = [key for key in entry.options if key not in _OURS]
     reject_unknown(f"--peers of {given['name']}", given, ("name", "method", "dtype", *known))
     dtype = given.get("dtype")

@@ -172,7 +172,7 @@ def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
 
 
 def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
-    """Share of guesses that stood, by depth, for each drafter of each setting."""
+    """Share of drafted tokens that were accepted, by depth, for each drafter of each setting."""
     lines, table = [], Table(("setting, drafter", "position", "proposed", "accepted", "share"))
     for cell in cells:
         for number, drafter in enumerate(cell["drafters"]):
@@ -198,7 +198,7 @@ def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
                 for p in kept
             ]
     axes = Axis(label="position in the draft", ticks=_whole(lines)), Axis(label="accepted", low=0, high=1, show=percent)
-    return figure("Acceptance by position", lines, axes, table, f"Hollow: fewer than {FEW} guesses.")
+    return figure("Acceptance by position", lines, axes, table, f"Hollow: fewer than {FEW} drafted tokens.")
 
 
 def _whole(lines: Sequence[Line]) -> list[float]:

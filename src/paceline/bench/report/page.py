@@ -32,7 +32,7 @@ DEFINITIONS = (
     ),
     (
         "accepted length",
-        "Mean tokens that one pass of the target yields: 1 + accepted guesses / steps, by the target's own counts. "
+        "Mean tokens that one pass of the target yields: 1 + accepted tokens / steps, by the target's own counts. "
         "Plain decoding has 1.",
     ),
     (
@@ -50,7 +50,7 @@ DEFINITIONS = (
     ),
     (
         "acceptance by position",
-        "Guesses at a depth of the draft that ended up in the text, over all guesses proposed there; a tree proposes "
+        "Drafted tokens at a depth that ended up in the text, over all that were proposed there; a tree proposes "
         "several.",
     ),
     (

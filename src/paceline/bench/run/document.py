@@ -42,7 +42,7 @@ def check_document(document: object, name: str = "the document") -> None:
     error = min(Draft202012Validator(schema()).iter_errors(document), key=lambda e: len(e.absolute_path), default=None)
     if error is not None:
         place = "/".join(map(str, error.absolute_path)) or "its top"
-        raise ConfigError(f"{name} is no benchmark document of version {VERSION}: at {place}: {error.message[:200]}")
+        raise ConfigError(f"{name} is not a benchmark document of version {VERSION}: at {place}: {error.message[:200]}")
 
 
 def load_document(path: Path) -> dict[str, Any]:
@@ -72,7 +72,8 @@ def save_document(document: Mapping[str, Any], path: Path) -> None:
     """Check and write a document in one piece: a reader sees the old file or the new one.
 
     Raises:
-        ConfigError: it is against the schema. OSError: it cannot be written.
+        ConfigError: it is against the schema.
+        OSError: it cannot be written.
     """
     check_document(document)
     write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")

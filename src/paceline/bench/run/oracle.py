@@ -290,13 +290,14 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
         acceptance: chance that a drafted token is the recorded one, 0..1.
         confidence: what it says of every first candidate, 0..1; None tells the truth (`acceptance`, if `spread` is 0).
         spread: how far chances differ from place to place, evenly around `acceptance`: 1 reaches 0 or 1, whichever is
-        nearer.
+            nearer.
         seed: of the mistakes.
         num_speculative_tokens: most tokens to propose; None leaves it to the budget.
         tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as for `draft_model`; chains
             without them. The second candidate is right with `acceptance` of what the first leaves, and so on.
     Raises:
-        DrafterError: no continuations. ConfigError: a value outside its range, an option that the policy does not have.
+        DrafterError: no continuations.
+        ConfigError: a value outside its range, an option that the policy does not have.
     """
 
     name = "corrupted_oracle"

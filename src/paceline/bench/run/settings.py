@@ -180,7 +180,7 @@ def default_settings(llm: LLM, draft: str | None = None) -> tuple[list[Setting],
     for config in [auto, *({"method": name} for name in registry.table("drafters"))]:
         if _takes(config, RECORD):
             skipped.append(
-                {"name": str(config["method"]), "why": "it measures, it does not guess; ask for it with --dial"}
+                {"name": str(config["method"]), "why": "it is a measuring device, not a drafter; use --dial"}
             )
             continue
         if config["method"] == "prediction":

@@ -33,7 +33,8 @@ def load_workload(text: str, *, vocab_size: int = 0, max_context: int | None = N
         vocab_size, max_context: of the model, for synthetic prompts; None takes any length.
         seed: of synthetic prompts.
     Raises:
-        ConfigError: an unknown format or parameter. PromptError: a file that cannot be read, or not in its format.
+        ConfigError: an unknown format or parameter.
+        PromptError: a file that cannot be read, or not in its format.
     """
 
     if text == BUNDLED:
@@ -46,9 +47,7 @@ def load_workload(text: str, *, vocab_size: int = 0, max_context: int | None = N
         return read_prompts(Path(path), name)
     if equals and not Path(text).exists():
         known = ", ".join(PROMPT_FORMATS)
-        raise ConfigError(
-            f"--workload does not know the format {name!r}; give PATH or FORMAT=PATH, formats are {known}"
-        )
+        raise ConfigError(f"unknown format {name!r} of --workload; give PATH or FORMAT=PATH, formats are {known}")
     return read_prompts(Path(text))
 
 
@@ -129,7 +128,7 @@ def _parse(text: str) -> dict[str, float]:
     for part in filter(None, text.split(",")):
         key, _, value = part.partition("=")
         reject_unknown("synthetic", {key: value}, list(DEFAULTS))
-        need(key not in seen, f"synthetic {key}", "stand there once", text)
+        need(key not in seen, f"synthetic {key}", "be given once", text)
         seen.add(key)
         try:
             given[key] = float(value)

@@ -21,8 +21,8 @@ from time import perf_counter
 from typing import Any, Final
 
 from paceline.bench.judge.tokens import first_difference
-from paceline.bench.tune.arms import Arm, find_candidates, thread_counts, with_prediction
-from paceline.bench.tune.halving import (
+from paceline.bench.tune.candidates import Arm, find_candidates, thread_counts, with_prediction
+from paceline.bench.tune.search import (
     LEAST_ARMS,
     MIN_PAIRS,
     Gain,
@@ -233,7 +233,7 @@ class Tuning:
     Attributes:
         best: the setting that the search preferred; None if all were refused, or there was no time for any.
         gain: of `best`, on fresh measurements (after an interrupt in the search: on the search's own); None without
-        measurements.
+            measurements.
         chosen: what to use from now on: `best`, or plain decoding; None where neither is shown to be faster.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
         refused, skipped: words or method -> why.

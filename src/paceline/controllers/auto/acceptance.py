@@ -59,7 +59,7 @@ class Source:
 
     Attributes:
         bins: by confidence. cells: by depth bucket and confidence (depth bucket * BINS + bin), drawn to the bin's
-        estimate.
+            estimate.
         levels: by depth bucket, whether any child of an accepted parent was accepted, whatever the confidence.
         width: mean number of its children at a parent.
         finds: the share of sequences asked about for which it proposes anything.
@@ -176,7 +176,7 @@ class Acceptance:
             proposed: the merged tree, or the part that was scored.
             tokens: that the step committed. accepted: those of the tree's nodes that were accepted, for `drawn`.
             drawn: the tree has drawn trials, whose outcome the text does not tell: only accepted nodes and their
-            siblings teach.
+                siblings teach.
         """
         if not len(proposed):
             return
@@ -278,5 +278,5 @@ def _tallies(pairs: Any, count: int) -> list[Tally]:
 
 def _number(value: Any, most: float) -> float:
     if not isfinite(number := float(value)) or abs(number) > most:
-        raise ValueError(f"{value!r} is no sound number")
+        raise ValueError(f"{value!r} is not a valid number")
     return number

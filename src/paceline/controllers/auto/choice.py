@@ -29,8 +29,7 @@ class Forecast:
     """What is expected of one drafter, for the whole batch.
 
     Attributes:
-        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and is
-        alone.
+        gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and is alone.
         rival_gains: the same beside a draft of an earlier drafter.
         seconds: by levels, what drafting takes. finds: how often it proposes anything.
         width: nodes on a level.

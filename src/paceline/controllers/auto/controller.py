@@ -32,10 +32,10 @@ from paceline.controllers.auto.choice import (
     worth_scoring,
 )
 from paceline.controllers.auto.costs import GRID, Costs, batch_bucket
+from paceline.controllers.auto.explanations import auto_words, beliefs, next_try
 from paceline.controllers.auto.trust import Ledger, State, Trust
-from paceline.controllers.auto.words import auto_words, beliefs, next_try
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import NO_DRAFTER, too_many
+from paceline.controllers.explanations import NO_DRAFTER, too_many
 from paceline.tree import NO_BUDGET, Budget, select_nodes
 from paceline.utils import integer
 
@@ -406,10 +406,10 @@ class AutoController(Controller):
         try:
             sources = [Source.restore(one) for one in kept["sources"]]
             if len(sources) != len(self.names):
-                raise ValueError("it is about other drafters")
+                raise ValueError("it is for other drafters")
             self.costs.restore_drafts(kept["drafts"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            logger.warning("what was learned of drafters makes no sense (%s); learning anew", error)
+            logger.warning("the stored acceptance of drafters is not valid (%s); starting from scratch", error)
             return
         self.acceptance.sources = sources
 

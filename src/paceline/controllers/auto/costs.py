@@ -244,7 +244,9 @@ class Costs:
         try:
             seconds = dict(zip(counts, self.probe(counts, min(context, PROBED)), strict=True))
         except RuntimeError as error:
-            logger.warning("measuring %s rows failed (%s); learning from real steps instead", counts, error)
+            logger.warning(
+                "timing a pass of %s rows failed (%s); costs are learned from real steps instead", counts, error
+            )
             self.probe = None
             return
         curve.set(rows, seconds[rows] * (curve.at(known) / max(seconds[known], _LEAST) if known else 1.0))
@@ -309,9 +311,7 @@ class Costs:
             curves = {(int(b), int(c)): _points(points) for b, c, points in kept["curves"]}
             others = {(int(b), bool(drafted)): _seconds(seconds) for b, drafted, seconds in kept["others"]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            logger.warning(
-                "measured costs on disk make no sense (%s: %s); measuring again", type(error).__name__, error
-            )
+            logger.warning("the stored costs are not valid (%s: %s); measuring again", type(error).__name__, error)
             return
         self.curves, self.others = curves, others
 
@@ -342,12 +342,12 @@ class Costs:
 
 def _seconds(value: Any) -> float:
     if not isfinite(number := float(value)) or not 0.0 <= number < 1e6:
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return number
 
 
 def _points(pairs: Any) -> Curve:
     found = {int(rows): _seconds(seconds) for rows, seconds in pairs}
     if not all(rows in GRID and seconds > 0.0 for rows, seconds in found.items()):
-        raise ValueError(f"{pairs!r} is no curve")
+        raise ValueError(f"{pairs!r} is not a curve")
     return Curve(found)

@@ -96,10 +96,10 @@ class CostStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            logger.warning("what was measured, in %s, cannot be read (%s); measuring again", self.path, error)
+            logger.warning("the stored measurements in %s cannot be read (%s); measuring again", self.path, error)
             return None
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("key") != self.key:
-            logger.info("what was measured, in %s, is of another version or model; measuring again", self.path)
+            logger.info("the stored measurements in %s are of another version or model; measuring again", self.path)
             return None
         costs = found.get("costs")
         return costs if isinstance(costs, dict) else None
@@ -119,6 +119,6 @@ class CostStore:
                 file.write(text)
             temporary.replace(self.path)
         except OSError as error:
-            logger.warning("what was measured cannot be kept in %s (%s)", self.path, error)
+            logger.warning("the measurements cannot be stored in %s (%s)", self.path, error)
             if temporary is not None:
                 temporary.unlink(missing_ok=True)

@@ -96,7 +96,7 @@ class Ledger:
 
     Attributes:
         balance: what is left, in plain steps, so that a wrong first price of one lends nothing. spent: seconds of
-        learning so far.
+            learning so far.
     """
 
     __slots__ = ("_plain", "balance", "spent")

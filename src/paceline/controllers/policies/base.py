@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from paceline.config import GREEDY_EPSILON
 from paceline.controllers.auto.choice import cut, fixed_shape
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
+from paceline.controllers.explanations import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
 from paceline.tree import Budget, select_nodes
 from paceline.utils import integer
 

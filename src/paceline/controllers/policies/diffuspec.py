@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.controllers.explanations import count
 from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
-from paceline.controllers.words import count
 from paceline.utils import integer, number
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class DiffuSpecController(LengthController[_Averages]):
 
     Args:
         k_min, k_max: bounds of the length; 20 and 30, the paper's for a drafter whose time does not grow with the
-        length.
+            length.
         delta: tokens added while the accepted length keeps up with the generated one.
         rho: weight of the latest step in both averages, 0..1.
         num_speculative_tokens: most tokens of a draft, below `k_min` too; None sets no further limit.

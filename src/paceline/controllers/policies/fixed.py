@@ -12,7 +12,7 @@ import numpy as np
 from paceline.controllers.auto.acceptance import Acceptance, SequenceOdds
 from paceline.controllers.auto.choice import fixed_shape
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
+from paceline.controllers.explanations import LAST_TOKEN, ZERO_TOKENS, count, none_from, too_many
 from paceline.registry import DRAFTERS
 from paceline.tree import Budget, select_nodes
 from paceline.utils import need

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from paceline.controllers.explanations import count
 from paceline.controllers.policies.base import MAX_LENGTH, LengthController, SequenceState
-from paceline.controllers.words import count
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 from paceline.controllers.auto.choice import levels_by_source
 from paceline.controllers.auto.costs import Costs, batch_bucket, context_bucket
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
-from paceline.controllers.words import LAST_TOKEN, NO_DRAFTER, count, too_many
+from paceline.controllers.explanations import LAST_TOKEN, NO_DRAFTER, count, too_many
 from paceline.tree import PRIOR, Budget, Choice, RankAcceptance, Shape, best_shapes, choose_shape, select_nodes
 from paceline.utils import integer
 

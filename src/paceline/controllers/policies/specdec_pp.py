@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from paceline.controllers.explanations import count
 from paceline.controllers.policies.base import MAX_LENGTH, StopController, Token, tokens_of
-from paceline.controllers.words import count
 from paceline.utils import integer, need, number
 
 if TYPE_CHECKING:

@@ -93,10 +93,10 @@ def _load(path: str, _changed: int) -> BlockFilter:
         with safe_open(path, framework="pt") as file:  # NumPy has no bfloat16
             held = set(file.keys())
             if missing := [name for name in NAMES if name not in held]:
-                raise CheckpointError(f"{path} holds no {', '.join(missing)}; a filter has {', '.join(NAMES)}")
+                raise CheckpointError(f"{path} lacks {', '.join(missing)}; a filter has {', '.join(NAMES)}")
             first, bias, second, last = (file.get_tensor(name).double().numpy() for name in NAMES)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is no safetensors file, or cut short ({error})") from error
+        raise CheckpointError(f"{path} is not a safetensors file, or is cut short ({error})") from error
     hidden, block = first.shape if first.ndim == 2 else (0, 0)
     if not (bias.shape == (hidden,) and second.shape == (block, hidden) and last.shape == (block,) and block):
         shapes = [layer.shape for layer in (first, bias, second, last)]

@@ -120,7 +120,7 @@ class IndependentCommit(Commit):
 
     Args:
         denoising_steps: rounds for the text, which is decoded as one block, at most 16 for each slot; None is a round
-        for each.
+            for each.
     Raises:
         ConfigError: fewer rounds than one or more than 16 for each slot, a schedule of several blocks.
     Source: Dream 7B (arXiv:2508.15487).

@@ -26,7 +26,7 @@ class ChainDraft:
         context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q
             instead of taking its best token.
         tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a
-        point.
+            point.
         behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.
     """
 

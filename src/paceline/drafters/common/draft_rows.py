@@ -74,7 +74,7 @@ def best_tokens(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], 
     found_tokens, found_chances = tokens.tolist(), chances.tolist()
     for row in found_chances:
         if not row[0] > 0.0:
-            raise DrafterError("the draft model gave NaN or nothing but forbidden tokens; check its checkpoint")
+            raise DrafterError("the draft model's logits are NaN or allow no token; check its checkpoint")
     return found_tokens, [[min(c, 1.0) for c in row] for row in found_chances]
 
 

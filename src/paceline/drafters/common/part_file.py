@@ -39,7 +39,8 @@ class Part:
         """Begin, after a look at what killed builds have left.
 
         Raises:
-            OSError: the file cannot be made. ValueError: its name is none.
+            OSError: the file cannot be made.
+            ValueError: its name is none.
         """
         self._clear()
         while True:

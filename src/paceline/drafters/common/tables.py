@@ -37,7 +37,7 @@ class OtherOptionError(ValueError):
     """Arrays that are whole, of a table that was configured otherwise."""
 
     def __init__(self, name: str, kept: object, asked: object) -> None:
-        super().__init__(f"with {name} {asked}: they were kept with {name} {kept}")
+        super().__init__(f"with {name} {asked}: they were stored with {name} {kept}")
 
 
 class Table(Protocol):
@@ -167,12 +167,12 @@ class Tables(Generic[T]):
             self._fill(self._tenants(header, arrays), arrays)
         except OtherOptionError as error:
             raise DrafterError(
-                f"the tables in {str(path)!r} cannot be read {error}; set it alike or choose another folder"
+                f"the tables in {str(path)!r} cannot be read {error}; set the same value or choose another folder"
             ) from None
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise DrafterError(
-                f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start anew"
+                f"the tables in {str(path)!r} cannot be read ({why}); delete the file to start from scratch"
             ) from None
 
     def _check(self, path: Path, header: Mapping[str, str]) -> None:
@@ -185,14 +185,16 @@ class Tables(Generic[T]):
                 )
         if header.get("shared") != json.dumps(self.shared):
             raise DrafterError(
-                f"the tables in {str(path)!r} were kept with another 'shared_tables'; set it alike or start anew"
+                f"the tables in {str(path)!r} were stored with another 'shared_tables'; set the same value or delete "
+                "them"
             )
 
     def _tenants(self, header: Mapping[str, str], arrays: Arrays) -> list[str]:
         """Whose the tables are, in their order.
 
         Raises:
-            ValueError: no list of names, or not one for each table. RecursionError: thousands of brackets.
+            ValueError: no list of names, or not one for each table.
+            RecursionError: thousands of brackets.
         """
         found = json.loads(header.get("tenants", "null"))
         if (

@@ -63,7 +63,8 @@ class DenoisingDrafter(Drafter, Generic[S]):
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
         between: tokens between the text and the masks.
     Raises:
-        ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer.
+        ConfigError: a value outside its range, no denoiser.
+        DrafterError: another tokenizer.
     """
 
     catches_up = True

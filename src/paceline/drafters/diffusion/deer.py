@@ -42,7 +42,8 @@ class DeerDrafter(DenoisingDrafter[DenoisedState]):
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
     Raises:
-        ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer.
+        ConfigError: a value outside its range, no denoiser.
+        DrafterError: another tokenizer.
         UnsupportedModelError: a checkpoint of another kind.
     """
 

@@ -100,7 +100,7 @@ def best_path(lattice: Lattice, counts: TrigramCounts, before: Sequence[int], *,
 
     Args:
         before: the text's last tokens, of which two count. lam: weight of the lattice in 0..1. beam: paths kept, 1 or
-        more.
+            more.
     """
     pair = np.full(2, NONE, np.int64)
     if before:
@@ -221,8 +221,9 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
         draft_context: most tokens of the text that a pass sees; None is what the denoiser has room for.
         draft_device: where the denoiser runs: "cpu", "cuda" or "cuda:N"; None is the target's.
     Raises:
-        ConfigError: a value outside its range, no denoiser. DrafterError: another tokenizer, a file that cannot be
-            read, tables that do not fit or are damaged. UnsupportedModelError: a checkpoint of another kind.
+        ConfigError: a value outside its range, no denoiser.
+        DrafterError: another tokenizer, a file that cannot be read, tables that do not fit or are damaged.
+        UnsupportedModelError: a checkpoint of another kind.
     """
 
     name = "diffuspec"
@@ -326,7 +327,8 @@ def _tokens_of(file: str | None, args: DrafterArgs) -> list[int]:
     """Of a text file.
 
     Raises:
-        ConfigError: no name of a file. DrafterError: it cannot be read as text.
+        ConfigError: no name of a file.
+        DrafterError: it cannot be read as text.
     """
     need(file is None or (isinstance(file, str) and file != ""), "ngram_file", "be the name of a text file", file)
     if file is None:

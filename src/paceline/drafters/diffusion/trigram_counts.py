@@ -126,7 +126,7 @@ class TrigramCounts:
 
     Args:
         most: slots of the table, a power of two of SMALLEST or more; at most half of them are used. vocab_size: ids lie
-        below it.
+            below it.
     """
 
     def __init__(self, most: int, vocab_size: int) -> None:

@@ -45,18 +45,19 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
             a level; of the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on
             each level, such as [3, 2, 1], and no more levels than these.
         tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is
-        1 / nodes.
+            1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0,
-        0)]".
+            0)]".
         draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which
             saves the time of their rows. None keeps all.
         draft_vocab_file: what tells which: JSON counts by token id, JSON ids by frequency, or a text; None keeps the
-        lowest ids.
+            lowest ids.
         draft_device: where the draft model runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on
             which its levels take the least time, which is measured and logged; None is the target's.
     Raises:
-        ConfigError: a value outside its range, an option that the policy does not have. CapabilityError: a tree from a
-            draft model whose runner scores chains only. DrafterError: another tokenizer.
+        ConfigError: a value outside its range, an option that the policy does not have.
+        CapabilityError: a tree from a draft model whose runner scores chains only.
+        DrafterError: another tokenizer.
     """
 
     name = "draft_model"

@@ -67,8 +67,8 @@ class EasySpecDrafter(DraftModelDrafter):
         num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as
             for `draft_model`.
     Raises:
-        ConfigError: a value outside its range, a model of fewer layers. UnsupportedModelError: a model without the
-        native runner.
+        ConfigError: a value outside its range, a model of fewer layers.
+        UnsupportedModelError: a model without the native runner.
         DrafterError: another tokenizer.
     """
 

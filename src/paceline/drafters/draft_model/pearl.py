@@ -257,10 +257,10 @@ class OverlapChoices:
     def _say(self, overlapped: bool, choice: OverlapChoice) -> None:
         rates = f"{choice.modes[True].rate:.0f} tokens/s against {choice.modes[False].rate:.0f}"
         if overlapped:
-            logger.info("%s drafts while the target scores: that gives %s of one after the other", self.name, rates)
+            logger.info("%s drafts while the target scores, which gives %s sequentially", self.name, rates)
         else:
             logger.warning(
-                "%s: drafting while the target scores gives %s of one after the other here; going on sequentially",
+                "%s: drafting while the target scores gives %s sequentially; going on sequentially",
                 self.name,
                 rates,
             )
@@ -283,7 +283,8 @@ class PearlDrafter(DraftModelDrafter):
             the first steps and goes on with what was faster, which the log says.
         draft_sample_method, draft_vocab_size, draft_vocab_file, draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range. CapabilityError: overlap on a GPU that is the target's too.
+        ConfigError: a value outside its range.
+        CapabilityError: overlap on a GPU that is the target's too.
         DrafterError: another tokenizer.
     """
 
@@ -327,7 +328,7 @@ class PearlDrafter(DraftModelDrafter):
             return overlap
         if overlap:
             raise CapabilityError(
-                f"overlap of 'pearl' needs a draft on another device than the target's {device}; leave it out"
+                f"overlap of 'pearl' needs a draft model on another device than the target's {device}; leave it out"
             )
         if overlap is None:
             logger.warning(

@@ -122,13 +122,13 @@ class S2dDrafter(ModelDrafter[ExitState]):
     Args:
         model: folder or hub id of the draft model, of two layers or more.
         draft_exits: layers after which a token may leave, ascending; None is a half and three quarters of them, as in
-        the paper.
+            the paper.
         draft_exit_thresholds: least chance of the likeliest token at each of these exits, one for all or one each.
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
         draft_sample_method, draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range, layers that the draft does not have. DrafterError: another tokenizer, or
-            a draft whose layers cannot be run apart.
+        ConfigError: a value outside its range, layers that the draft does not have.
+        DrafterError: another tokenizer, or a draft whose layers cannot be run apart.
     """
 
     name = "s2d"

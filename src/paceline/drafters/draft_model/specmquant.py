@@ -44,8 +44,7 @@ class MiddleState(Follower):
     """See the module.
 
     Attributes:
-        context: the sequence as the target has it. extended: the same with the chain behind it, for the small
-        model.
+        context: the sequence as the target has it. extended: the same with the chain behind it, for the small model.
         cache: of the middle model, a prefix of that text without its last token. inner: the small model's state.
         tokens, chances, rows: of the chain: each token, its chance and (v,) probabilities where it was drawn.
     """
@@ -163,7 +162,8 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         draft_sample_method: as for `draft_model`.
         num_speculative_tokens: most tokens of a chain; None leaves it to the budget.
     Raises:
-        ConfigError: a value outside its range, two models in one place. DrafterError: a draft that cannot go back.
+        ConfigError: a value outside its range, two models in one place.
+        DrafterError: a draft that cannot go back.
         OutOfMemoryError: no room for the copy.
     """
 

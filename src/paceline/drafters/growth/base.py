@@ -103,7 +103,7 @@ class Growth(ABC):
 
     Attributes:
         nodes, depth: limits. go_on: asked before each level but the first. drawn: sample from q instead of choosing by
-        rank.
+            rank.
         tokens, parents, confidence: of the nodes so far, parents first; reach: product of the confidences along a
             node's path; paths: tokens after the root up to and with the node.
         trials: parent -> drawn trials. fed: node -> its place among the inputs that were fed.

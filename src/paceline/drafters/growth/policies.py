@@ -45,9 +45,9 @@ class TreePolicy:
         name: one of POLICIES, or "chain".
         points: always chooses tokens by rank, above temperature 0 as well.
         width: children of a node and nodes expanded on a level; threshold: least v (None: 1 / nodes); shape: of static
-        trees.
+            trees.
         factors: of "rsd_c": children of a node by level, which end with the last of them; none where every level has
-        `width`.
+            `width`.
     """
 
     name: str

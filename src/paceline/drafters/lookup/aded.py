@@ -119,7 +119,7 @@ class TrigramTable:
 
     Args:
         rows: pairs of tokens that are kept, a multiple of `WAYS`. width: followers of a pair. vocab_size: ids lie below
-        it.
+            it.
     """
 
     def __init__(self, rows: int, width: int, vocab_size: int) -> None:
@@ -156,8 +156,8 @@ class TrigramTable:
         """Take over rows; of more than the table holds, the newest.
 
         Raises:
-            OtherOptionError: rows of another width. ValueError: arrays that are missing, of another dtype, or out of
-            range.
+            OtherOptionError: rows of another width.
+            ValueError: arrays that are missing, of another dtype, or out of range.
         """
         given: dict[str, npt.NDArray[Any]] = {name: arrays[name] for name in DTYPES if name in arrays}
         count = len(given["pairs"]) if "pairs" in given else -1
@@ -203,7 +203,7 @@ def _expand(rows: Rows, first: int, at: tuple[int, int], links: IntArray, facts:
     Args:
         first: the token before the node's own. at: the node, the number of nodes so far.
         links: (n, 5) int32: token, parent, first child, number of children, depth. facts: (n, 2) float32: chance, sum
-        of values.
+            of values.
     """
     node, size = at
     row = find_trigram(rows, first, links[node, 0])
@@ -340,9 +340,10 @@ class AdedDrafter(SingleDrafter[_State]):
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
         tables: folder where tables are read at the start and written by `LLM.save_tables`.
         shared_tables: one table for all tenants. max_tenants: most tables at a time (64), the least recently used goes
-        first.
+            first.
     Raises:
-        ConfigError: a value outside its range. DrafterError: tables that do not fit or are damaged.
+        ConfigError: a value outside its range.
+        DrafterError: tables that do not fit or are damaged.
     """
 
     name = "aded"

@@ -214,7 +214,7 @@ class NgramDrafter(CopyDrafter):
 
     Args:
         prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that are looked up, vLLM's names; 1 and 5 by
-        default.
+            default.
         num_speculative_tokens: most tokens to propose; None leaves it to the budget.
     Raises:
         ConfigError: a value outside its range.

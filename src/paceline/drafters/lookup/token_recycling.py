@@ -123,7 +123,7 @@ def grow_tree(table_vk: Ints, root: int, shape_cn: Ints, most: tuple[int, int], 
     Args:
         root: the last committed token.
         shape_cn: (3, n) parent in the template, rank, depth; in the order in which nodes are worth taking, parents
-        first.
+            first.
         most: nodes to use, levels to use.
         columns_cn: (4, n) out: tokens, parents, depths, ranks.
     """
@@ -244,7 +244,8 @@ class TokenRecyclingDrafter(SingleDrafter[_State]):
         shared_tables: one table for all tenants.
         max_tenants: most tables at a time.
     Raises:
-        ConfigError: a value outside its range. DrafterError: tables that do not fit.
+        ConfigError: a value outside its range.
+        DrafterError: tables that do not fit.
     """
 
     name = "token_recycling"

@@ -147,12 +147,12 @@ def _read_header(path: Path, size: int) -> tuple[Header, int, list[tuple[int, in
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise ValueError("it is no safetensors file, or cut short")
+            raise ValueError("it is not a safetensors file, or is cut short")
         try:
             found = json.loads(file.read(length))
             header = Header.from_metadata(dict(found.pop("__metadata__", {})))
         except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            raise ValueError("its header is no JSON object") from None
+            raise ValueError("its header is not a JSON object") from None
     places, end = _places(found)
     start = 8 + length
     if start % 4 or end * 4 != size - start:

@@ -138,7 +138,7 @@ class Sources:
         if rows is None:
             if self.fields and kind == ".json" and path in self.given:
                 raise PromptError(
-                    f"{str(path)!r} is no list of rows that have fields; leave --field out to read it as text"
+                    f"{str(path)!r} is not a list of rows with fields; leave --field out to read it as text"
                 )
             yield from _text(path)
             return
@@ -191,7 +191,7 @@ def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{where} is not JSON ({error}); give an object or a string a line") from None
+        raise PromptError(f"{where} is not JSON ({error}); give one object or string per line") from None
 
 
 def _list(path: Path) -> list[Any] | None:
@@ -227,7 +227,7 @@ def documents(row: Any, fields: Sequence[str], where: str) -> list[str]:
     if isinstance(row, str):
         return [row] if row else []
     if not isinstance(row, Mapping):
-        raise PromptError(f"{where} is neither an object nor a string; give one of these a line")
+        raise PromptError(f"{where} is neither an object nor a string; give one of these per line")
     found = [text for field in fields for text in _texts(row.get(field))] if fields else _by_keys(row)
     if not found and not any(row.get(field) in ("", []) for field in fields or row):
         keys, rule = ", ".join(sorted(map(str, row)))[:100], "name one that holds text with --field"
@@ -292,11 +292,11 @@ def build_datastore(
         name: of the tokenizer, for people; by default where it came from.
         shard_tokens: see `SHARD_TOKENS`.
         overwrite: a file that is there when the new one is complete is replaced; otherwise it stays, whoever wrote it
-        meanwhile.
+            meanwhile.
         progress: called with the number of bytes read and what is going on.
     Raises:
-        PromptError: texts that cannot be read. DrafterError: the file cannot be written, is there already, or there is
-        no text.
+        PromptError: texts that cannot be read.
+        DrafterError: the file cannot be written, is there already, or there is no text.
     """
     say = partial(progress, -1)
     with Writer(path, tokenizer, name=name, shard_tokens=shard_tokens, overwrite=overwrite, say=say) as writer:
@@ -319,7 +319,8 @@ class Writer:
         path, tokenizer, name, shard_tokens, overwrite: as for `build`.
         say: told when a shard is sorted.
     Raises:
-        ConfigError: a number of ids that no shard can hold. DrafterError: the file cannot be written.
+        ConfigError: a number of ids that no shard can hold.
+        DrafterError: the file cannot be written.
     """
 
     def __init__(

@@ -38,10 +38,12 @@ class RasdDrafter(RetrievalDrafter):
     Args:
         datastore: path of a file made by `paceline datastore build` with the target's tokenizer.
         prune_top_k: retrieved branches stay if their first token is among that many likeliest of the draft; 0 keeps
-        all. max_match_length, min_match_length, max_matches: as for `rest`.
+            all.
+        max_match_length, min_match_length, max_matches: as for `rest`.
         num_speculative_tokens: most levels to retrieve; None leaves it to the budget.
     Raises:
-        ConfigError: a value outside its range. DrafterError: no datastore, a damaged one, or one of another tokenizer.
+        ConfigError: a value outside its range.
+        DrafterError: no datastore, a damaged one, or one of another tokenizer.
     """
 
     name = "rasd"

@@ -39,7 +39,8 @@ class RetrievalDrafter(TextDrafter[TextState]):
         args: of the drafter.
         datastore, max_match_length, min_match_length, max_matches, num_speculative_tokens: see `RestDrafter`.
     Raises:
-        ConfigError: a value outside its range. DrafterError: no datastore, or one that does not fit the target.
+        ConfigError: a value outside its range.
+        DrafterError: no datastore, or one that does not fit the target.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class RestDrafter(RetrievalDrafter):
         max_matches: places of a match that are counted; of more, as many spread evenly.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
     Raises:
-        ConfigError: a value outside its range. DrafterError: no datastore, a damaged one, or one of another tokenizer.
+        ConfigError: a value outside its range.
+        DrafterError: no datastore, a damaged one, or one of another tokenizer.
     """
 
     name = "rest"

@@ -33,7 +33,7 @@ def suffix_array(text_n: IntArray, depth: int = DEPTH) -> IntArray:
     Args:
         text_n: (n,) int32 token ids, -1 between documents.
         depth: tokens that are compared, a power of two; suffixes that agree in these come in the order of their
-        positions.
+            positions.
     Returns:
         (n,) int32.
     """

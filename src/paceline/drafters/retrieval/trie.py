@@ -234,11 +234,11 @@ def draft(  # noqa: PLR0917 - compiled code has no keyword arguments
 
     Args:
         tails: (b, L) int32 with the texts' last tokens at the right, and (b,) how many they are. wants: (b, 2) nodes
-        and depth.
+            and depth.
         options: fewest tokens of a match, most places, vocabulary size, chains only.
         rules: first tokens (b, k) with their chances and (b,) their number, or NO_RULE.
         out: links (b, nodes, 3) int32: token, parent, depth; chances (b, nodes) float32; (b, 2) number of nodes, match
-        length.
+            length.
     """
     lowest, most, vocabulary, chain = options
     ranges = np.zeros((len(shards), 2), np.int64)

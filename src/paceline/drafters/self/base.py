@@ -82,7 +82,7 @@ class DraftPlan:
 
     Attributes:
         plan: the layers that run. steps: most tokens. least: nothing is drafted behind a token that is less likely than
-        this.
+            this.
     """
 
     plan: LayerPlan
@@ -128,7 +128,8 @@ class SelfDrafter(Drafter, Generic[S]):
             requests with a seed of their own, which then get the tokens of that seed whatever is drafted.
         resume_verification: let scoring go on behind the layers that drafted; None where that is measured to be faster.
     Raises:
-        ConfigError: a value outside its range. CapabilityError: a target whose layers cannot be run alone.
+        ConfigError: a value outside its range.
+        CapabilityError: a target whose layers cannot be run alone.
     """
 
     catches_up = True

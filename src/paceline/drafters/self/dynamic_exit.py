@@ -170,8 +170,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         resume_verification: let scoring go on behind the exit, with its states and the keys and values that are there
             already, but in steps in which all exits are looked at; by default where a measurement finds that faster.
     Raises:
-        ConfigError: a layer that the target does not have, a value outside its range. CapabilityError: a target whose
-            layers cannot be run alone.
+        ConfigError: a layer that the target does not have, a value outside its range.
+        CapabilityError: a target whose layers cannot be run alone.
     """
 
     name = "del"

@@ -29,7 +29,7 @@ class KangarooState(SelfState):
 
     Attributes:
         own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind
-        these.
+            these.
         asked: length of the text when drafts were last asked for, 0 once the outcome is known.
     """
 
@@ -57,8 +57,8 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         draft_sample_method: above temperature 0, "probabilistic" draws from the adapter's distribution, "greedy" takes
             its most likely tokens. By default it draws, but for requests with a seed of their own.
     Raises:
-        ConfigError: a value outside its range, no adapter. CheckpointError: an adapter of another width, or without its
-        weights.
+        ConfigError: a value outside its range, no adapter.
+        CheckpointError: an adapter of another width, or without its weights.
         CapabilityError: a target whose layers cannot be run alone.
     """
 

@@ -63,8 +63,8 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         )
         if exit_layer is not None and assistant_early_exit is not None and exit_layer != assistant_early_exit:
             raise ConfigError(
-                f"exit_layer and assistant_early_exit name one thing, got {exit_layer} and {assistant_early_exit}; "
-                f"leave one out"
+                f"exit_layer and assistant_early_exit are the same option, got {exit_layer} and "
+                f"{assistant_early_exit}; leave one out"
             )
         layers = self.target.info.num_layers
         name, chosen = (

@@ -27,11 +27,12 @@ class QuantizedCopyDrafter(DraftModelDrafter):
 
     Args:
         quantization: "int8" (the default) or "int4", or torchao's names for them, "int8_weight_only" and
-        "int4_weight_only". num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
-        speculative_token_tree,
+            "int4_weight_only".
+        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree,
             draft_vocab_size, draft_vocab_file: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range; a target that is rounded so itself. OutOfMemoryError: no room for both.
+        ConfigError: a value outside its range; a target that is rounded so itself.
+        OutOfMemoryError: no room for both.
         UnsupportedModelError: a target without a native runner.
     """
 

@@ -61,7 +61,7 @@ class SearchRules:
     Attributes:
         stop_score: it ends when the best set scores this. max_steps: sets that it tries at most.
         patience: it ends when so many sets in a row were no better. bayes_every: steps from one set of the process to
-        the next.
+            the next.
     """
 
     stop_score: float = 0.95
@@ -79,7 +79,7 @@ class SkipSearch:
     Attributes:
         best: the best set so far, at first every second layer. score: its score, below 0 before it was measured.
         steps: sets tried since the search began. idle: of these, those in a row that were no better. begun: times it
-        began.
+            began.
     """
 
     def __init__(self, layers: int, count: int, rules: SearchRules, seed: int = 0) -> None:

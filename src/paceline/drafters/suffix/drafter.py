@@ -94,7 +94,7 @@ class Desk(NamedTuple):
         best, best_f: (rows, 5) int32 and (rows, 2) float64: row 0 is the root of the draft, then come its nodes.
         work, work_f: the same for the draft being made; behind its nodes come the paths that are still open.
         tokens, parents, chances: (rows,) int32, int32, float32 of the best draft's nodes, as a `TokenTree` has them; by
-        `step`.
+            `step`.
     """
 
     limits: Longs
@@ -358,7 +358,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         max_cached_tokens: most tokens of past requests kept for each tenant (55 to 85 bytes each); 500000 by default.
         tables: folder where past texts are read at the start and written by `LLM.save_tables`.
         shared_tables: one store for all tenants. max_tenants: most stores at a time (64), the least recently used goes
-        first.
+            first.
     Raises:
         ConfigError: a value outside its range, or a vocabulary of 2**23 tokens or more.
         DrafterError: a file in `tables` that is damaged or of another tokenizer.

@@ -115,7 +115,8 @@ class SlemDrafter(Drafter):
         num_speculative_tokens: most tokens to draft; None leaves it to the budget.
         draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common.
+        ConfigError: a value outside its range.
+        DrafterError: tokenizers with nothing in common.
     """
 
     name = "slem"

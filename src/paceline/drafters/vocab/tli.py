@@ -31,8 +31,9 @@ class TliDrafter(DraftModelDrafter):
         num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree,
             draft_device: as for `draft_model`.
     Raises:
-        ConfigError: a value outside its range. DrafterError: tokenizers with nothing in common. CapabilityError: a tree
-            from a draft model whose runner scores chains only.
+        ConfigError: a value outside its range.
+        DrafterError: tokenizers with nothing in common.
+        CapabilityError: a tree from a draft model whose runner scores chains only.
     """
 
     name = "tli"

@@ -35,7 +35,7 @@ def check(size: int | None, file: str | None) -> None:
     if size is not None:
         integer("draft_vocab_size", size, 1)
     need(file is None or (isinstance(file, str | Path) and str(file) != ""), "draft_vocab_file", "be a path", file)
-    need(file is None or size is not None, "draft_vocab_file", "stand beside draft_vocab_size", file)
+    need(file is None or size is not None, "draft_vocab_file", "be given together with draft_vocab_size", file)
 
 
 def kept_tokens(size: int, file: str | None, tokenizer: Tokenizer, vocab_size: int) -> list[int] | None:

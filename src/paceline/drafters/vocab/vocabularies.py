@@ -35,7 +35,7 @@ class Shared:
 
     Attributes:
         target_of: the draft's id -> the target's; specials: those of special tokens among them, the target's id -> the
-        draft's.
+            draft's.
     """
 
     target_of: dict[int, int]

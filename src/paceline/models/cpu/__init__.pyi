@@ -4,6 +4,9 @@ from .attention_tiles import weigh as weigh
 from .compilation import machine_code as machine_code
 from .compiled_decoder import ROWS as ROWS
 from .compiled_decoder import CompiledDecoder as CompiledDecoder
+from .integer_products import NIBBLE_BLOCK as NIBBLE_BLOCK
+from .integer_products import half_pitch as half_pitch
+from .integer_products import to_bytes as to_bytes
 from .matrix import pack as pack
 from .matrix import steps_of as steps_of
 from .matrix import strip_size as strip_size
@@ -11,9 +14,6 @@ from .matrix import strip_sums as strip_sums
 from .pages import SLAB as SLAB
 from .pages import Pages as Pages
 from .pages import zeros as zeros
-from .quantized import NIBBLE_BLOCK as NIBBLE_BLOCK
-from .quantized import half_pitch as half_pitch
-from .quantized import to_bytes as to_bytes
 from .tiles import BYTES as BYTES
 from .tiles import DOT as DOT
 from .tiles import FULL as FULL

@@ -17,9 +17,9 @@ import torch
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.forward import BEST_BYTES, compiled
+from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import Packed, pack
 from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.quantized import half_pitch
 from paceline.models.cpu.threads import find_team
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES, has_bfloat
@@ -30,7 +30,7 @@ from paceline.models.decoder.eager import PassResult
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.loading.quantization import GROUP, form_of
-from paceline.models.spec import AttentionShape, ModelSpec
+from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 

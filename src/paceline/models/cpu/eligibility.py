@@ -11,7 +11,7 @@ import logging
 import torch
 
 from paceline.models.loading.quantization import Form
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 MAX_INPUTS = 2**16
 """Integer sums of more products could leave int32."""

@@ -20,8 +20,8 @@ from numba import njit
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import attend, copy_row, scaled_norm
 from paceline.models.cpu.compilation import machine_code, source_number
+from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import as_bytes, head_product, product, steps_of, strip_size, strip_sums
-from paceline.models.cpu.quantized import to_bytes
 from paceline.models.cpu.tiles import BYTES, DOT, NIBBLES, STRIP
 from paceline.models.cpu.vectors import (
     LANES,

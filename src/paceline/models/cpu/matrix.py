@@ -9,8 +9,7 @@ import torch
 from numba import njit
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.quantized import (
+from paceline.models.cpu.integer_products import (
     HEADER,
     NIBBLE_BLOCK,
     WHOLE,
@@ -20,6 +19,7 @@ from paceline.models.cpu.quantized import (
     settle_bytes,
     to_bytes,
 )
+from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.tiles import (
     AHEAD,
     BYTES,

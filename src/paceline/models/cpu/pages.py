@@ -50,6 +50,6 @@ def _slab(size: int) -> torch.Tensor:
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError as error:  # kernels without large pages, sandboxes
-        logger.debug("no large pages: the system refuses madvise (%s)", error.strerror or error)
+        logger.debug("no large pages: the system rejects madvise (%s)", error.strerror or error)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole.narrow(0, -whole.data_ptr() % LARGE, size)

@@ -13,7 +13,7 @@ from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.segments import chunk
 from paceline.models.loading.quantization import Form, dequantized, quantize
-from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
+from paceline.models.model_spec import LayerSpec, ModelSpec, RopeSpec
 
 SIZE, HEAD, INNER, VOCABULARY, LENGTH = 64, 32, 80, 80, 9
 SPEC = ModelSpec(

@@ -21,7 +21,7 @@ import torch
 
 from paceline.models.decoder.arena import BLOCK
 from paceline.models.decoder.tree_attention import attention
-from paceline.models.spec import AttentionShape
+from paceline.models.model_spec import AttentionShape
 
 CHUNK = 1024
 """Positions of a chunk."""
@@ -52,7 +52,7 @@ class ChunkedPrefixStep:
     Args:
         layers: the arena's keys and values, (slots, 2 h, d) each.
         given: write (b * n,), lengths (b,), depths (b, m), sees (b, n, m), positions (b, n), tables (b, slots / BLOCK),
-        int64.
+            int64.
         dtype: of the masks, the model's.
     """
 

@@ -27,6 +27,8 @@ from .layer_drafts import SteppedDrafts as SteppedDrafts
 from .layer_drafts import best_of as best_of
 from .layer_drafts import layer_drafts_of as layer_drafts_of
 from .layer_drafts import resuming_pays as resuming_pays
+from .length_dependent_rope import LongRopeRunner as LongRopeRunner
+from .length_dependent_rope import ReplayRunner as ReplayRunner
 from .linear import Map as Map
 from .linear import agrees as agrees
 from .linear import can_pack as can_pack
@@ -37,8 +39,6 @@ from .linear import make_norm as make_norm
 from .linear import make_quantized_linear as make_quantized_linear
 from .linear import pinned as pinned
 from .native import NativeRunner as NativeRunner
-from .replay import LongRopeRunner as LongRopeRunner
-from .replay import ReplayRunner as ReplayRunner
 from .rope import Rope as Rope
 from .segments import Segment as Segment
 from .segments import span as span

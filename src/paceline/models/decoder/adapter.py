@@ -26,7 +26,7 @@ from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import spec_from_config
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.weights import load_weights
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 from paceline.tree import EMPTY_TREE, TokenTree
 
 UNUSED: Final = 32
@@ -67,7 +67,7 @@ class Adapter:
         if spec.hidden_size != target.hidden_size:
             raise CheckpointError(
                 f"the adapter {model} reads states of width {spec.hidden_size}, but {target.name} has "
-                f"{target.hidden_size}; take one that was trained for this model"
+                f"{target.hidden_size}; use one that was trained for this model"
             )
         weights = load_weights(Checkpoint(folder), spec, device=target.device, dtype=target.dtype, lacking=LACKING)
         return cls(spec, weights, name=str(model), device=target.device, dtype=target.dtype)

@@ -260,11 +260,11 @@ class Arena:
 
     Attributes:
         limit: most blocks, block 0 included; None for no limit. A step that needs more gets them all the same: it is
-            for the engine to see that none does (engine.room).
+            for the engine to see that none does (engine.cache_room).
         lean: room is short: take the blocks that are needed and no more.
         widest: most inputs that one step of a sequence has had.
         masked: passes read slots that nobody sees, through masks, so that these must hold numbers; False where they do
-        not.
+            not.
         prefixes: blocks of ended sequences, kept until their room is needed.
     """
 

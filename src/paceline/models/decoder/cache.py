@@ -146,7 +146,7 @@ class NativeCache:
 
         Raises:
             ConfigError: nothing is scored, or a node was not part of the tree last scored, or the path does not go
-            downwards.
+                downwards.
         """
         scratch, count, arena = self.scratch, len(path), self.arena
         in_place = path == first_nodes(count) and count < scratch

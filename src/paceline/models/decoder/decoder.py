@@ -25,7 +25,7 @@ from paceline.models.decoder.linear import (
 )
 from paceline.models.decoder.rope import Rotation, Rotations
 from paceline.models.decoder.tree_attention import Step
-from paceline.models.spec import AttentionShape, ModelSpec
+from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 
@@ -141,7 +141,7 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
 
     Args:
         route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
-        back.
+            back.
     Raises:
         ConfigError: the spec has no mixture.
     """
@@ -180,7 +180,7 @@ class LayerPlan:
 
     Attributes:
         first, stop: layers first .. stop - 1 (None: all that follow); the input is the hidden state before layer
-        `first`.
+            `first`.
         skip_attention, skip_mlp: layers whose sub-layer is left out; a layer in both is skipped as a whole.
     """
 

@@ -20,7 +20,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.strict_attention import products_keep_order
 from paceline.models.decoder.tree_attention import STRICT_ROWS, BatchStep, Masks, SequenceStep, Step
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 PassResult = tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]
 
@@ -30,7 +30,7 @@ class Passes(Protocol):
 
     Attributes:
         row_invariant: built so that a row's bits depend on its own text alone; `models.decoder.invariance` puts it to
-        the test.
+            the test.
     """
 
     row_invariant: bool
@@ -56,7 +56,7 @@ class Passes(Protocol):
 
         Args:
             inputs: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not
-            modified.
+                modified.
             lengths: runs of (rows, sequence length), for rotary kinds that depend on it.
             taps: layers whose output is wanted; -1 is the embedding, the number of layers the normed output.
             logits: rows whose logits are wanted, in ascending order; None means all.

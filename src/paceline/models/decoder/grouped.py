@@ -22,7 +22,7 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import LayerPlan, Weights
 from paceline.models.decoder.native import NativeRunner
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
 MIN_LAYERS: Final = 4
@@ -44,7 +44,8 @@ class GroupedRunner(NativeRunner):
     Attributes:
         fuzzy: whether `score` takes the fuzzy pass for nodes behind inputs that were scored before (`computed`).
     Raises:
-        UnsupportedModelError: rotary angles that depend on the text's length. ConfigError: fewer than four layers.
+        UnsupportedModelError: rotary angles that depend on the text's length.
+        ConfigError: fewer than four layers.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class GroupedRunner(NativeRunner):
 def _refuse(spec: ModelSpec, name: str) -> None:
     if spec.num_layers < MIN_LAYERS:
         raise ConfigError(
-            f"the draft model of method 'easyspec' must have {MIN_LAYERS} layers or more, "
-            f"{name} has {spec.num_layers}; take method 'draft_model'"
+            f"the draft model of method 'easyspec' must have {MIN_LAYERS} layers or more, {name} has "
+            f"{spec.num_layers}; use method 'draft_model'"
         )
     if any(rope.kind in {"dynamic", "longrope"} for rope in spec.ropes.values()):
         raise UnsupportedModelError(

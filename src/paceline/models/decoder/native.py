@@ -25,7 +25,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.loading.quantization import form_of, is_quantized
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
 
@@ -41,9 +41,9 @@ class NativeRunner:
         row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is
             faster for tiny float32 models, such as drafts. Compiled passes always keep it.
         compiled: run in compiled passes where the model and the CPU allow it (models.cpu); False takes PyTorch's
-        operators.
+            operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
-        gather.
+            gather.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.decoder.eager).
     """
@@ -182,7 +182,7 @@ class NativeRunner:
 
         Raises:
             ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the
-            context.
+                context.
         """
         check_score(self.info, caches, trees)
         self._before_step(caches, roots, trees)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.spec import RopeSpec
+from paceline.models.model_spec import RopeSpec
 
 Table = tuple[torch.Tensor, torch.Tensor]
 

@@ -20,7 +20,7 @@ class Segment:
     Attributes:
         cache: committed tokens, `length` of them, with room for `inputs` more.
         inputs: size of the pending input (root and nodes, or a chunk); input i lives in the slot of position length +
-        i.
+            i.
         done: the first `done` inputs are in their slots already; rows are fed for the rest.
         depths: (inputs,) position of each input behind the committed length; None for a chain.
         sees: (inputs, inputs) bool, which inputs an input attends to, itself included; None for a chain.

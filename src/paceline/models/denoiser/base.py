@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ class Call:
             window); then `mask` says who sees whom.
         cache: of this canvas; None computes without one.
         read: (r,) stored slots whose keys and values are attended besides those computed now; none of them is in
-        `slots`.
+            `slots`.
         write: store the keys and values computed now at `slots`, over what is there.
         mask: (q, r + q) True where a query sees a key, keys in the order `read`, `slots`; None leaves it to the family:
             everything where attention is full, blocks up to its own where it is block-causal.

@@ -20,7 +20,7 @@ from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.denoiser.base import DenoiserSpec, RoutingSpec
 from paceline.models.loading.config_keys import ConfigKeys
 from paceline.models.loading.families import declared_dtype, spec_from_config
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 Config = Mapping[str, Any]
 Rename = tuple[tuple[re.Pattern[str], str], ...]

@@ -47,8 +47,8 @@ def load_denoiser_weights(
     """The canonical weights of `spec` on `device` in `dtype`.
 
     Raises:
-        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an
-        adapter.
+        CheckpointError: missing, surplus or wrongly shaped tensors.
+        UnsupportedModelError: quantised ones, or an adapter.
     """
     renamed = {_renamed(name, names): name for name in checkpoint.entries}
     extra = {name for name in renamed if spec.routing is not None and EXTRA.match(name)}
@@ -118,9 +118,10 @@ def load_denoiser(
         name: for messages, where `model` is the folder that a name was resolved to.
         revision: branch, tag or commit on the hub.
     Raises:
-        CheckpointError: missing, incomplete or inconsistent files. UnsupportedModelError: not supported, or without a
-        mask token.
-        OutOfMemoryError: it would not fit. ConfigError: a wrong argument.
+        CheckpointError: missing, incomplete or inconsistent files.
+        UnsupportedModelError: not supported, or without a mask token.
+        OutOfMemoryError: it would not fit.
+        ConfigError: a wrong argument.
     """
     if dtype not in (*DTYPES, "auto", "float64"):
         raise ConfigError(f"dtype must be auto, float64 or one of {', '.join(DTYPES)}, got {dtype!r}")

@@ -24,7 +24,7 @@ from paceline.models.decoder.decoder import gated_mlp, make_moe, through_experts
 from paceline.models.decoder.linear import Map, RowInvariance, make_linear, make_norm
 from paceline.models.decoder.rope import Rope
 from paceline.models.denoiser.base import Call, DenoiserSpec, Ints, RoutingSpec, SlotCache
-from paceline.models.spec import MoeSpec, RopeSpec
+from paceline.models.model_spec import MoeSpec, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)

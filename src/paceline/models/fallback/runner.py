@@ -89,7 +89,7 @@ class TransformersRunner:
             trust_remote_code: run Python code that lies in the folder.
         Raises:
             UnsupportedModelError: an architecture unknown to transformers too, code that is not trusted, a quantised
-            checkpoint.
+                checkpoint.
             CheckpointError: missing, incomplete or inconsistent files.
         """
         from transformers import AutoConfig, AutoModelForCausalLM

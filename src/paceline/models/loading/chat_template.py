@@ -124,7 +124,7 @@ def _rendered(template: str, chat: Chat, names: Mapping[str, Any], name: str) ->
     try:
         return compiled.render({**names, "messages": chat})
     except RefusalError as error:
-        raise PromptError(f"{name} refused the messages: {shortened_line(error)}") from error
+        raise PromptError(f"{name} rejected the messages: {shortened_line(error)}") from error
     except Exception as error:  # a template may raise whatever Python does
         what = f"{type(error).__name__}: {shortened_line(error)}".removesuffix(": ")
         raise PromptError(

@@ -75,7 +75,8 @@ class Checkpoint:
         """One tensor on the CPU as it is stored, mapped from the file where the platform allows.
 
         Raises:
-            UnsupportedModelError: a dtype that is no plain float. CheckpointError: the file cannot be read.
+            UnsupportedModelError: a dtype that is no plain float.
+            CheckpointError: the file cannot be read.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -113,7 +114,7 @@ def weight_files(folder: Path) -> list[Path]:
     names = sorted(set(_index(folder).values()))
     if unsafe := [name for name in names if Path(name).name != name]:
         raise CheckpointError(
-            f"{folder / INDEX} names {unsafe[0]!r}, which is no file of the same folder; download it again"
+            f"{folder / INDEX} names {unsafe[0]!r}, which is not a file of the same folder; download it again"
         )
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
@@ -149,7 +150,7 @@ def read_header(file: Path) -> dict[str, Entry]:
                 )
             if size < 8 or length > min(size - 8, MAX_HEADER):
                 raise CheckpointError(
-                    f"{file} is cut off in its header or no safetensors file ({size} bytes); download it again"
+                    f"{file} is cut off in its header or not a safetensors file ({size} bytes); download it again"
                 )
             header = json.loads(stream.read(length))
         entries = {name: _entry(file, value) for name, value in header.items() if name != "__metadata__"}
@@ -161,7 +162,7 @@ def read_header(file: Path) -> dict[str, Entry]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{file} is no safetensors file ({error!r}); download it again") from error
+        raise CheckpointError(f"{file} is not a safetensors file ({error!r}); download it again") from error
     if end != size:
         raise CheckpointError(f"{file} is half-written: {size} bytes of {end}; download it again")
     return entries

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.spec import LayerSpec, RopeSpec
+from paceline.models.model_spec import LayerSpec, RopeSpec
 from paceline.utils import MAX_NUMBER, shortened
 
 MAX_SIZE = 2**31 - 1
@@ -162,7 +162,7 @@ def layer_specs(keys: ConfigKeys, windows: Windows, *, rope_by_type: bool, mixtu
 
     Args:
         windows: "none"; "all" layers slide if `sliding_window` is set; "types": as `layer_types`, or the older keys,
-        say.
+            say.
         rope_by_type: the rotary table is named by the layer's type.
         mixture: the family has mixtures of experts; which layers, the file says.
     Raises:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
-from paceline.models.spec import ModelSpec, MoeSpec, RopeSpec
+from paceline.models.model_spec import ModelSpec, MoeSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {

@@ -44,7 +44,7 @@ class GenerationDefaults:
 
     Attributes:
         eos_ids: end tokens, the first of them the main one; empty if the checkpoint names none (see the top of this
-        file).
+            file).
         sampling: keyword arguments of SamplingParams, used where a user gives no sampling parameters at all (vLLM's
             `generation_config="auto"`).
     """
@@ -67,12 +67,12 @@ class GenerationDefaults:
         config = read_json(path / "config.json")
         declared = generation.get("eos_token_id") if file.is_file() else _of_config(config, tokenizer)
         if declared in (None, []) and file.is_file() and tokenizer is not None and tokenizer.eos_id is not None:
-            logger.warning("%s names no end token, so outputs end at max_tokens only; add eos_token_id to it", file)
+            logger.warning("%s defines no end token, so outputs end at max_tokens only; add eos_token_id to it", file)
         _ids(config.get("eos_token_id"), path, least=-1)  # where it does not count, -1 for none is no damage
         ids, size = _ids(declared, path), config.get("vocab_size")
         if beyond := [one for one in ids if isinstance(size, int) and one >= size]:
             logger.warning(
-                "end token %d of %s lies beyond the vocabulary of %d, so it never comes; correct it",
+                "end token %d of %s lies outside the vocabulary of %d tokens, so it is never generated; correct it",
                 beyond[0],
                 path,
                 size,

@@ -182,9 +182,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     _refuse_formats(folder)
     config = read_json(folder / "config.json")
     if not config:
+        if (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder}/config.json is empty; download the checkpoint again")
         raise CheckpointError(
-            f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for "
-            "GGUF files gguf_file=NAME"
+            f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for GGUF files "
+            f"gguf_file=NAME"
         )
     _refuse_quantised(folder, config)
     architectures = config.get("architectures")

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError
 from paceline.models.loading.weights import targets
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 Form = Literal["int8", "int4"]
 

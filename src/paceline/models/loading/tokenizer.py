@@ -156,7 +156,8 @@ class Tokenizer:
             return _from_json(path)
         if not any((path / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
             raise CheckpointError(
-                f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER"
+                f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER "
+                f"(--tokenizer FOLDER)"
             )
         return _from_transformers(path, trust_remote_code)
 
@@ -202,7 +203,8 @@ class Tokenizer:
             kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
         Raises:
             ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
-            CheckpointError: a broken template. PromptError: messages that the template refuses or fails on.
+            CheckpointError: a broken template.
+            PromptError: messages that the template refuses or fails on.
         """
         if self._template is None:
             raise ConfigError(
@@ -220,7 +222,7 @@ class Tokenizer:
         for key in given:
             if key in SamplingParams.__dataclass_fields__ and key not in known:
                 raise ConfigError(
-                    f"{key!r} is a sampling parameter, and no name that {name} reads; give SamplingParams({key}=...)"
+                    f"{key!r} is a sampling parameter, and not a name that {name} uses; give SamplingParams({key}=...)"
                 )
         reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
 
@@ -282,7 +284,7 @@ def _from_json(folder: Path) -> Tokenizer:
     try:
         inner = Inner.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path} is no tokenizer ({error}); download the checkpoint again") from error
+        raise CheckpointError(f"{path} is not a tokenizer ({error}); download the checkpoint again") from error
     config = read_json(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= read_json(folder / "special_tokens_map.json")
@@ -352,7 +354,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
     except Exception as error:  # whatever a tokenizer class raises about its files
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER"
+            f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER (--tokenizer FOLDER)"
         ) from error
     fast = getattr(inner, "backend_tokenizer", None)
     clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
@@ -364,6 +366,7 @@ def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
         tokenizer.special_ids
     ):  # some classes make an empty tokenizer where their files are missing
         raise CheckpointError(
-            f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER"
+            f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER "
+            f"(--tokenizer FOLDER)"
         )
     return tokenizer

@@ -24,7 +24,7 @@ import torch
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, some
-from paceline.models.spec import ModelSpec
+from paceline.models.model_spec import ModelSpec
 
 log = logging.getLogger("paceline")
 
@@ -227,8 +227,8 @@ def load_weights(
         instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
         lacking: ends of canonical names that this checkpoint does without.
     Raises:
-        CheckpointError: missing, surplus or wrongly shaped tensors. UnsupportedModelError: quantised ones, or an
-        adapter.
+        CheckpointError: missing, surplus or wrongly shaped tensors.
+        UnsupportedModelError: quantised ones, or an adapter.
     """
     names = StoredNames(checkpoint)
     if spec.tied:

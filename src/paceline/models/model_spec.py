@@ -66,7 +66,7 @@ class ModelSpec:
             (Gemma: before and after).
         norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
         qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
-        embedding.
+            embedding.
         attention_scale: factor on q.k.
         attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
         embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output

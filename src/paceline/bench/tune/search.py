@@ -75,7 +75,7 @@ class Race:
 
     Attributes:
         order: arms from best to worst, the refused ones left out; those that went later come before those that went
-        earlier.
+            earlier.
         gains: per arm, what was measured.
         refused: arm -> why.
         unseen: arms for which there was no time; not in `order`.

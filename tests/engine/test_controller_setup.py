@@ -101,7 +101,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ),
         (
             KANGAROO | {"method": ["ngram"], "prompt_lookup_max": 2},
-            "'prompt_lookup_max' stands beside a list of methods",
+            "'prompt_lookup_max' is given beside a list of methods",
         ),
         ({"method": "ngram", "threshold": 0.4}, "'ngram' does not know 'threshold'"),
         (KANGAROO | {"method": [{"method": "ngram", "threshold": 0.4}]}, "'ngram' does not know 'threshold'"),
@@ -133,7 +133,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ({"method": [{"method": "ngram", "num_speculative_token": 3}]}, r"did you mean num_speculative_tokens\?"),
         (
             {"prompt_lookup_max": 3, "suffix_decoding_max_tree_depth": 3},
-            "no single method that 'auto' takes has all of the options",
+            "no single method of 'auto' has all of the options",
         ),
         (KANGAROO | {"threshold": "low"}, "threshold must be in 0..1, got 'low'"),
         (KANGAROO | {"controller": "kangroo", "threshold": 0.4}, "unknown controller 'kangroo'; did you mean kangaroo"),
@@ -150,7 +150,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ({"method": "ngram", "max_depth": True}, "max_depth must be an integer in 1..1024, got True"),
         (
             {"method": ["ngram", "suffix"], "model": "toy"},
-            "model must stand beside methods that take one, and 'ngram', 'suffix' take",
+            "model must be left out, since 'ngram', 'suffix' use no draft model",
         ),
         (
             {"method": ["swift", "ngram", "swift"]},
@@ -166,7 +166,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ),
         (
             {"method": "specmquant", "draft": {"method": "ngram", "controller": "fixed"}},
-            "controller must stand beside method 'specm",
+            "controller must be given beside method 'specm",
         ),
         (
             {"method": "specmquant", "draft": {"method": "ngram", "num_speculative_tokens": 0}},
@@ -174,7 +174,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ),
     ],
 )
-def test_wrong_options_are_refused_by_name(given: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_rejected_with_an_error_that_names_them(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         controller(given)
 

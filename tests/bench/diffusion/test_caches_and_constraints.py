@@ -16,11 +16,11 @@ from paceline.bench.diffusion import (
     DiffusionBench,
     DiffusionOptions,
     broken_constrained,
+    caches_and_constraints,
     draw_methods,
     front,
     measure_constrained,
     parse_lines,
-    parts,
     points,
     score_methods,
 )
@@ -56,23 +56,23 @@ def bench_of(path: Path, layout: str) -> DiffusionBench:
 
 
 def test_approximate_caches_deviate_and_claim_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "RULES", ("static",))
+    monkeypatch.setattr(caches_and_constraints, "RULES", ("static",))
     bench = bench_of(tmp_path, "llada")
-    found = dict(parts.measure_caches(bench, quiet))
-    assert set(found) == {f"static, {name}" for name in parts.APPROXIMATE}
+    found = dict(caches_and_constraints.measure_caches(bench, quiet))
+    assert set(found) == {f"static, {name}" for name in caches_and_constraints.APPROXIMATE}
     one = found["static, dual"]
     assert one["kept"] is None
     assert one["prompts"] == ITEMS
     assert one["largest"] > 0
     assert one["cost"]["slots_computed"] < one["cost_without"]["slots_computed"]
     assert found["static, prefix"]["cost"]["slots_computed"] > one["cost"]["slots_computed"]
-    timed = parts.with_cache_times(bench, {"static, dual": one}, quiet)["static, dual"]["times"]
+    timed = caches_and_constraints.with_cache_times(bench, {"static, dual": one}, quiet)["static, dual"]["times"]
     assert len(timed["raw"]["line"]) == len(timed["raw"]["static"]) == 1
     json.dumps(found, allow_nan=False)
 
 
 def test_the_block_cache_is_exact_to_the_bit(tmp_path: Path) -> None:
-    found = dict(parts.measure_caches(bench_of(tmp_path, "sdar"), quiet))
+    found = dict(caches_and_constraints.measure_caches(bench_of(tmp_path, "sdar"), quiet))
     for one in found.values():
         assert one["kept"] is True
         assert one["largest"] == 0.0
@@ -88,14 +88,14 @@ def test_a_block_cache_that_rounds_is_noticed(tmp_path: Path, monkeypatch: pytes
                 for call, rows in zip(calls, inner(self, calls), strict=True)]  # fmt: skip
 
     monkeypatch.setattr(type(bench.denoiser), "forward", rough)
-    found = dict(parts.measure_caches(bench, quiet))
+    found = dict(caches_and_constraints.measure_caches(bench, quiet))
     assert [one["kept"] for one in found.values()] == [False, False]
-    assert all(one["times"] is None for one in parts.with_cache_times(bench, found, quiet).values())
+    assert all(one["times"] is None for one in caches_and_constraints.with_cache_times(bench, found, quiet).values())
 
 
 def test_constrained_texts_parse_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case({"regex": "[1-4]( [1-4])*"}, ("copy",), parts._regex("[1-4]( [1-4])*"))
-    monkeypatch.setattr(parts, "CASES", {"digits": case})
+    case = Case({"regex": "[1-4]( [1-4])*"}, ("copy",), caches_and_constraints._regex("[1-4]( [1-4])*"))
+    monkeypatch.setattr(caches_and_constraints, "CASES", {"digits": case})
     found = dict(measure_constrained(bench_of(tmp_path, "llada"), quiet, prompts=ITEMS))
     assert found["digits"]["parses"]["right"] == ITEMS
     assert found["digits"]["parses_without"]["right"] == 0
@@ -116,7 +116,7 @@ def test_constrained_texts_parse_and_others_do_not(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_what_keeps_a_constraint(name: str, good: str, bad: str) -> None:
-    keeps = parts.CASES[name].keeps
+    keeps = caches_and_constraints.CASES[name].keeps
     assert keeps(good)
     assert not keeps(bad)
 

@@ -91,8 +91,8 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
         return config
     published = registry.lookup("drafters", config.method).published
     logger.info(
-        'method %r drafts as published, %s, whatever it costs here; "controller": "auto" beside it drafts as much as '
-        "pays",
+        'method %r drafts as published (%s), whatever that costs here; with "controller": "auto" it drafts as much '
+        "as pays",
         config.method,
         ", ".join(f"{key} {value!r}" for key, value in published.items()),
     )
@@ -122,7 +122,7 @@ def _reject_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Seque
     rest = {key for key in config.options if key not in own and key != OTHER_TOKENIZER}
     if config.method == "auto" and not rest <= set(options_of(auto_table(dict.fromkeys(rest)))):
         raise ConfigError(
-            f"no single method that 'auto' takes has all of the options {', '.join(sorted(rest))}; name the method"
+            f"no single method of 'auto' has all of the options {', '.join(sorted(rest))}; name the method"
         )
 
 
@@ -147,7 +147,7 @@ def build_controller(
         names: of the drafters, in their order.
     Raises:
         ConfigError: no controller by that name, an option with a value outside its range, no number of tokens where it
-        needs one.
+            needs one.
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
@@ -192,7 +192,9 @@ def build_controller(
     check_types(factory, options)
     lacking = [part for part in PARTS if not hasattr(controller, part)]
     if lacking:
-        raise ConfigError(f"{name!r} is no controller: it has no {', '.join(lacking)}; see paceline.controllers.base")
+        raise ConfigError(
+            f"{name!r} is not a controller: it has no {', '.join(lacking)}; see paceline.controllers.base"
+        )
     controller.drafters = len(names)
     return FixedController(0) if number == 0 else controller
 
@@ -206,7 +208,7 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name!r} names no controller class ({error}); give module:Class") from error
+        raise ConfigError(f"{name!r} is not a controller class ({error}); give module:Class") from error
 
 
 def _drafter_options(config: SpeculativeConfig) -> list[str]:

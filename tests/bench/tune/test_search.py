@@ -17,9 +17,9 @@ from paceline.bench.tune import (
     Race,
     RefusedError,
     confirm,
-    halving,
     interval,
     race,
+    search,
 )
 
 GAINS = (0.6, 1.5, 0.9, 1.0, 1.1, 0.8, 1.2, 0.95, 1.05, 0.7, 1.15, 1.0)
@@ -56,8 +56,8 @@ def test_the_best_arm_is_found() -> None:
 
 
 def test_halving_that_keeps_the_worse_half_does_not_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranked = halving._ranked
-    monkeypatch.setattr(halving, "_ranked", lambda found, alive: ranked(found, alive)[::-1])
+    ranked = search._ranked
+    monkeypatch.setattr(search, "_ranked", lambda found, alive: ranked(found, alive)[::-1])
     assert found_best(60, budget=200) <= 0.05
 
 
@@ -94,8 +94,8 @@ def test_slow_arms_do_not_pass_the_budget(seconds: float) -> None:
 
 
 def test_a_search_that_never_looks_at_the_clock_passes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = halving._look
-    monkeypatch.setattr(halving, "_look", lambda *given, **more: look(*given, **more | {"late": lambda: False}))
+    look = search._look
+    monkeypatch.setattr(search, "_look", lambda *given, **more: look(*given, **more | {"late": lambda: False}))
     world = World(GAINS, 0)
     race(len(GAINS), ITEMS, world.pull, elapsed=lambda: 10.0 * world.pulls, budget=100.0)
     assert 10.0 * world.pulls > 110.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.controllers.auto.trust import State, Trust
-from paceline.controllers.words import LAST_TOKEN, count
+from paceline.controllers.explanations import LAST_TOKEN, count
 
 if TYPE_CHECKING:
     from paceline.controllers.auto.acceptance import Acceptance, Stopper
