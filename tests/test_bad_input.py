@@ -29,7 +29,6 @@ from paceline import (
     PromptError,
     SamplingParams,
     SpeculativeConfig,
-    UnsupportedModelError,
 )
 from paceline.models import memory
 
@@ -581,7 +580,7 @@ def test_an_environment_that_says_neither_on_nor_off(
 
 @pytest.mark.parametrize(
     ("weights", "line"),
-    [("model.gguf", "holds GGUF weights only"), ("adapter_model.safetensors", "holds a LoRA or other adapter")],
+    [("model.gguf", "is cut off or no GGUF file"), ("adapter_model.safetensors", "holds a LoRA or other adapter")],
 )
 def test_what_is_refused_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
     (tmp_path / weights).write_bytes(b"GGUF")
@@ -597,8 +596,8 @@ def test_a_gguf_file(run: Command, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     found = run("generate", "x", "-m", tmp_path / "model.gguf")
     assert found.code == 2
-    assert "is a GGUF file" in found.line
-    with pytest.raises(UnsupportedModelError):
+    assert "is cut off or no GGUF file" in found.line
+    with pytest.raises(CheckpointError):
         LLM(tmp_path / "model.gguf")
 
 

@@ -49,8 +49,10 @@ def test_no_such_folder(name: str, text: str, tmp_path: Path, monkeypatch: pytes
 def test_files_are_no_folders(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UnsupportedModelError, match="GGUF"):
-        resolve(tmp_path / "x.gguf")
+    assert resolve(tmp_path / "x.gguf") == resolve(tmp_path, gguf_file="x.gguf") == tmp_path / "x.gguf"
+    assert resolve(tmp_path) == tmp_path
+    with pytest.raises(CheckpointError, match=r"holds no file 'y.gguf'; check gguf_file"):
+        resolve(tmp_path, gguf_file="y.gguf")
     with pytest.raises(CheckpointError, match="is a file"):
         resolve(tmp_path / "model.safetensors")
 
@@ -190,7 +192,6 @@ def test_a_quantisation_that_is_no_object_is_refused(key: str, value: object, tm
     [
         ("pytorch_model.bin", "pickled.*convert"),
         ("pytorch_model-00001-of-00002.bin", "pickled"),
-        ("tiny.Q4_K_M.gguf", "GGUF"),
         ("adapter_config.json", "LoRA.*merge it into org/base"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,6 +97,7 @@ MODEL_FLAGS = (
     ),
     _model_flag("tokenizer", Text, None, "Folder or hub id, where it is not the model's own.", metavar="MODEL"),
     _model_flag("revision", Text, None, "Branch, tag or commit on the hub.", metavar="NAME"),
+    _model_flag("gguf_file", Text, None, "The file meant in a folder or repository of GGUF files.", metavar="NAME"),
     _model_flag("trust_remote_code", bool, False, "Run code that comes with the checkpoint."),
 )
 """Arguments of LLM that are fields of no configuration class."""
@@ -305,6 +307,13 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
     return llm
 
 
+def model_path(given: dict[str, Any]) -> Path:
+    """Where the model of the flags is on disk, downloaded if need be."""
+    from paceline.models.loading import resolve
+
+    return resolve(given["model"], revision=given.get("revision"), gguf_file=given.get("gguf_file"))
+
+
 def refuse_diffusion(given: dict[str, Any]) -> None:
     """For commands that time or examine an engine.
 
@@ -312,9 +321,9 @@ def refuse_diffusion(given: dict[str, Any]) -> None:
         ConfigError: the model is a diffusion language model.
     """
     from paceline.models.denoiser import is_denoiser
-    from paceline.models.loading import read_config, resolve
+    from paceline.models.loading import read_config
 
-    if "model" in given and is_denoiser(read_config(resolve(given["model"], revision=given.get("revision")))):
+    if "model" in given and is_denoiser(read_config(model_path(given))):
         name = given["model"]
         those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
         raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.interrupts import INTERRUPTED
-from paceline.cli.options import open_llm, with_flags
+from paceline.cli.options import model_path, open_llm, with_flags
 from paceline.cli.prompts import read_prompts
 from paceline.cli.terminal import counted, progress_bar, width, wrapped
 from paceline.errors import ConfigError
@@ -112,9 +112,8 @@ def _measure(llm: LLM, items: list[Any], given: dict[str, Any], **options: Any) 
     import psutil
 
     from paceline.bench.tune import tune
-    from paceline.models.loading import resolve
 
-    folder = resolve(given["model"], revision=given.get("revision")) if "model" in given else default_folder()
+    folder = model_path(given) if "model" in given else default_folder()
     cores = 0 if "threads" in given else psutil.cpu_count(logical=False) or 0
     with _bar(options["budget"]) as show:
         return tune(llm, folder, items, cores=cores, progress=show, **options)
