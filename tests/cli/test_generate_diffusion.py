@@ -115,7 +115,7 @@ def test_a_terminal_sees_the_canvas_fill(folder: Path, monkeypatch: pytest.Monke
     assert "\x1b[2m" in seen  # dim
     assert "\x1b[32m" in seen  # green
     assert seen.endswith(expected(folder, {"method": "static"}) + "\n")
-    assert "12 calls of the model, 1.00 tokens a call (static)" in remarks.getvalue()
+    assert "12 calls of the model, 1.00 tokens per call (static)" in remarks.getvalue()
 
 
 def test_chat(run: Command, folder: Path) -> None:

@@ -76,7 +76,7 @@ def options(
     ] = False,
     log_level: Annotated[
         str | None,
-        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the verb."),
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the command."),
     ] = None,
 ) -> None:
     """Options of every verb."""

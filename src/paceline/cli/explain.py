@@ -33,10 +33,10 @@ def command(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the data; the page is written only with --output.")
+        bool, typer.Option("--json", help="Print the data as JSON; the page is written only with --output.")
     ] = False,
     given: dict[str, Any],
 ) -> None:
