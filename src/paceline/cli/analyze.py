@@ -85,7 +85,7 @@ def acceptance(
         from paceline.bench.report import ACCEPTANCE_MARK
 
         pyplot()
-        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, verb="analyze", force=force)
+        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, command="analyze", force=force)
     if p is None and q is None:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
     else:

@@ -51,7 +51,7 @@ def command(
     if page is not None:
         from paceline.bench.explain import EXPLAIN_MARK
 
-        outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, verb="explain", force=force)
+        outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, command="explain", force=force)
     recorder, interrupted, used = _recorded(given, text, chat)
     if recorder.output is None:
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""What a runner is: one model behind six verbs, with its capabilities declared.
+"""What a runner is: one model behind six operations, with its capabilities declared.
 
 A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root:
 scoring feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first
