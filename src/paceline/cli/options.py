@@ -160,8 +160,10 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
 
 
 def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams,
-    --log-level, and with `diffusion` those of diffusion language models.
+    """Decorate a command whose last parameter is `given: dict`.
+
+    It gets the flags of the model, of SamplingParams, --log-level, and with `diffusion` those of diffusion language
+    models.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """

@@ -66,8 +66,7 @@ def _marked(flag: str, path: Path, mark: str) -> bool:
 
 
 def must_be_page(flag: str, path: Path, *, mark: str, command: str, force: bool) -> None:
-    """Reject what `must_be_writable` rejects, and to destroy a file that is something else than a page of `paceline
-    command`.
+    """Reject what `must_be_writable` rejects, and a file that exists and is not a page of `paceline COMMAND`.
 
     Args:
         mark: stands in the first 1000 bytes of such a page.

@@ -125,8 +125,9 @@ def check_methods(config: SpeculativeConfig | None) -> None:
 
 
 def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
-    """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at
-    hand.
+    """The single methods that a configuration names.
+
+    "auto" means every one that needs nothing more than what is at hand.
     """
     if not isinstance(config.method, str):
         for key in config.options:
