@@ -180,8 +180,11 @@ class LLM:
 
     @property
     def exactness(self) -> Exactness:
-        """What holds between plain and accelerated decoding; found out at first use by a self-test, and kept on
-        disk.
+        """What holds between plain and accelerated decoding.
+
+
+
+        Found out at first use by a self-test, and kept on disk.
         """
         self._must_draft("exactness")
         if not self._exact:
@@ -253,8 +256,9 @@ class LLM:
         return self.generate(prompts, sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
-        """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the
-        request.
+        """Decode one prompt and yield what each step adds.
+
+        Closing the iterator, or forgetting it, cancels the request.
         """
         (params,) = self._params(sampling_params, 1)
         request = self._request(one_prompt(prompt), params)

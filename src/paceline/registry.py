@@ -125,8 +125,9 @@ def load(family: str, name: str) -> Any:
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
-    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
-    anything.
+    """Reject what makes no members of a family before it is called.
+
+    Otherwise anything that "module:Class" names would run.
 
     Args:
         base: of every member.
@@ -145,8 +146,9 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
-    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
-    anything.
+    """Reject what makes no members of a family before it is called.
+
+    Otherwise anything that "module:Class" names would run.
 
     Args:
         methods: of every member.

@@ -65,9 +65,8 @@ def _marked(flag: str, path: Path, mark: str) -> bool:
         return mark.encode() in stream.read(1000)
 
 
-def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
-    """Reject what `must_be_writable` rejects, and to destroy a file that is something else than a page of `paceline
-    verb`.
+def must_be_page(flag: str, path: Path, *, mark: str, command: str, force: bool) -> None:
+    """Reject what `must_be_writable` rejects, and a file that exists and is not a page of `paceline COMMAND`.
 
     Args:
         mark: stands in the first 1000 bytes of such a page.
@@ -77,4 +76,6 @@ def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) ->
     """
     must_be_writable(flag, path)
     if path.exists() and not force and not _marked(flag, path, mark):
-        raise ConfigError(f"{str(path)!r} exists and is not a page of `paceline {verb}`; add --force to overwrite it")
+        raise ConfigError(
+            f"{str(path)!r} exists and is not a page of `paceline {command}`; add --force to overwrite it"
+        )

@@ -137,7 +137,8 @@ class Controller:
         """The sequence has ended."""
 
     def explain(self, index: int | None = None) -> str:
-        """The decision on sequence number `index` of the last plan in words, a line per decision, true from the end of
-        `select` until the next `plan`; without an index, the policy or its beliefs. It changes nothing.
+        """The last plan's decision on sequence number `index` in words, one line per decision.
+
+        It is valid from the end of `select` until the next `plan`. Without an index: the policy, or its estimates.
         """
         return ""

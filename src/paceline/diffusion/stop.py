@@ -62,8 +62,10 @@ class AdaptiveLengthStop(Stop):
 
 
 class ProphetStop(Stop):
-    """Once the model is sure of the answer, everything that is still masked is written at once: exit when the mean gap
-    between the first and the second logit of the monitored slots reaches the bar of the current third of decoding.
+    """Once the model is sure of the answer, everything that is still masked is written at once.
+
+    Exit when the mean gap between the first and the second logit of the monitored slots reaches the bar of the current
+    third of decoding.
 
     The bar falls as decoding proceeds, since an early exit must be surer than a late one. Where a cache policy computes
     the current block only, an exit fills that block, and the next whole pass fills the rest.

@@ -230,8 +230,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        """One tree per sequence within its budget, EMPTY_TREE where it has nothing to propose. `so_far` holds the trees
-        of the drafters before this one.
+        """One tree per sequence within its budget, EMPTY_TREE where it has nothing to propose.
+
+        `so_far` holds the trees of the drafters before this one.
         """
 
     @abstractmethod
@@ -279,9 +280,7 @@ class Drafter(ABC):
         return ()
 
     def held_bytes(self, tokens: int) -> int:
-        """At most what it keeps, beside the caches of `runners`, of a sequence of so many tokens, drafted ones
-        included.
-        """
+        """Most bytes that it keeps for a sequence of so many tokens (drafted ones too), besides `runners`' caches."""
         return 0
 
     @property

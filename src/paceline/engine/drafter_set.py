@@ -215,9 +215,10 @@ class DrafterSet:
         scores: Scores,
         numbers: Sequence[int],
     ) -> None:
-        """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch
-        up by themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in
-        `scores`.
+        """Tell every drafter the new tokens and what became of the trees.
+
+        Where nothing was drafted, those that catch up by themselves hear of it when they are next asked, or now and
+        then. `numbers`: of these sequences in `scores`.
         """
         if not any(map(len, trees)):
             self._unheard += 1

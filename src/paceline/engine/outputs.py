@@ -198,8 +198,9 @@ class RequestOutput:
                 raise PacelineError(output.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """The first output as one flat JSON-ready object: text, token_ids, finish_reason, stop_reason, metrics (and
-        error).
+        """The first output as one flat JSON-ready object.
+
+        Text, token_ids, finish_reason, stop_reason, metrics (and error).
         """
         first = self.outputs[0]
         found: dict[str, Any] = {

@@ -115,8 +115,9 @@ def fit_context(
     budget: int | None = None,
     quantization: Form | None = None,
 ) -> int:
-    """The context to run with: the one asked for, or the checkpoint's, shortened (and logged) where its cache would not
-    fit.
+    """The context to run with.
+
+    The one asked for, or the checkpoint's, shortened (and logged) where its cache would not fit.
 
     Args:
         max_context: what the user asked for; None takes the checkpoint's.

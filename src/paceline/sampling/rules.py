@@ -166,8 +166,9 @@ class Rules:
 
 
 class LazyRows:
-    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time; true until the rules
-    advance.
+    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time.
+
+    True until the rules advance.
     """
 
     __slots__ = ("_logits", "_rules", "_tree")

@@ -39,8 +39,9 @@ class DiffusionLine:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | str, block_length: int | None = None) -> DiffusionLine:
-        """A line from a `diffusion_config`; blocks are of `block_length` where it names no length and its schedule
-        takes one.
+        """A line from a `diffusion_config`.
+
+        Blocks are of `block_length` where it names no length and its schedule takes one.
 
         Raises:
             ConfigError: an unknown method, part or option.

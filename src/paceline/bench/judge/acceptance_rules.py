@@ -201,9 +201,7 @@ def probabilities(name: str, given: Any) -> Array:
 
 
 def tokens_within(acceptance: Mapping[int, float], nodes: int) -> float:
-    """Tokens per pass of the best tree of at most `nodes` nodes in which every inner place has the same number of
-    drafts.
-    """
+    """Tokens per pass of the best tree of at most `nodes` nodes, every inner node with the same number of drafts."""
     best = 1.0
     for drafts, chance in acceptance.items():
         used = depth = 0

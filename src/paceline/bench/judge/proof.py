@@ -82,8 +82,9 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether drafted tokens were verified and every claim holds; without drafts plain decoding was compared with
-        itself.
+        """Whether drafted tokens were verified and every claim holds.
+
+        Without drafts plain decoding was compared with itself.
         """
         return self.drafted_tokens > 0 and self.greedy_holds and self.seeded_holds and self.distribution_holds
 
@@ -205,8 +206,10 @@ def verify(
 
 
 def drafting(llm: LLM) -> LLM | None:
-    """The same methods with DRAFTED tokens drafted in every step; None where their number is fixed already, or nothing
-    is drafted. Where a profile says that drafts do not pay, the configuration without it is taken.
+    """The same methods with DRAFTED tokens drafted in every step.
+
+    None where their number is fixed already, or nothing is drafted. Where a profile says that drafts do not pay, the
+    configuration without it is taken.
     """
     speculative = llm.speculative
     if speculative is None and llm.profile is not None:

@@ -94,9 +94,7 @@ def peer_entry(name: str) -> PeerEntry:
 
 
 def peers_home() -> Path:
-    """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else
-    ~/.cache/paceline.
-    """
+    """Folder of environments and converted weights: PACELINE_HOME, XDG_CACHE_HOME/paceline or ~/.cache/paceline."""
     return user_cache("peers", "PACELINE_HOME")
 
 

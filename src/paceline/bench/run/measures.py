@@ -210,8 +210,9 @@ def quantiles(values: Sequence[float]) -> dict[str, Any]:
 
 
 def histogram(values: Sequence[float]) -> dict[str, Any]:
-    """Counts in logarithmic bins, empty ones at both ends left out; what lies beyond the ends counts in the last
-    bin.
+    """Counts in logarithmic bins, empty ones at both ends left out.
+
+    What lies beyond the ends counts in the last bin.
     """
     if not len(values):
         return {"edges": [], "counts": []}

@@ -124,8 +124,9 @@ def find_candidates(capabilities: Capabilities, *, drafts: Sequence[str], thread
 
 
 def with_prediction(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same methods beside the drafter that follows a request's prediction; it does nothing where a request has
-    none.
+    """The same methods beside the drafter that follows a request's prediction.
+
+    It does nothing where a request has none.
     """
     if config.get("method") == AUTO:  # has it
         return dict(config)

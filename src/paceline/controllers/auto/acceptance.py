@@ -79,8 +79,9 @@ class Source:
         return self.cells[bucket * BINS + place].mean(self.bins[place].mean(_PRIOR_BIN[place]))
 
     def level(self, bucket: int) -> float:
-        """P(one of its nodes accepted | parent accepted) before anything is drafted; deeper levels are drawn to those
-        before.
+        """P(one of its nodes accepted | parent accepted) before anything is drafted.
+
+        Deeper levels are drawn to those before.
         """
         if bucket <= 1:
             return self.levels[bucket].mean(_PRIOR_LEVEL[bucket])

@@ -105,8 +105,9 @@ class CostStore:
         return costs if isinstance(costs, dict) else None
 
     def save(self, costs: dict[str, Any]) -> None:
-        """Write the document in one piece: a reader sees the old file or the new one. A failure is logged, not
-        raised.
+        """Write the document in one piece: a reader sees the old file or the new one.
+
+        A failure is logged, not raised.
         """
         temporary = None
         try:

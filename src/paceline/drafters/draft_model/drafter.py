@@ -179,8 +179,9 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         return super().draws_tokens and not self.policy.points
 
     def rewind(self, state: DraftState, kept: int) -> None:
-        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the
-        new one.
+        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are.
+
+        The context holds the new one.
         """
         state.forget(self.runner, kept)
 

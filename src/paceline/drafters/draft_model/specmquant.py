@@ -65,8 +65,9 @@ class MiddleState(Follower):
 
     @property
     def seed(self) -> int | None:
-        """Of the middle model's noise in this round, which it shares with no other; None where it takes likeliest
-        tokens.
+        """Of the middle model's noise in this round, which it shares with no other.
+
+        None where it takes likeliest tokens.
         """
         return int(uniform(self.extended.seed, len(self.extended.tokens), _ROUND) * 2**53) if self._drawn else None
 

@@ -213,8 +213,9 @@ class SelfDrafter(Drafter, Generic[S]):
     def resume(
         self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
     ) -> Scores | None:
-        """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or
-        where something else than one chain behind each root is to be scored.
+        """The scores of these trees, computed from what the drafts of this step left.
+
+        None where that saves nothing, or where something else than one chain behind each root is to be scored.
         """
         if not self.resumes:
             return None

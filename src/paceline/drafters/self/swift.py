@@ -309,9 +309,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         return found
 
     def matchness(self, state: SwiftState, skipped: SubLayers) -> float:
-        """Share of the last `context_window` tokens of the text that the target without these sub-layers would have
-        said.
-        """
+        """Share of the last `context_window` tokens of the text that the target without these sub-layers predicts."""
         text = state.context.tokens
         start = len(text) - 1 - self.window
         states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))

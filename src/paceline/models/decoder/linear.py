@@ -76,8 +76,9 @@ def keeping_rows(
 
 
 def pinned(linear: Map) -> Map:
-    """The same map in blocks of PINNED_ROWS rows, the last one filled up: every row is computed in a product of one
-    shape.
+    """The same map in blocks of PINNED_ROWS rows, the last one filled up.
+
+    Every row is computed in a product of one shape.
     """
 
     def blocks(x: torch.Tensor) -> torch.Tensor:

@@ -138,8 +138,9 @@ def load_denoiser(
 
 
 def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """The mask token of a checkpoint: as its configuration, generation defaults or tokenizer say; None where none
-    does.
+    """The mask token of a checkpoint: as its configuration, generation defaults or tokenizer say.
+
+    None where none does.
     """
     for source in (config, read_json(folder / "generation_config.json")):
         found = source.get("mask_token_id")

@@ -179,9 +179,7 @@ def norm(weight: torch.Tensor, eps: float) -> Map:
 def choose_experts(
     scores: torch.Tensor, prefer: torch.Tensor | None, moe: MoeSpec, routing: RoutingSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,) of the
-    choice.
-    """
+    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,)."""
     ranked = scores if prefer is None else scores + prefer
     grouped = ranked.view(len(scores), routing.groups, -1)
     best = grouped.topk(min(2, grouped.shape[-1]), -1)[0].sum(-1)
@@ -382,8 +380,9 @@ def _cache_of(call: Call) -> NativeSlotCache | None:
 
 
 def left_rows(slots: Ints) -> Ints:
-    """For each row the row of the slot at its left: the one just before it, else the only one at that slot; -1 where
-    there is none.
+    """For each row the row of the slot at its left: the one just before it, else the only one at that slot.
+
+    -1 where there is none.
 
     Slot 0, which has no left neighbour, keeps its own row, as Dream's own sampler does.
     """

@@ -26,8 +26,9 @@ UNLIMITED = 2**20
 
 
 class FallbackCache:
-    """One sequence: its history, of which the first `length` tokens are committed; the rest was scored and waits for a
-    commit.
+    """One sequence: its history, of which the first `length` tokens are committed.
+
+    The rest was scored and waits for a commit.
 
     Attributes:
         marked: the history was marked since the tokens that wait were first scored.

@@ -172,9 +172,7 @@ MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the language model: `config` itself, or its `text_config` with what only the outer one
-    knows.
-    """
+    """The language model's configuration: `config`, or its `text_config` completed by what only `config` has."""
     inner = config.get("text_config")
     if str(config.get("model_type")) not in MULTIMODAL or not isinstance(inner, Mapping):
         return config

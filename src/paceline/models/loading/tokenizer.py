@@ -236,9 +236,7 @@ class Tokenizer:
 
 
 def same_tokenizer(a: Tokenizer, b: Tokenizer) -> str | None:
-    """None if both give the same tokens to the ids they share (sizes may differ), else one sentence about the first
-    difference.
-    """
+    """None if both have the same tokens at shared ids (sizes may differ), else the first difference in words."""
     if a is b:
         return None
     first, second = a.tokens(), b.tokens()
