@@ -277,7 +277,7 @@ class _RecordingController:
 
 
 def check(params: SamplingParams) -> None:
-    """Refuse what a replay cannot show.
+    """Reject what a replay cannot show.
 
     Raises:
         ConfigError: more than one output.
@@ -454,7 +454,7 @@ def _sampling(params: SamplingParams) -> Data:
 
 
 def _model(info: ModelInfo) -> Data:
-    """What is said of the target: a hub id as it is, of a folder its own name only."""
+    """How the target is named: a hub id as it is, a folder by its own name only."""
     path = Path(info.name)
     name = f"bundled {path.name}" if path.parent == BUNDLED else path.name if path.exists() else info.name
     return {

@@ -53,7 +53,7 @@ class PeersInTurn:
 
     Args:
         llm: the loaded model, whose checkpoint, precision and threads they take.
-        wanted: as from `guests.parse`.
+        wanted: as from `wanted.parse`.
         draft: folder of the draft model, for methods that take one.
         progress: called with a stage, what is done of it, and its whole.
     Attributes:

@@ -5,7 +5,7 @@
    the acceptance dial.
 2. For every workload, temperature and batch size: each setting warms up on the first group of prompts; then, repeat by
    repeat and group by group, all settings decode the group one after the other, in an order that is drawn anew, since
-   whoever came before leaves traces in caches and clocks; guests (other engines) take turns like settings, and then
+   whoever came before leaves traces in caches and clocks; peers (other engines) take turns like settings, and then
    every turn begins with a few tokens that do not count.
 3. A prompt that fails fails alone: it has a row with the error, zero tokens, and the time that it took.
 

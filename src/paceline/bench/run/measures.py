@@ -7,8 +7,9 @@ Definitions:
                              divided by k: tokens that come together share their time. Tokens of a request's first step
                              belong to the time to first token and have none.
     mean acceptance length   1 + accepted / steps, by the target's own token counts
-    offered, reached         steps whose tree has nodes at a depth; those of them whose path stood up to the depth
-    before it bytes of a step          the weights once, and the keys and values of every committed token of the batch
+    offered, reached         steps whose tree has nodes at a depth; those of them whose path was accepted up to the
+    depth before it bytes of a step          the weights once, and the keys and values of every committed token of the
+    batch
 """
 
 from __future__ import annotations
