@@ -7,7 +7,8 @@ captured graphs: `dense` and `apart` (prefix and tree apart, merged). Every form
 anything is timed.
 
 usage: attention.py [--model 291m] [--contexts 256 1024 4096 8192] [--rows 8 16 32] [--batch 1 4] [--repeats 5]
-                    [--threads 2] [--device cpu] [--forms dense invariant] [--name attention]"""
+       [--threads 2] [--device cpu] [--forms dense invariant] [--name attention]
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Makes the pictures of docs/images from pages that `paceline explain` writes, with a headless Chromium.
 
-usage: python docs/pictures.py needs `chromium` on the path; looks at no network"""
+usage: python docs/pictures.py            needs `chromium` on the path; looks at no network
+"""
 
 from __future__ import annotations
 
