@@ -46,7 +46,7 @@ BUNDLED = BUNDLED_FOLDER
 
 @clear_calls()
 class LLM:
-    """A model that decodes faster and says the same.
+    """A language model that decodes faster with the same output.
 
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
     results.

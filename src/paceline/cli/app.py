@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _last_words(error: BaseException) -> int:
-    """Say in one line what ended a command, after the text so far; returns the exit code."""
+    """Report in one line what ended a command, after the text so far; returns the exit code."""
     try:
         sys.stdout.flush()
     except OSError as second:

@@ -54,7 +54,7 @@ def write(document: dict[str, Any], output: Path | None, html: Path | None) -> N
     """Write the document, and the report made of it, where they are wanted.
 
     Raises:
-        ConfigError: the system refuses to.
+        ConfigError: the system cannot.
     """
     if output is not None:
         from paceline.bench.run import save_document

@@ -1,4 +1,4 @@
-"""`paceline doctor`: checks a setup and says what is wrong, one line each; exit 0 when fine, 1 when something is
+"""`paceline doctor`: checks a setup and reports what is wrong, one line each; exit 0 when fine, 1 when something is
 wrong.
 """
 

@@ -272,7 +272,7 @@ def engine_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> SamplingParams:
-    """SamplingParams from what was typed, on top of the checkpoint's defaults; greedy where nothing is said.
+    """SamplingParams from what was typed, on top of the checkpoint's defaults; greedy by default.
 
     Raises:
         ConfigError: a value outside its range, or a logit bias that is not JSON.

@@ -1,5 +1,5 @@
-"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and says what it
-gains.
+"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and reports what
+it gains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`paceline verify`: proves on the user's own model that accelerated decoding says the same.
+"""`paceline verify`: checks on the user's own model that accelerated decoding gives the same output.
 
 Exit 0 only if drafts were verified and the claim holds.
 """

@@ -298,7 +298,7 @@ def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
 
 
 class ExactJudge:
-    """What a model between draft and target says to a tree; see `drafters.base.Judge`."""
+    """Verdicts of a model between draft and target on a tree; see `drafters.base.Judge`."""
 
     def __init__(self) -> None:
         self._greedy, self._sampled = GreedyVerifier(), RecursiveRejection()

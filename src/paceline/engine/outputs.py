@@ -143,7 +143,7 @@ class CompletionOutput:
         index: 0..n-1.
         text: detokenised output, cut at stop strings.
         token_ids: committed tokens, end and stop tokens included.
-        cumulative_logprob: sum of the chosen tokens' raw logprobs, where `logprobs` was asked for.
+        cumulative_logprob: sum of the chosen tokens' raw logprobs, where `logprobs` was given.
         logprobs: per token: token id -> Logprob.
         finish_reason: "stop", "length", "abort" (cancelled), "error" (see `error`), or None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for an end token or a limit.

@@ -240,7 +240,7 @@ class RunsLayers(Runner, Protocol):
 
 @runtime_checkable
 class HasHead(Protocol):
-    """A runner whose head can be asked about any hidden state."""
+    """A runner whose head can be applied to any hidden state."""
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
@@ -254,7 +254,7 @@ class HasMemory(Protocol):
 
 
 class LayeredRunner(RunsLayers, HasHead, Protocol):
-    """A runner that can stop behind any layer, ask the head there, and go on."""
+    """A runner that can stop behind any layer, apply the head there, and go on."""
 
 
 def memory_of(runner: Runner) -> CacheMemory | None:
@@ -263,7 +263,7 @@ def memory_of(runner: Runner) -> CacheMemory | None:
 
 
 def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
-    """Refuse chunks that do not fit into the context.
+    """Reject chunks that do not fit into the context.
 
     Args:
         counts: tokens that each sequence shall get.
@@ -276,7 +276,7 @@ def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Seque
 
 
 def check_score(info: ModelInfo, caches: Sequence[SequenceCache], trees: Sequence[TokenTree]) -> None:
-    """Refuse trees with a path that does not fit into the context.
+    """Reject trees with a path that does not fit into the context.
 
     Raises:
         ConfigError: the first sequence that would become too long.

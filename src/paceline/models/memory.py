@@ -30,7 +30,7 @@ again.
 """
 
 MIN_CONTEXT = 2048
-"""A context that nobody asked for is shortened down to this before a model is refused."""
+"""A default context is shortened down to this before a model is rejected."""
 
 CGROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -117,14 +117,14 @@ def fit_context(
 ) -> int:
     """The context to run with.
 
-    The one asked for, or the checkpoint's, shortened (and logged) where its cache would not fit.
+    The requested one, or the checkpoint's, shortened (and logged) where its cache would not fit.
 
     Args:
-        max_context: what the user asked for; None takes the checkpoint's.
+        max_context: what the user requested; None takes the checkpoint's.
         budget: bytes at hand; None measures.
         quantization: what the weights will be rounded to (models.loading.quantization).
     Raises:
-        OutOfMemoryError: the weights, or the cache of the context asked for, would not fit.
+        OutOfMemoryError: the weights, or the cache of the requested context, would not fit.
     """
     need = estimate(spec, dtype, device, quantization=quantization)
     budget = int(HEADROOM * (available(device) if budget is None else budget))

@@ -108,7 +108,7 @@ def _config(text: str) -> dict[str, Any] | str:
 def must_fit(
     lines: Sequence[DiffusionLine], denoiser: Denoiser, canvas: Canvas, token_text: TokenText | None = None
 ) -> None:
-    """Refuse lines that this model cannot run on such a canvas.
+    """Reject lines that this model cannot run on such a canvas.
 
     Raises:
         ConfigError: the first line's reason.

@@ -23,7 +23,7 @@ class PeerEntry:
         dtypes: precisions it takes.
         batches: whether several prompts are decoded together.
         options: that the driver reads, beside the method; `model` is the folder of the draft.
-        needs_cuda: refused by "all" on a machine without CUDA.
+        needs_cuda: left out of "all" on a machine without CUDA.
     """
 
     driver: str

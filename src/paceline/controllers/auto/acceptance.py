@@ -62,7 +62,7 @@ class Source:
             estimate.
         levels: by depth bucket, whether any child of an accepted parent was accepted, whatever the confidence.
         width: mean number of its children at a parent.
-        finds: the share of sequences asked about for which it proposes anything.
+        finds: the share of sequences for which it proposes anything.
     """
 
     __slots__ = ("bins", "cells", "finds", "levels", "width")

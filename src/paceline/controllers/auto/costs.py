@@ -268,7 +268,7 @@ class Costs:
         Args:
             batch, context: sequences of the step, and the length of the longest.
             times: what it took; `times.draft` in the order of `drafters`.
-            levels: levels that each drafter drafted, 0 where it found nothing; None where it was not asked.
+            levels: levels that each drafter drafted, 0 where it found nothing; None where it was not used.
         """
         self.steps += 1
         bucket = batch_bucket(batch)

@@ -90,7 +90,7 @@ class CostStore:
         self.path = (directory or user_cache("costs")) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def load(self) -> dict[str, Any] | None:
-        """The stored document, or None where the file is missing, broken or another key's (said in the log)."""
+        """The stored document, or None where the file is missing, broken or another key's (logged)."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -123,7 +123,7 @@ class TextDrafter(Drafter, Generic[S]):
 
     @abstractmethod
     def _begin(self, context: Context) -> S | None:
-        """The state of a new sequence; None where there will be nothing to say."""
+        """The state of a new sequence; None where nothing will be drafted."""
 
     @abstractmethod
     def fork(self, state: S, context: Context) -> S:

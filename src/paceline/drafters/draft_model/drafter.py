@@ -1,4 +1,4 @@
-"""A smaller model with the same tokenizer drafts what the target will say.
+"""A smaller model with the same tokenizer drafts for the target.
 
 The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens,
 other drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.

@@ -89,7 +89,7 @@ def siblings_of(context: Context, weights_fv: torch.Tensor, *, drawn: bool, most
     """One family per row of log-weights (f, v).
 
     Args:
-        most: most children that any of them will be asked for.
+        most: most children that any of them will need.
     Raises:
         DrafterError: NaN in a row, or nothing that can be drawn.
     """
@@ -103,7 +103,7 @@ class Growth(ABC):
     """One tree under construction.
 
     Attributes:
-        nodes, depth: limits. go_on: asked before each level but the first. drawn: sample from q instead of choosing by
+        nodes, depth: limits. go_on: called before each level but the first. drawn: sample from q instead of choosing by
             rank.
         tokens, parents, confidence: of the nodes so far, parents first; reach: product of the confidences along a
             node's path; paths: tokens after the root up to and with the node.

@@ -155,7 +155,7 @@ class SelfDrafter(Drafter, Generic[S]):
 
     @property
     def resumes(self) -> bool:
-        """Whether scoring goes on behind the layers that drafted; measured when first asked for, unless it was said."""
+        """Whether scoring goes on behind the layers that drafted; measured when first needed, unless it was given."""
         if self._resumes is None:
             plan = self._usual()
             self._resumes = plan is not None and resuming_pays(self.target, self.drafts, plan)

@@ -11,7 +11,7 @@ the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper
 leaves open how its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done
-here is said at the options.
+here is noted at the options.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ LEAST: Final = 1
 
 
 class Desk(NamedTuple):
-    """Settings and room to work in, one for all look-ups of a drafter.
+    """Settings and room to work in, one for all lookups of a drafter.
 
     Attributes:
         limits: (4,) int64, see NODES and the like.

@@ -163,7 +163,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _added_tokens(folder: Path) -> dict[str, int]:
-    """Tokens that stand apart from the vocabulary, by text."""
+    """Tokens that are kept apart from the vocabulary, by text."""
     listed = read_json(folder / "tokenizer.json").get("added_tokens")
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
     found = {

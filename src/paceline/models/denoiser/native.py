@@ -1,10 +1,10 @@
 """The native denoiser: one readable transformer for all families of diffusion language models.
 
 Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on
-its company. Where attention is block-causal, rows keep their bits whatever number of rows stands beside them, and every
-block's attention is a product of its own, over keys in the order of their slots: a block's bits are the same whether
-the blocks before it are computed in the same pass or read from a cache, so decoding with the exact block cache is
-bit-equal to decoding without.
+its company. Where attention is block-causal, rows keep their bits whatever the number of other rows, and every block's
+attention is a product of its own, over keys in the order of their slots: a block's bits are the same whether the blocks
+before it are computed in the same pass or read from a cache, so decoding with the exact block cache is bit-equal to
+decoding without.
 
 Weights have the names of `models.loading.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
 `layers.N.shared.gate_up.weight` and `layers.N.shared.down.weight`. Angles are computed in float64 from float32

@@ -40,7 +40,7 @@ Extra = Callable[[ConfigKeys], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What is fixed for a family; the rest stands in its `config.json`.
+    """What is fixed for a family; the rest is in its `config.json`.
 
     Attributes:
         defaults: of keys that its files may leave out.

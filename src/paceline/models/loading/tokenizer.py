@@ -199,7 +199,7 @@ class Tokenizer:
         Raises:
             ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
             CheckpointError: a broken template.
-            PromptError: messages that the template refuses or fails on.
+            PromptError: messages that the template rejects or fails on.
         """
         if self._template is None:
             raise ConfigError(
