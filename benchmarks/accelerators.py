@@ -1,11 +1,13 @@
 """Trained accelerators of the bundled diffusion model: exact match and model calls, before and after.
 
-usage: accelerators.py [--model NAME=FOLDER ...] [--method NAME_OR_JSON ...] [--count 40] [--part
-scores|others|plot|all]
+usage: accelerators.py [--model NAME=FOLDER ...] [--method NAME_OR_JSON ...] [--count 40]
+                       [--part scores|others|plot|all]
 
 scores  held-out prompts of six queue tasks with one right answer, decoded by each method into canvases of the same
-length others  fewer prompts of all other tasks, some of which were not learned or leave a choice: what an accelerator
-did to them plot    exact match against calls, from what is stored
+        length
+others  fewer prompts of all other tasks, some of which were not learned or leave a choice: what an accelerator did to
+        them
+plot    exact match against calls, from what is stored
 
 The model named `original` is the bundled one, measured where no model is given; its static baseline is what all are
 compared with, prompt by prompt. Each NAME is a part of `results/diffusion_accelerators.json`, measured under the same

@@ -1,7 +1,7 @@
 """How often drafts stand under every rule of verification, against the most that any exact rule could accept.
 
-usage: acceptance_rules.py [--model smollm2] [--data FOLDER] [--prompts 8] [--places 2] [--temperatures 0.25,0.5,0.75,1]
-                           [--drafts 1,2,3,4,6,8] [--plot-only]
+usage: acceptance_rules.py [--model smollm2] [--data FOLDER] [--prompts 8] [--places 2]
+                           [--temperatures 0.25,0.5,0.75,1] [--drafts 1,2,3,4,6,8] [--plot-only]
 
 The target writes after prompts at each temperature; at places spread over what it writes, p and q are its distribution
 and that of a draft model, and every rule's acceptance is worked out from them. SmolLM2's draft model is its own int4

@@ -2,11 +2,13 @@
 of `aded`.
 
 The texts are the Python sources of this interpreter and its packages, in the tokens of the model; every twentieth file
-is held out, and look-ups are asked for at places in these.
+is held out, and lookups are made at positions in these.
 
-usage: datastore.py FOLDER [--model smollm2] [--tokens 1000000 10000000]     measures; FOLDER keeps the ids and the
-       datastores datastore.py FOLDER --calibrate [SOURCES...]        prints how often the next token was seen, by match
-       length and count
+usage: datastore.py FOLDER [--model smollm2] [--tokens 1000000 10000000]
+       datastore.py FOLDER --calibrate [SOURCES...]
+
+The first measures; FOLDER keeps the ids and the datastores. The second prints how often the next token was seen, by
+match length and count.
 """
 
 from __future__ import annotations

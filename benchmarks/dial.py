@@ -1,8 +1,8 @@
 """`auto` against plain decoding and every fixed length along the acceptance dial, by batch size, in turn, in one run.
 
-usage: dial.py [--model smollm2] [--threads 2] [--screening 2] [--repeats 5] [--batches 1,4,16] [--acceptance
-0,0.5,0.8,0.95]
-               [--spread 0] [--fixed 1,2,4,8,15] [--extra NAME=JSON ...] [--tokens 64] [--requests 4] [--plot-only]
+usage: dial.py [--model smollm2] [--threads 2] [--screening 2] [--repeats 5] [--batches 1,4,16]
+               [--acceptance 0,0.5,0.8,0.95] [--spread 0] [--fixed 1,2,4,8,15] [--extra NAME=JSON ...] [--tokens 64]
+               [--requests 4] [--plot-only]
 
 The drafter knows the true continuation and gets each token wrong with a chosen probability; at acceptance 0 it is
 always wrong and always sure, the worst drafter there is. With `--spread 1` the probability differs from node to node,

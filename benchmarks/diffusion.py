@@ -1,14 +1,14 @@
 """Decoding methods of the bundled diffusion models: score against calls and wall time; caches; constraints.
 
-usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion] [--count 20]
-[--timed 13]
-                    [--only ass,eoser_ass]
+usage: diffusion.py [--part scores|caches|times|constrained|plot|all] [--models diffusion,block_diffusion]
+                    [--count 20] [--timed 13] [--only ass,eoser_ass]
 
 scores       exact answers on held-out prompts, model calls, slots, length, information: no clock decides them
 caches       prefix, dual and window caches against none: deviation; the exact block cache: none at all
 times        seconds of each method in turn with the static baseline, of each cache in turn with none, on some of the
-prompts constrained  JSON schemas and regular expressions: share of texts that parse, cost of a round plot         score
-against calls and against time, from what is stored
+             prompts
+constrained  JSON schemas and regular expressions: share of texts that parse, cost of a round
+plot         score against calls and against time, from what is stored
 
 All in float32; only times and constrained want a calm machine. Every part is stored by itself in
 `results/diffusion.json`, with the command and machine that made it, so that one can be made anew;

@@ -7,8 +7,8 @@ the vocabulary of the bundled target:
 
 tables  seconds to make them (once for a constraint and a vocabulary), automata states, kinds of tokens, joins
 check   milliseconds of one test of a tentative token, by how much of the canvas is written
-round   milliseconds that checks add to a round, tests and rejections a round, over whole texts of a denoiser
-        with random logits, the worst there is: nearly every token it proposes is ruled out
+round   milliseconds that checks add to a round, tests and rejections a round, over whole texts of a denoiser with
+        random logits, the worst there is: nearly every token it proposes is ruled out
 parsed  of those texts, how many parse and validate (by json and jsonschema, Lark, or re)
 
 Only rules are timed; the denoiser is not a model.

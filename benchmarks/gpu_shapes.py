@@ -2,12 +2,12 @@
 run.
 
 usage: gpu_shapes.py [--device cuda] [--shapes 8b,1b] [--batches 1,8] [--acceptance 0.8,0.95,0.5] [--fixed 3,7,15]
-[--tokens 64]
-                     [--repeats 3] [--budget 240] [--folder results]
+                     [--tokens 64] [--repeats 3] [--budget 240] [--folder results]
 
 plain         tokens/s of whole calls and seconds of a step, each with its share of the memory-bandwidth limit
 dial          `auto` and fixed lengths against plain decoding, drafts being right with a chosen probability (see
-dial.py) transformers  `generate` with a dynamic cache, a static one, and a static one compiled, against plain decoding
+              dial.py)
+transformers  `generate` with a dynamic cache, a static one, and a static one compiled, against plain decoding
 
 The weights are made on the device; transformers gets views of them and we a second copy of those of attention. In a
 random model the best two tokens are often nearly tied, and where engines round differently their texts part at once;

@@ -1,10 +1,9 @@
 """Every method on published prompts with a real model: first a screening of all, then the best of them again beside
 `auto`.
 
-usage: methods.py --data FOLDER [--model DIR] [--threads 2] [--sets spec-bench,humaneval,mt-redundant,gsm8k] [--prompts
-12]
-                  [--tokens 128] [--screening 4] [--screening-tokens 64] [--keep 3] [--repeats 1] [--extra NAME=JSON
-                  ...] [--only NAME,NAME] [--name methods]
+usage: methods.py --data FOLDER [--model DIR] [--threads 2] [--sets spec-bench,humaneval,mt-redundant,gsm8k]
+                  [--prompts 12] [--tokens 128] [--screening 4] [--screening-tokens 64] [--keep 3] [--repeats 1]
+                  [--extra NAME=JSON ...] [--only NAME,NAME] [--name methods]
 
 FOLDER holds `spec-bench/question*.jsonl`, `humaneval/*.jsonl`, `mt-redundant/*.jsonl` and `gsm8k/test*.jsonl`. Prompts
 go through the chat template, as single requests at temperature 0; a second turn follows plain decoding's first answer,

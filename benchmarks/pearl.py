@@ -1,7 +1,7 @@
 """Drafting while the target scores against drafting before it: PEARL and the sequential pair on the same threads.
 
-usage: pearl.py [--model bundled --draft bundled] [--threads 2] [--repeats 5] [--tokens 64] [--windows 2,4,6] [--batches
-1,4]
+usage: pearl.py [--model bundled --draft bundled] [--threads 2] [--repeats 5] [--tokens 64] [--windows 2,4,6]
+                [--batches 1,4]
 
 Greedy: `draft_model` (one after the other) and `pearl` with overlap, for windows of the same lengths, `pearl` left to
 choose, and plain decoding. It takes a pair of checkpoints, of which only the bundled one ships; give two folders for

@@ -1,14 +1,14 @@
 """Paceline beside other engines on the same weights, token ids, precision, threads and lengths, greedily, in turn, in
 one run.
 
-usage: peers.py [--model smollm2] [--threads 2] [--repeats 3] [--batches 1,8] [--tokens 64] [--prompts 8] [--only
-large,prompts]
-                [--peers all] [--documents FOLDER] [--quick] [--data FOLDER]
+usage: peers.py [--model smollm2] [--threads 2] [--repeats 3] [--batches 1,8] [--tokens 64] [--prompts 8]
+                [--only large,prompts] [--peers all] [--documents FOLDER] [--quick] [--data FOLDER]
 
 prompts  the model on the shipped prompts, the bundled one with its draft model where an engine takes one
 data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose files lie in --data as they are
-published large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt
-lookup of all alike
+         published
+large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of
+         all alike
 
 Each part is one run of `paceline bench`, whose document and report go to --documents (megabytes; a temporary folder by
 default). `results/peers.json` keeps of every part and batch size how our plain decoding does against the fastest plain

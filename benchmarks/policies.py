@@ -2,7 +2,7 @@
 run.
 
 usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--dial 0.5,0.8,0.95]
-[--plot-only]
+                   [--plot-only]
 
 Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that
 rotates, so that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or

@@ -1,7 +1,7 @@
 """int8 and int4 weights: plain decoding against bfloat16 and other engines' int8, and what rounding costs.
 
-usage: quantized.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 5] [--tokens 96] [--peers
-llama.cpp,openvino-genai]
+usage: quantized.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 5] [--tokens 96]
+                    [--peers llama.cpp,openvino-genai]
 
 Engines round weights differently, so their texts may part; the number of equal tokens is stored, nothing is withheld
 for it. Our own decoding on the CPU is compared with itself under drafts (`ngram`), which must give equal tokens;

@@ -1,8 +1,7 @@
 """DEL against plain decoding and every fixed exit and length, task by task.
 
-usage: self_speculation.py --data FOLDER [--model smollm2] [--tasks spec-bench,humaneval,gsm8k,mt-redundant] [--exits
-8,15,22]
-                           [--lengths 1,2,4] [--prompts 4] [--tokens 64] [--repeats 3] [--threads 2]
+usage: self_speculation.py --data FOLDER [--model smollm2] [--tasks spec-bench,humaneval,gsm8k,mt-redundant]
+                           [--exits 8,15,22] [--lengths 1,2,4] [--prompts 4] [--tokens 64] [--repeats 3] [--threads 2]
 
 SmolLM2 was not trained to exit early, so that its first layers guess badly: give a model that was, as what
 recipes/bundled_pair/early_exit.py makes. FOLDER holds the published prompt sets (`methods.py`). Plain decoding, DEL and

@@ -1,7 +1,7 @@
 """Speed against transformers with the same weights, dtype, device and threads, greedy, batch 1, in one run.
 
-usage: speed.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 3] [--prompts 24] [--tokens 64] [--only
-large,demo]
+usage: speed.py [--model smollm2] [--device cpu] [--threads 2] [--repeats 3] [--prompts 24] [--tokens 64]
+                [--only large,demo]
 
 demo    the shipped prompts: Paceline plain and `auto` against transformers' generation, plain, with prompt lookup, and
         on the bundled pair with its draft model

@@ -1,15 +1,15 @@
-"""SuffixDecoding: look-ups, updates and memory against cached tokens, and an agent-like load.
+"""SuffixDecoding: lookups, updates and memory against cached tokens, and an agent-like load.
 
-usage: suffix.py [--model smollm2] [--data FOLDER] [--threads 2] [--repeats 3] [--tasks 2] [--tokens 128] [--only
-tree,load]
+usage: suffix.py [--model smollm2] [--data FOLDER] [--threads 2] [--repeats 3] [--tasks 2] [--tokens 128]
+                 [--only tree,load]
 
 tree   microseconds of a proposal and of taking in and forgetting a token, bytes a token, at 1,000 to 1,000,000 cached
-tokens load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every
-turn as a new
-       tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a near tie.
-       Kinds: *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a changed
-       token, to be written on; *turn*, a second turn that asks for a variation; *rerun*, the same request again. Times
-       with and without the prompt's.
+       tokens
+load   requests that share long parts and edit earlier outputs: plain decoding against `suffix` and `auto`, every turn
+       as a new tenant with empty tables, after a turn that is not timed; outputs must be equal or differ first at a
+       near tie. Kinds: *first*, a new task; *again*, the same task in other words; *edit*, the earlier answer up to a
+       changed token, to be written on; *turn*, a second turn that asks for a variation; *rerun*, the same request
+       again. Times with and without the prompt's.
 
 FOLDER holds published prompt sets (`methods.py`); without it the shipped prompts make the load. Texts of `tree` are
 synthetic. Results: `results/suffix_MODEL.json`.

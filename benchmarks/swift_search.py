@@ -1,8 +1,7 @@
 """What SWIFT's search costs, what it earns, and after how many tokens it is paid back.
 
 usage: swift_search.py --data FOLDER [--model smollm2] [--task gsm8k] [--prompts 4] [--tokens 128] [--repeats 2]
-[--threads 2]
-                       [--ratio 0.45]
+                       [--threads 2] [--ratio 0.45]
 
 A stream of prompts is decoded plainly, by SWIFT that searches, by SWIFT that keeps its first set, and by SWIFT that
 begins with the set that a search found, in turn; every repeat searches anew. Noted are the seconds of each stream, the

@@ -192,7 +192,7 @@ def facts(family: str, name: str, entry: registry.Entry) -> list[str]:
     lines += [f"- {'Paper' if 'arXiv' in entry.paper else 'Source'}: {prose(entry.paper)}"]
     if family == "drafters":
         config = json.dumps({"method": name, **entry.published})
-        lines += [f"- As published, which is what it does when it is named alone: `{config}`"]
+        lines += [f"- Settings as published, used when it is named alone: `{config}`"]
     return lines
 
 
@@ -207,7 +207,7 @@ def measured(name: str | None) -> list[str]:
     if not chosen:
         return []
     lines = ["## Measured", "", f"Speed over plain decoding, {made['weights']}; {machine(made)}.", ""]
-    lines += ["| prompts | drafted tokens | over plain (95 %) | tokens a pass |", "|---|---|---|---|"]
+    lines += ["| prompts | drafted tokens | over plain (95 %) | tokens per pass |", "|---|---|---|---|"]
     for prompts, by_setting in made["screening"].items():
         for key in chosen:
             one, number = by_setting[key], made["settings"][key].get("num_speculative_tokens", "as it pays")
@@ -255,7 +255,7 @@ def diffusion_method(name: str) -> list[str]:
     lines = [f"## {name}", ""]
     for kind, one in chosen:
         lines += [f"- {kind} `{one}`: {prose(paragraphs(inspect.getdoc(part(kind, one)) or '')[0])}"]
-    lines += [] if chosen else ["- the usual parts alone"]
+    lines += [] if chosen else ["- the default parts only"]
     lines += [f"- with `{json.dumps(dict(method.options))}`"] if method.options else []
     lines += [f"- Needs: {method.needs}"] if method.needs else []
     lines += ["- Lossless: writes the text of `static`"] if method.lossless else []
@@ -267,7 +267,7 @@ def parts_page() -> str:
     from paceline.diffusion import PARTS, part
 
     lines = ["# Parts of diffusion methods", "", "Each can be named in `diffusion_config` by the key of its kind; its"]
-    lines += ["options stand beside it.", ""]
+    lines += ["options are given beside it.", ""]
     for kind, table in PARTS.items():
         lines += [f"## {kind.capitalize()}", ""]
         for name in table:
@@ -284,7 +284,7 @@ def parts_page() -> str:
 
 
 def cli() -> str:
-    """The introduction, and one section a verb with its flags, those of its own verbs included."""
+    """The introduction, and one section per command with its options, those of its own commands included."""
     import typer
 
     from paceline.cli.app import app
@@ -302,7 +302,7 @@ def cli() -> str:
 
 
 def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
-    """Every verb with its full name, a group before the verbs in it."""
+    """Every command with its full name, a group before the commands in it."""
     for name, command in group.commands.items():
         yield f"{above} {name}", command
         if hasattr(command, "commands"):

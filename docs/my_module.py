@@ -1,4 +1,4 @@
-"""A drafter that copies what followed the last token where it stood before."""
+"""A drafter that copies what followed the latest earlier occurrence of the last token."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from paceline.tree import EMPTY_TREE, TokenTree
 
 @dataclass
 class State:
-    """Of one sequence: its text, which grows by itself."""
+    """State of one sequence: its text, to which the engine appends."""
 
     context: Context
 
 
 class EchoDrafter(Drafter):
-    """Drafts a copy of what followed the last token when it came before.
+    """Drafts a copy of what followed the latest earlier occurrence of the last token.
 
     Args:
         reach: how many tokens back it looks.

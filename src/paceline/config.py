@@ -184,7 +184,7 @@ CLOSE: Final = 0.7
 """Least similarity (difflib's ratio) of what is offered instead."""
 
 SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
-"""Keys that serve all methods of a configuration, and stand beside a list of them."""
+"""Keys that apply to all methods of a configuration, and are given beside a list of them."""
 
 AcceptanceMethod = Literal[
     "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling", "typical_acceptance_sampler"
@@ -240,7 +240,7 @@ class SpeculativeConfig:
 
     @classmethod
     def general_keys(cls) -> list[str]:
-        """Keys that stand beside every method."""
+        """Keys that may be given beside every method."""
         return [f.name for f in fields(cls) if f.name != "options"]
 
     @classmethod
@@ -309,7 +309,7 @@ class EngineConfig:
         threads: of PyTorch on the CPU; None leaves PyTorch's setting.
         seed: base for requests that have none of their own.
         exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a
-            self-test at start, or the model is refused; "auto": the fastest form, which is strict too where that costs
+            self-test at start, or the model is rejected; "auto": the fastest form, which is strict too where that costs
             nothing.
         quantization: "int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head
             to int8; None leaves them.
@@ -362,9 +362,9 @@ def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str],
     """Reject the first of `given` that is no option.
 
     Args:
-        kind: what does not know it, for the message.
-        options: of the method, and of the controller where they may stand there.
-        general: keys that stand beside every method.
+        kind: what lacks it, for the message.
+        options: of the method, and of the controller where they may be given there.
+        general: keys that may be given beside every method.
     Raises:
         ConfigError: with the closest of all these keys; where none is close, with the first of them.
     """
@@ -378,7 +378,7 @@ def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str],
 
 
 def _some(names: Sequence[str]) -> str:
-    """All names where they are few, else the first, how many more there are, and where they stand."""
+    """All names where they are few, else the first, how many more there are, and where they are listed."""
     if len(names) <= NAMED:
         return ", ".join(names)
     return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more (listed in the documentation)"

@@ -17,7 +17,7 @@ a traceback that reaches a user is a bug of ours.
 
 
 class PacelineError(Exception):
-    """Base of all errors that a user can fix; its text says what was wrong, what was found and what to do."""
+    """Base of all errors that a user can fix; its text tells what was wrong, what was found and what to do."""
 
 
 class ConfigError(PacelineError, ValueError):
@@ -45,7 +45,7 @@ class CapabilityError(PacelineError):
 
 
 class DrafterError(PacelineError):
-    """A drafter cannot serve this target (say, another tokenizer), or proposed something invalid."""
+    """A drafter does not work with this target (e.g. another tokenizer), or proposed something invalid."""
 
 
 class NumericsError(PacelineError, ArithmeticError):

@@ -46,7 +46,7 @@ BUNDLED = BUNDLED_FOLDER
 
 @clear_calls()
 class LLM:
-    """A model that decodes faster and says the same.
+    """A language model that decodes faster with the same output.
 
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
     results.
@@ -189,8 +189,11 @@ class LLM:
 
     @property
     def exactness(self) -> Exactness:
-        """What holds between plain and accelerated decoding; found out at first use by a self-test, and kept on
-        disk.
+        """What holds between plain and accelerated decoding.
+
+
+
+        Found out at first use by a self-test, and kept on disk.
         """
         self._must_draft("exactness")
         if not self._exact:
@@ -262,8 +265,9 @@ class LLM:
         return self.generate(prompts, sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
-        """Decode one prompt and yield what each step adds; closing the iterator, or forgetting it, cancels the
-        request.
+        """Decode one prompt and yield what each step adds.
+
+        Closing the iterator, or forgetting it, cancels the request.
         """
         (params,) = self._params(sampling_params, 1)
         request = self._request(one_prompt(prompt), params)

@@ -244,7 +244,7 @@ def adopt(info: ModelInfo, folder: Path, *, threads: int | None = None) -> Profi
 
     Args:
         folder: of the checkpoint.
-        threads: what the user asked for; a profile that wants another number is not used then.
+        threads: what the user set; a profile that wants another number is not used then.
     """
     if not switched_on():
         return None

@@ -1,4 +1,4 @@
-"""The registries: names to classes, imported only when asked for.
+"""The registries: names to classes, imported when first used.
 
 A name, or "module:Class", leads to a class and to what is declared of it (`catalogue`). Entry points of the groups
 `paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
@@ -56,7 +56,7 @@ _temporary: dict[str, dict[str, Entry]] = {}
 
 @cache
 def installed(family: str) -> tuple[EntryPoint, ...]:
-    """What other packages add to a family; they are asked once."""
+    """What other packages add to a family; they are looked up once."""
     return tuple(entry_points(group=f"paceline.{family}"))
 
 
@@ -125,8 +125,9 @@ def load(family: str, name: str) -> Any:
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
-    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
-    anything.
+    """Reject what makes no members of a family before it is called.
+
+    Otherwise anything that "module:Class" names would run.
 
     Args:
         base: of every member.
@@ -145,8 +146,9 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:
-    """Reject what makes no members of a family before it is called: whatever else "module:Class" names might do
-    anything.
+    """Reject what makes no members of a family before it is called.
+
+    Otherwise anything that "module:Class" names would run.
 
     Args:
         methods: of every member.

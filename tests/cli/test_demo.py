@@ -70,7 +70,7 @@ def test_without_a_real_model_the_demo_says_how_to_make_it(run: Command) -> None
     found = run("demo", *FAST)
     words = " ".join(found.out.split())
     assert found.code == 0
-    assert "says little of other models" in words
+    assert "say little about other models" in words
     assert f"run `{bench.MAKE_SMOLLM2}`" in words
     assert found.out.count("speed-up") == 1
 
@@ -82,7 +82,7 @@ def test_a_real_model_gets_a_table_of_its_own(run: Command) -> None:
     assert found.code == 0
     assert found.out.count("speed-up") == 2
     assert f"{bench.SMOLLM2} in float32" in words
-    assert "says little of other models" in words
+    assert "say little about other models" in words
     assert bench.MAKE_SMOLLM2 not in words
     made = json.loads(run("demo", *FAST, "--json").out)
     assert made[bench.SMOLLM2]["totals"][-1]["identical"] == 2
@@ -94,7 +94,7 @@ def test_a_named_model_or_method_is_all_that_runs(run: Command) -> None:
         found = run("demo", *FAST, *choice)
         assert found.code == 0
         assert found.out.count("speed-up") == 1
-        assert "says little" not in found.out
+        assert "say little" not in found.out
 
 
 @pytest.mark.usefixtures("real_model")

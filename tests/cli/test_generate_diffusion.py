@@ -97,8 +97,8 @@ def test_wrong_use_gets_one_line(run: Command, folder: Path, arguments: tuple[ob
 def test_other_models_and_other_verbs(run: Command, folder: Path, tiny: Path) -> None:
     found = run("generate", PROMPT, "-m", tiny, "--dllm-block-length", 4)
     assert (found.code, "diffusion_config needs a diffusion language model" in found.line) == (2, True)
-    for verb in (("verify",), ("explain", PROMPT), ("demo",), ("bench", "--quick")):
-        found = run(*verb, "-m", folder)
+    for command in (("verify",), ("explain", PROMPT), ("demo",), ("bench", "--quick")):
+        found = run(*command, "-m", folder)
         assert (found.code, "is a diffusion language model, which only" in found.line) == (2, True)
 
 
@@ -115,7 +115,7 @@ def test_a_terminal_sees_the_canvas_fill(folder: Path, monkeypatch: pytest.Monke
     assert "\x1b[2m" in seen  # dim
     assert "\x1b[32m" in seen  # green
     assert seen.endswith(expected(folder, {"method": "static"}) + "\n")
-    assert "12 calls of the model, 1.00 tokens a call (static)" in remarks.getvalue()
+    assert "12 calls of the model, 1.00 tokens per call (static)" in remarks.getvalue()
 
 
 def test_chat(run: Command, folder: Path) -> None:

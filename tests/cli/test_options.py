@@ -19,22 +19,22 @@ UNFLAGGED = {"detokenize", "skip_special_tokens"}
 """Fields that make no sense where text is printed."""
 
 
-def flags(verb: str) -> set[str]:
-    command = typer.main.get_command(app).commands[verb]
+def flags(command: str) -> set[str]:
+    command = typer.main.get_command(app).commands[command]
     return {name for parameter in command.params for name in getattr(parameter, "opts", [])}
 
 
-@pytest.mark.parametrize("verb", ["generate", "chat"])
-def test_every_sampling_parameter_has_a_flag(verb: str) -> None:
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_every_sampling_parameter_has_a_flag(command: str) -> None:
     names = {field.name for field in fields(SamplingParams)} - UNFLAGGED
-    assert {"--" + name.replace("_", "-") for name in names} <= flags(verb)
+    assert {"--" + name.replace("_", "-") for name in names} <= flags(command)
     assert set(options.SAMPLING_HELP) == names
 
 
-@pytest.mark.parametrize("verb", ["generate", "chat", "demo", "verify"])
-def test_every_verb_with_a_model_takes_the_same_flags_for_it(verb: str) -> None:
+@pytest.mark.parametrize("command", ["generate", "chat", "demo", "verify"])
+def test_every_verb_with_a_model_takes_the_same_flags_for_it(command: str) -> None:
     wanted = {"--model", "-m", "--speculative-config", "-s", "--revision", "--trust-remote-code", "--log-level"}
-    assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(verb)
+    assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(command)
 
 
 def test_the_page_of_the_command_line_names_every_flag() -> None:
@@ -45,7 +45,7 @@ def test_the_page_of_the_command_line_names_every_flag() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     page = module.cli()
-    named = set().union(*(flags(verb) for verb in ("generate", "chat", "methods", "demo", "verify"))) - {"prompt"}
+    named = set().union(*(flags(command) for command in ("generate", "chat", "methods", "demo", "verify"))) - {"prompt"}
     assert not [name for name in named if f"`{name}`" not in page]
 
 

@@ -58,7 +58,7 @@ def test_only_files_of_an_earlier_run_are_replaced(tmp_path: Path) -> None:
 def test_only_pages_of_the_verb_are_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<!doctype html><meta mine>")
-    outputs.must_be_page("--html", page, mark="<meta mine>", verb="explain", force=False)
-    outputs.must_be_page("--html", page, mark="<meta other>", verb="explain", force=True)
+    outputs.must_be_page("--html", page, mark="<meta mine>", command="explain", force=False)
+    outputs.must_be_page("--html", page, mark="<meta other>", command="explain", force=True)
     with pytest.raises(ConfigError, match="is not a page of `paceline explain`; add --force"):
-        outputs.must_be_page("--html", page, mark="<meta other>", verb="explain", force=False)
+        outputs.must_be_page("--html", page, mark="<meta other>", command="explain", force=False)

@@ -73,14 +73,14 @@ def test_remove(run: Command) -> None:
     assert "no profiles in" in run("profile", "list").out
 
 
-@pytest.mark.parametrize("verb", ["show", "remove"])
-def test_a_name_that_is_not_there(run: Command, verb: str) -> None:
-    found = run("profile", verb, "nobody")
+@pytest.mark.parametrize("command", ["show", "remove"])
+def test_a_name_that_is_not_there(run: Command, command: str) -> None:
+    found = run("profile", command, "nobody")
     assert (found.code, found.out) == (2, "")
     assert found.line == "there is no profile 'nobody'; `paceline tune` makes one"
     profile().save()
-    assert f"known are {profile().name}" in run("profile", verb, "nobody").line
-    assert run("profile", verb).code == 2
+    assert f"known are {profile().name}" in run("profile", command, "nobody").line
+    assert run("profile", command).code == 2
 
 
 def test_a_file_that_cannot_be_read_is_listed_and_removed(run: Command) -> None:

@@ -316,7 +316,7 @@ def test_the_configurations_of_the_other_kind(folder: Path, tmp_path: Path, llm:
     for refused in (lambda: llm.exactness, llm.save_tables, lambda: llm.with_speculative_config(None)):
         with pytest.raises(CapabilityError, match="is a diffusion language model"):
             refused()
-    with pytest.raises(ConfigError, match="a prediction does not go"):
+    with pytest.raises(ConfigError, match="a prediction cannot be used"):
         llm.generate({"prompt": PROMPT, "prediction": "abc"}, SamplingParams(**GREEDY))
 
 

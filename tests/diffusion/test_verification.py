@@ -291,7 +291,7 @@ def test_a_stop_rule_that_speaks_in_a_draft_ends_nothing(drafts: int) -> None:
 
 def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
     monkeypatch.setattr("paceline.diffusion.commit.quotas.QuotaCommit.stateless", False)
-    with pytest.raises(ConfigError, match="QuotaCommit has a memory"):
+    with pytest.raises(ConfigError, match="QuotaCommit has one"):
         fill(t4(), "freedave")
 
 
@@ -309,7 +309,7 @@ def test_every_method_without_memory_is_reproduced(name: str, cache: str) -> Non
     config = {"method": name, "cache": cache, "verification": "freedave"}
     parts = ConfiguredMethod({**config, "verification": "none"}).parts(toy, Canvas.of((3, 4, 5), 8, mask_token_id=23))
     if not parts.transition.stateless:
-        with pytest.raises(ConfigError, match="has a memory"):
+        with pytest.raises(ConfigError, match="has one"):
             fill(toy, config, 8)
         return
     ours = fill(toy, config, 8)

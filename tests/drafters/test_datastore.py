@@ -109,7 +109,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DrafterError, match="cannot be read as a datastore"):
             Datastore(found)
     other.write_text("Call me Ishmael. " * 1000)
-    with pytest.raises(DrafterError, match="no safetensors file"):
+    with pytest.raises(DrafterError, match="not a safetensors file"):
         Datastore(other)
 
 

@@ -182,5 +182,5 @@ def test_models_whose_layers_cannot_run_apart_are_refused(
     from paceline.models import load
 
     monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
-    with pytest.raises(UnsupportedModelError, match="layers that run in groups need a model of the native runner"):
+    with pytest.raises(UnsupportedModelError, match="layers that run in groups need the native runner"):
         bundled.with_speculative_config(two)

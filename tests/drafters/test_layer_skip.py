@@ -85,7 +85,7 @@ def test_aliases_and_bad_layers(plain: LLM) -> None:
     for options, words in (
         ({"exit_layer": 6}, r"exit_layer must be an integer in 1\.\.5, got 6"),
         ({"assistant_early_exit": 0}, r"assistant_early_exit must be an integer in 1\.\.5, got 0"),
-        ({"exit_layer": 1, "assistant_early_exit": 2}, "name one thing"),
+        ({"exit_layer": 1, "assistant_early_exit": 2}, "are the same option"),
         ({"exit_layer": 1, "draft_sample_method": "best"}, "draft_sample_method"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -6,7 +6,8 @@ usage: golden.py make|compare [--part PART ...]
     messages  `paceline methods`, every --help, and the line that each of many bad inputs gets             (default)
     options   arguments of the public classes, options of every drafter, verifier, controller              (default)
     real      tokens and tokens a pass of every method with SmolLM2 (benchmarks/real_models.py), bfloat16, on one CPU
-    model coverage  branch coverage of the suite, in percent by package (runs the suite; needs coverage)
+              model
+    coverage  branch coverage of the suite, in percent by package (runs the suite; needs coverage)
 
 `make` writes PART.json beside this script, `compare` prints each difference and exits with 1. The default parts take
 less than a minute once the kernels are compiled, and are to match after every commit; a commit that changes one of them

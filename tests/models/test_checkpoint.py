@@ -72,7 +72,7 @@ def _no_json(folder: Path) -> None:
         (_cut_data, "half-written: .* bytes of"),
         (_empty, "cut off in its header"),
         (_text, "pointer of Git LFS, not the weights; run `git lfs pull`"),
-        (_no_json, "no safetensors file"),
+        (_no_json, "not a safetensors file"),
     ],
 )
 def test_broken_files(single: Path, harm: Callable[[Path], None], text: str) -> None:
@@ -113,7 +113,7 @@ def _lose_index(folder: Path) -> None:
         (_lose_shard, "lacks model-00002-of-00002.safetensors of 2 shards"),
         (_break_index, "index.json cannot be read"),
         (_empty_index, "no weight_map"),
-        (_escape, "no file of the same folder"),
+        (_escape, "not a file of the same folder"),
         (_promise_more, "c named in model.safetensors.index.json but in no file"),
         (_lose_index, "no weights in"),
     ],

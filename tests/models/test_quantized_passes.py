@@ -22,10 +22,10 @@ from paceline.models.cpu import (
     eligibility,
     half_pitch,
     has_dot_bytes,
+    integer_products,
     load_at,
     lowered,
     pack,
-    quantized,
     self_test,
     steps_of,
     store_at,
@@ -285,14 +285,18 @@ def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
 def test_packing_half_bytes_keeps_every_weight_and_scale_once(outputs, inputs):
     pairs, scale, _ = case("int4", outputs, inputs, 1)
     blocks = pack(pairs, Pages(), scale=scale).strips
-    body = blocks[:, :, quantized.SCALES :].view(len(blocks), -1, 4, 64, 1, 4)
+    body = blocks[:, :, integer_products.SCALES :].view(len(blocks), -1, 4, 64, 1, 4)
     whole = (
         torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1).to(torch.int8) - 8
     )
     assert torch.equal(whole[:outputs, :inputs], unpacked(pairs))
     assert not whole[:outputs, inputs:].any()
     scales = (
-        blocks[:, :, : quantized.SCALES].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(64 * len(blocks), -1)
+        blocks[:, :, : integer_products.SCALES]
+        .contiguous()
+        .view(torch.bfloat16)
+        .transpose(1, 2)
+        .reshape(64 * len(blocks), -1)
     )
     assert torch.equal(scales[:outputs], scale)
     assert not scales[outputs:].any()
@@ -309,7 +313,7 @@ def test_what_lies_behind_a_row_counts_for_nothing(inputs):
 
 @DTYPES
 def test_the_self_test_catches_scales_of_other_groups(dtype, monkeypatch):
-    right = quantized.pack_nibbles
+    right = integer_products.pack_nibbles
     monkeypatch.setattr(
         "paceline.models.cpu.matrix.pack_nibbles", lambda pairs, scale, pages: right(pairs, scale.roll(1, 1), pages)
     )

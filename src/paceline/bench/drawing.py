@@ -1,7 +1,7 @@
 """Plots: matplotlib into files, and line plots as inline SVG in the colours of a page's theme.
 
 An inline plot has the size of the page's text, so that it is as legible on a narrow screen as on a wide one. It carries
-its title for readers who do not see it; the figures stand in a table beside it. Points that are not finite, or not
+its title for readers who do not see it; the figures are in a table beside it. Points that are not finite, or not
 positive on a logarithmic axis, are left out.
 """
 

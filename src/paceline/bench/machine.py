@@ -152,8 +152,9 @@ def _peak_rss() -> int | None:
 
 
 class EnergyMeter:
-    """Joules of stretches of time, from the counters of the platform; they count the whole package or GPU, other
-    processes too.
+    """Joules of stretches of time, from the counters of the platform.
+
+    They count the whole package or GPU, other processes too.
 
     Attributes:
         source: which counters; None where there are none.

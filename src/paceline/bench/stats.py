@@ -41,8 +41,9 @@ class Estimate:
 
 
 def rates_differ(value: float, low: float, high: float, n: int, **_: Any) -> bool:
-    """Whether an estimate of a ratio, given by its fields, shows a difference: an interval without 1, of enough
-    units.
+    """Whether an estimate of a ratio, given by its fields, shows a difference.
+
+    An interval without 1, of enough units.
     """
     return n >= ENOUGH and not low <= 1.0 <= high
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.bench.judge import Analysis
 
-app = typer.Typer(name="analyze", help="Theory put to use: acceptance.", add_completion=False)
+app = typer.Typer(name="analyze", help="Theoretical analyses: acceptance.", add_completion=False)
 
 MOST_DRAFTS, MOST_NODES = 32, 1024
 POSITIONS = 32
@@ -42,29 +42,38 @@ def group() -> None:
 @with_flags(sampling=False)
 def acceptance(
     *,
-    text: Annotated[
-        str | None, typer.Argument(help="A text for two models; - or nothing reads standard input.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(help="Text for both models; - or nothing reads standard input.")] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file.")
     ] = None,
     p: Annotated[
-        Path | None, typer.Option("--p", metavar="FILE", help="Target's rows, .npy or .json, instead of models.")
+        Path | None,
+        typer.Option(
+            "--p",
+            metavar="FILE",
+            help="The target's probabilities, a row per position (.npy or .json), instead of models.",
+        ),
     ] = None,
-    q: Annotated[Path | None, typer.Option("--q", metavar="FILE", help="Drafter's rows.")] = None,
+    q: Annotated[
+        Path | None, typer.Option("--q", metavar="FILE", help="The drafter's probabilities, likewise.")
+    ] = None,
     draft_model: Annotated[
         str | None,
         typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model."),
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="Of both models; above 0.")] = 1.0,
-    positions: Annotated[int, typer.Option("--positions", help="Last places of the text to look at.")] = POSITIONS,
+    temperature: Annotated[float, typer.Option("--temperature", help="Temperature of both models, above 0.")] = 1.0,
+    positions: Annotated[
+        int, typer.Option("--positions", help="Number of positions analysed, the last of the text.")
+    ] = POSITIONS,
     drafts: Annotated[
-        str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one place.")
+        str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one position.")
     ] = "1,2,3,4",
-    budgets: Annotated[str, typer.Option("--budgets", metavar="LIST", help="Numbers of nodes of a tree.")] = "2,4,8,16",
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Draw both tables on a page.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
+    budgets: Annotated[str, typer.Option("--budgets", metavar="LIST", help="Numbers of tree nodes.")] = "2,4,8,16",
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots of both tables.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Compare how often each rule of verification accepts a draft with the most that any exact rule could accept."""
@@ -76,7 +85,7 @@ def acceptance(
         from paceline.bench.report import ACCEPTANCE_MARK
 
         pyplot()
-        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, verb="analyze", force=force)
+        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, command="analyze", force=force)
     if p is None and q is None:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
     else:
@@ -155,7 +164,7 @@ def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: fl
     """Rows of the target and of the draft model on a text."""
     if given.pop("speculative_config", None) is not None:
         raise ConfigError(
-            "analyze compares rules itself; leave --speculative-config out and name the draft with --draft-model"
+            "analyze compares rules itself; leave --speculative-config out and name the draft model with --draft-model"
         )
     from paceline.bench.judge import rows_of
     from paceline.cli.tune import default_drafts
@@ -180,7 +189,7 @@ def tables(found: Analysis) -> list[Table]:
 
     made = []
     parts = (
-        (f"acceptance by number of drafts, mean of {found.positions} places", found.drafts, found.acceptance, ".4f"),
+        (f"acceptance by number of drafts, mean of {found.positions} positions", found.drafts, found.acceptance, ".4f"),
         ("tokens per pass by nodes of the tree", found.budgets, found.tokens, ".3f"),
     )
     for title, columns, rows, form in parts:

@@ -1,8 +1,8 @@
-"""The verbs of `paceline`, and what becomes of whatever ends one of them.
+"""The commands of `paceline`, and what becomes of whatever ends one of them.
 
 Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what
 was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. Heavy imports happen inside
-the verbs, so that help is fast.
+the commands, so that help is fast.
 """
 
 from __future__ import annotations
@@ -76,16 +76,16 @@ def options(
     ] = False,
     log_level: Annotated[
         str | None,
-        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the verb."),
+        typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; also after the command."),
     ] = None,
 ) -> None:
-    """Options of every verb."""
+    """Options of every command."""
     if log_level is not None:
         set_log_level(log_level)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a verb and return its exit code; whatever goes wrong becomes one line on standard error.
+    """Run a command and return its exit code; whatever goes wrong becomes one line on standard error.
 
     Args:
         arguments: without the program's name; none at all show the help.
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _last_words(error: BaseException) -> int:
-    """Say in one line what ended a verb, after the text so far; returns the exit code."""
+    """Report in one line what ended a command, after the text so far; returns the exit code."""
     try:
         sys.stdout.flush()
     except OSError as second:

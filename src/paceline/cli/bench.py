@@ -37,7 +37,7 @@ WORKLOAD_HELP = (
 )
 SHAPE_HELP = "A random-weights model: 291m, 1b, 8b or llama:hidden=1024,layers=24,...; also --model random:SHAPE."
 PEERS_HELP = (
-    "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD between commas, or JSON with "
+    "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD separated by commas, or JSON with "
     "options; may be repeated. `paceline bench peers list` shows them."
 )
 DIAL_TOKENS_HELP = "Speculative tokens of the dial; default: the controller's choice."
@@ -53,18 +53,25 @@ Limit = Annotated[
     int | None,
     typer.Option("--limit", metavar="N", min=1, help="Conversations per workload.", rich_help_panel="Workload"),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="No chat template.", rich_help_panel="Workload")]
+Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.", rich_help_panel="Workload")]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens", metavar="N", min=1, max=65536, help="Most new tokens; default 128.", rich_help_panel="Workload"
+        "--max-tokens",
+        metavar="N",
+        min=1,
+        max=65536,
+        help="Maximum number of new tokens; default 128.",
+        rich_help_panel="Workload",
     ),
 ]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel="Workload")]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Continue after an end token.", rich_help_panel="Workload")
+]
 DraftModel = Annotated[
     str | None,
     typer.Option(
-        "--draft-model", metavar="MODEL", help="Draft model for methods that take one.", rich_help_panel="Settings"
+        "--draft-model", metavar="MODEL", help="Draft model for methods that use one.", rich_help_panel="Settings"
     ),
 ]
 Dial = Annotated[
@@ -130,7 +137,7 @@ Quick = Annotated[
     ),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", metavar="INT", min=0, max=2**53, help="Of sampling and of synthetic prompts.")
+    int, typer.Option("--seed", metavar="INT", min=0, max=2**53, help="Seed of sampling and of synthetic prompts.")
 ]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write the report there, one self-contained page.")

@@ -44,10 +44,10 @@ def command(
     task: Annotated[
         list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")
     ] = None,
-    part: Annotated[Part, typer.Option("--part", help="What is compared.")] = "methods",
+    part: Annotated[Part, typer.Option("--part", help="What to compare.")] = "methods",
     count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 1,
     timed: Annotated[
-        int, typer.Option("--timed", metavar="N", help="Of all prompts, so many are timed; 0 times nothing.")
+        int, typer.Option("--timed", metavar="N", help="How many of the prompts are timed; 0 for none.")
     ] = 2,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed runs of each.")] = 2,
     length: Annotated[int, typer.Option("--length", metavar="N", help=LENGTH_HELP)] = 32,
@@ -57,7 +57,7 @@ def command(
     ] = "float32",
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="CPU threads.")] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Of prompts and noise.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of prompts and noise.")] = 0,
     output: Output = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw score against calls and time there.")

@@ -54,7 +54,7 @@ def write(document: dict[str, Any], output: Path | None, html: Path | None) -> N
     """Write the document, and the report made of it, where they are wanted.
 
     Raises:
-        ConfigError: the system refuses to.
+        ConfigError: the system cannot.
     """
     if output is not None:
         from paceline.bench.run import save_document
@@ -71,17 +71,17 @@ def write(document: dict[str, Any], output: Path | None, html: Path | None) -> N
 @with_log_level
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A.json", help="A document of `paceline bench --json`.")],
-    b: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
+    b: Annotated[Path, typer.Argument(metavar="B.json", help="Another document.")],
     fail_below: Annotated[
         float | None,
         typer.Option(
             "--fail-below",
             metavar="R",
             min=0.0,
-            help="Exit 1 if the lower 95 % bound of a tokens/s ratio B / A is under R.",
+            help="Exit with 1 if the lower 95 % bound of a ratio B / A of tokens/s is below R.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Say which differences of two runs are significant."""
     from paceline.bench.judge import compare_documents

@@ -50,7 +50,7 @@ def _say(status: Status, name: str, line: str) -> None:
 
 
 @app.command("list")
-def show(as_json: Annotated[bool, typer.Option("--json", help="Print as one object.")] = False) -> None:
+def show(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Peers, their methods, and which have an environment of their own."""
     from paceline.bench.peers import PEERS, peer_state
 
@@ -96,15 +96,15 @@ def run(
     ] = None,
     method: Annotated[str, typer.Option("--method", help="plain, ngram or draft_model.")] = "plain",
     options: Annotated[
-        str, typer.Option("--options", metavar="JSON", help="More options of the peer, as one object.")
+        str, typer.Option("--options", metavar="JSON", help="More options of the peer, as a JSON object.")
     ] = "{}",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or int8.")] = "bfloat16",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Of the CPU.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")] = 1,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the random prompt.")] = 64,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="New tokens.")] = 128,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs after one to warm up.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs, after one warm-up.")] = 3,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare the tokens with ours.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run one peer on a random prompt, greedily, and say its speed and whether its tokens are ours."""
     from statistics import median

@@ -23,7 +23,7 @@ def command(
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     given: dict[str, Any],
 ) -> None:
-    """Talk with a model: one message a line; an empty line or Ctrl-D ends."""
+    """Chat with a model: one message per line; an empty line or Ctrl-D ends."""
     check_sampling(given)
     if "logprobs" in given or "prompt_logprobs" in given:
         raise ConfigError(

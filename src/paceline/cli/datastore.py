@@ -47,9 +47,9 @@ def build(
         ),
     ] = None,
     shard_tokens: Annotated[
-        int, typer.Option("--shard-tokens", min=2, help="Tokens that are sorted at once, at 20 bytes of memory each.")
+        int, typer.Option("--shard-tokens", min=2, help="Tokens sorted at once, at 20 bytes of memory each.")
     ] = 2**24,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")
     ] = False,
@@ -89,7 +89,7 @@ def _found(sources: list[Path], output: Path, field: Sequence[str], *, overwrite
 @with_log_level
 def info(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what is in a datastore, and whether all of it is as it was written."""
     _print(path, as_json=as_json, check=True)

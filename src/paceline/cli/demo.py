@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 TOO_SMALL = (
-    "The bundled model is there to show that the texts are equal; its passes are so short that the speed-up says "
-    "little of other models. What drafting brings on a model of yours, `paceline bench --model MODEL` measures."
+    "The bundled model is there to show that the texts are equal; its passes are so short that they say little "
+    "about other models. `paceline bench --model MODEL` measures what drafting gains on a model of yours."
 )
 
 BUSY = 0.5
@@ -31,11 +31,13 @@ BUSY = 0.5
 @with_flags(sampling=False)
 def command(
     *,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, max=4096, help="Maximum number of new tokens per prompt.")
+    ] = 128,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")
     ] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Decode a set of prompts plainly and accelerated, in turn, and compare speed and text.
@@ -116,8 +118,8 @@ def print_table(lines: list[DemoTotal], llm: LLM, name: str | None = None) -> No
     say(f"{name or info.name} in {dtype} on {info.device}, temperature 0, drafts by {methods}")
     console.print(table(lines))
     say(
-        "Tokens/s are of plain and of accelerated decoding; accepted is the mean acceptance length, tokens per pass "
-        "of the model."
+        "Tokens/s are given for plain and for accelerated decoding; accepted is the mean acceptance length, tokens "
+        "per pass of the model."
     )
     if last.near_ties:
         places = "1 near tie" if last.near_ties == 1 else f"{last.near_ties} near ties"

@@ -1,4 +1,4 @@
-"""`paceline doctor`: checks a setup and says what is wrong, one line each; exit 0 when fine, 1 when something is
+"""`paceline doctor`: checks a setup and reports what is wrong, one line each; exit 0 when fine, 1 when something is
 wrong.
 """
 
@@ -30,10 +30,10 @@ def command(
     *,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt."),
+        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name the checks that found nothing, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list the checks that passed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Check machine, checkpoints and drafters, and say what is wrong and what to do about it."""

@@ -33,10 +33,10 @@ def command(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is no page of this kind.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the data; the page is written only with --output.")
+        bool, typer.Option("--json", help="Print the data as JSON; the page is written only with --output.")
     ] = False,
     given: dict[str, Any],
 ) -> None:
@@ -51,7 +51,7 @@ def command(
     if page is not None:
         from paceline.bench.explain import EXPLAIN_MARK
 
-        outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, verb="explain", force=force)
+        outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, command="explain", force=force)
     recorder, interrupted, used = _recorded(given, text, chat)
     if recorder.output is None:
         raise typer.Exit(130)

@@ -45,7 +45,7 @@ def command(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object: text, token_ids, finish_reason, metrics.")
+        bool, typer.Option("--json", help="Print one JSON object: text, token_ids, finish_reason, metrics.")
     ] = False,
     given: dict[str, Any],
 ) -> None:
@@ -253,5 +253,5 @@ def _of_diffusion(metrics: DiffusionMetrics) -> Text:
 
     tokens, calls = metrics.num_generation_tokens, metrics.num_calls
     numbers = f"{tokens} token{'s' if tokens != 1 else ''}, {metrics.tokens_per_second:.0f} tokens/s"
-    passes = f"{calls} call{'s' if calls != 1 else ''} of the model, {metrics.tokens_per_call:.2f} tokens a call"
+    passes = f"{calls} call{'s' if calls != 1 else ''} of the model, {metrics.tokens_per_call:.2f} tokens per call"
     return Text(f"{numbers}, {passes} ({metrics.method})", style="dim")

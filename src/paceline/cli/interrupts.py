@@ -1,4 +1,4 @@
-"""Ctrl-C: the process ends at once, until a verb has something to keep; from then on it is a KeyboardInterrupt.
+"""Ctrl-C: the process ends at once, until a command has something to keep; from then on it is a KeyboardInterrupt.
 
 A KeyboardInterrupt inside an import, or inside code that is called from C, can surface as another error or as a
 traceback of the interpreter's own, or be swallowed. So none is raised while modules are imported, arguments are read

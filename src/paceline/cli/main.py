@@ -1,4 +1,4 @@
-"""The entry of the `paceline` command: imports its verbs and runs one.
+"""The entry of the `paceline` command: imports its commands and runs one.
 
 It imports next to nothing by itself, so that Ctrl-C finds it in charge soon after the interpreter starts.
 """
@@ -15,7 +15,7 @@ except KeyboardInterrupt:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a verb and return its exit code; whatever goes wrong becomes one line on standard error.
+    """Run a command and return its exit code; whatever goes wrong becomes one line on standard error.
 
     Args:
         argv: arguments without the program's name; None takes the process's own, which then ends with this call.

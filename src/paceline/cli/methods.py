@@ -31,7 +31,7 @@ DIFFUSION = 'Diffusion language models: diffusion_config key "method"'
 
 
 @with_log_level
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False) -> None:
+def command(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
     """List drafters, verifiers, controllers and methods of diffusion decoding: kind, exactness, needs, paper."""
     from paceline import registry
     from paceline.diffusion import METHODS
@@ -92,8 +92,8 @@ def left_out() -> list[str]:
     named = [name for name, entry in others.items() if any(_to_name(need) for need in entry.needs)]
     rest = [name for name in others if name not in named]
     return [
-        f"`auto` drafts with {listed(AUTO)}, where a draft model is at hand; it leaves out "
-        f"{', '.join(named)}, which need a model or a file that you name (`paceline methods` says what);",
+        f"`auto` drafts with {listed(AUTO)} (where there is a draft model); it leaves out "
+        f"{', '.join(named)}, which need a model or a file that you name (see `needs`);",
         f"and {', '.join(rest)}, which pay on some models and texts only: `paceline tune` measures them.",
     ]
 
@@ -125,7 +125,7 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
         f"{greedy}, at every temperature" if greedy == sampled else f"{greedy} at temperature 0; {sampled} above"
     )
     if family == "controllers":
-        exactness = "that of the drafters and the verifier it steers"
+        exactness = "that of the drafters and the verifier"
     values = {
         "kind": entry.kind,
         "exactness": exactness,
@@ -151,8 +151,8 @@ def _diffusion_row(name: str, method: Method) -> dict[str, Any]:
 
 def describe_diffusion(method: Method, width: int) -> list[str]:
     """The same of a method of diffusion decoding."""
-    lossless = "the static baseline's text" if method.lossless else "a text of its own"
-    return _lines({"writes": lossless, "needs": method.needs or "nothing", "paper": method.paper}, width)
+    lossless = "equal to the static baseline's" if method.lossless else "may differ from the static baseline's"
+    return _lines({"text": lossless, "needs": method.needs or "nothing", "paper": method.paper}, width)
 
 
 def _lines(values: Mapping[str, str], width: int) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAMPLING_HELP = {
     "n": "Outputs per prompt.",
     "temperature": "0 is greedy. Default: the checkpoint's generation_config.json, else 0.",
-    "top_p": "Keep the most likely tokens that make up this probability.",
+    "top_p": "Keep the most likely tokens whose probabilities sum to this.",
     "top_k": "Keep this many most likely tokens; 0 keeps all.",
     "min_p": "Keep tokens at least this likely relative to the most likely one.",
     "presence_penalty": "Subtracted from tokens that were generated before.",
@@ -34,22 +34,22 @@ SAMPLING_HELP = {
     "stop": "Text that ends the output; may be repeated.",
     "stop_token_ids": "Token id that ends the output; may be repeated.",
     "include_stop_str_in_output": "Keep the stop string in the text.",
-    "max_tokens": "Most new tokens. Default: the checkpoint's, else 256.",
-    "min_tokens": "Fewest new tokens.",
-    "logprobs": "Report this many likely tokens per position (with --json).",
+    "max_tokens": "Maximum number of new tokens. Default: the checkpoint's, else 256.",
+    "min_tokens": "Minimum number of new tokens.",
+    "logprobs": "Report this many of the most likely tokens per position (with --json).",
     "prompt_logprobs": "The same for the prompt's tokens.",
-    "ignore_eos": "Go on after an end token.",
+    "ignore_eos": "Continue after an end token.",
 }
 ENGINE_HELP = {
     "dtype": "auto, float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda or cuda:N.",
-    "max_model_len": "Longest sequence; default: the checkpoint's.",
+    "max_model_len": "Maximum length of a sequence; default: the checkpoint's.",
     "threads": "CPU threads; default: PyTorch's setting.",
-    "kv_cache_memory_bytes": "Most memory for keys and values, in bytes; default: 0.6 of what is free.",
+    "kv_cache_memory_bytes": "Maximum memory for keys and values, in bytes; default: 0.6 of what is free.",
     "speculative_memory_bytes": (
-        "Most memory for draft trees and the caches of draft models, in bytes; default: no limit."
+        "Maximum memory for draft trees and the caches of draft models, in bytes; default: no limit."
     ),
-    "quantization": "int8 or int4 rounds the weights when they are loaded; default: as they are.",
+    "quantization": "int8 or int4 quantises the weights when they are loaded; default: none.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",
 }
 INTEGERS = (
@@ -95,7 +95,9 @@ MODEL_FLAGS = (
         short="-s",
         metavar="JSON",
     ),
-    _model_flag("tokenizer", Text, None, "Folder or hub id, where it is not the model's own.", metavar="MODEL"),
+    _model_flag(
+        "tokenizer", Text, None, "Folder or hub id of the tokenizer; default: the model's own.", metavar="MODEL"
+    ),
     _model_flag("revision", Text, None, "Branch, tag or commit on the hub.", metavar="NAME"),
     _model_flag("gguf_file", Text, None, "The file meant in a folder or repository of GGUF files.", metavar="NAME"),
     _model_flag("trust_remote_code", bool, False, "Run code that comes with the checkpoint."),
@@ -108,10 +110,16 @@ DIFFUSION_HELP = {
         "NAME",
         "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ...",
     ),
-    "dllm_block_length": ("INT", "Slots of a block; default: the model's, or the whole text."),
-    "dllm_denoising_steps": ("INT", "Rounds for a block, where the method has a fixed number."),
-    "dllm_confidence_threshold": ("FLOAT", "Slots at least this sure are written, where the method has a threshold."),
-    "diffusion_config": ("JSON", 'All of it, as {"method": "factor", "cache": "dual"}, or the name of a method.'),
+    "dllm_block_length": ("INT", "Slots per block; default: the model's, or the whole text."),
+    "dllm_denoising_steps": ("INT", "Rounds per block, where the method has a fixed number."),
+    "dllm_confidence_threshold": (
+        "FLOAT",
+        "Slots of at least this confidence are written, where the method has a threshold.",
+    ),
+    "diffusion_config": (
+        "JSON",
+        'The whole configuration, as {"method": "factor", "cache": "dual"}, or the name of a method.',
+    ),
 }
 
 
@@ -154,8 +162,10 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
 
 
 def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command whose last parameter is `given: dict`: it gets the flags of the model, of SamplingParams,
-    --log-level, and with `diffusion` those of diffusion language models.
+    """Decorate a command whose last parameter is `given: dict`.
+
+    It gets the flags of the model, of SamplingParams, --log-level, and with `diffusion` those of diffusion language
+    models.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
@@ -264,7 +274,7 @@ def engine_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampling_params(given: dict[str, Any], llm: LLM, **defaults: Any) -> SamplingParams:
-    """SamplingParams from what was typed, on top of the checkpoint's defaults; greedy where nothing is said.
+    """SamplingParams from what was typed, on top of the checkpoint's defaults; greedy by default.
 
     Raises:
         ConfigError: a value outside its range, or a logit bias that is not JSON.

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 
 @contextmanager
 def writing(flag: str, path: Path) -> Iterator[None]:
-    """Whatever the system refuses within becomes one line that names the flag.
+    """Errors of the system within become one line that names the flag.
 
     Raises:
         ConfigError: instead of OSError.
@@ -30,7 +30,7 @@ def must_be_writable(flag: str, path: Path) -> None:
     """Reject a file that cannot be written; a file that is there stays as it is, and none is left where there was none.
 
     Raises:
-        ConfigError: a folder, no folder around it, or a place where the system lets nobody write.
+        ConfigError: a folder, no folder around it, or a place that cannot be written.
     """
     with writing(flag, path):
         folder = path.parent
@@ -50,7 +50,7 @@ def must_be_own(flag: str, path: Path, *, mark: str, what: str) -> None:
     """Reject what `must_be_writable` rejects, and to destroy a file that holds something else than an earlier run's.
 
     Args:
-        mark: stands in the first 1000 bytes of every such file.
+        mark: text within the first 1000 bytes of every such file.
         what: such a file is, with its article.
     Raises:
         ConfigError: with what to do.
@@ -65,16 +65,17 @@ def _marked(flag: str, path: Path, mark: str) -> bool:
         return mark.encode() in stream.read(1000)
 
 
-def must_be_page(flag: str, path: Path, *, mark: str, verb: str, force: bool) -> None:
-    """Reject what `must_be_writable` rejects, and to destroy a file that is something else than a page of `paceline
-    verb`.
+def must_be_page(flag: str, path: Path, *, mark: str, command: str, force: bool) -> None:
+    """Reject what `must_be_writable` rejects, and a file that exists and is not a page of `paceline COMMAND`.
 
     Args:
-        mark: stands in the first 1000 bytes of such a page.
+        mark: text within the first 1000 bytes of such a page.
         force: any file may be replaced.
     Raises:
         ConfigError: with what to do.
     """
     must_be_writable(flag, path)
     if path.exists() and not force and not _marked(flag, path, mark):
-        raise ConfigError(f"{str(path)!r} exists and is not a page of `paceline {verb}`; add --force to overwrite it")
+        raise ConfigError(
+            f"{str(path)!r} exists and is not a page of `paceline {command}`; add --force to overwrite it"
+        )

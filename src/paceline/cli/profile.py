@@ -15,17 +15,17 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.profiles import Profile
 
-app = typer.Typer(name="profile", help="What `paceline tune` chose: list, show, remove.", add_completion=False)
+app = typer.Typer(name="profile", help="Profiles that `paceline tune` made: list, show, remove.", add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A profile of `paceline profile list`, or its file.")]
 NameOrAll = Annotated[str, typer.Argument(metavar="NAME|all", help="A profile, or all of them.")]
-Json = Annotated[bool, typer.Option("--json", help="Print as one object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("list")
 @with_log_level
 def show_all(as_json: Json = False) -> None:
-    """All profiles, the newest last: name, day, choice, where it holds."""
+    """All profiles, the newest last: name, day, choice, where it applies."""
     from paceline.profiles import profile_dir, saved
 
     found, broken = saved()
@@ -48,7 +48,7 @@ def show_all(as_json: Json = False) -> None:
 @app.command("show")
 @with_log_level
 def show(name: Name, as_json: Json = False) -> None:
-    """One profile: what it chose, on what evidence, and where it holds."""
+    """One profile: what it chose, on what evidence, and where it applies."""
     path, one = _named(name)
     if as_json:
         print(json.dumps(_facts(path, one)))
@@ -62,7 +62,7 @@ def show(name: Name, as_json: Json = False) -> None:
         "config": json.dumps(one.speculative_config),
         "gain": _gain(measured.get("gain")),
         "threads": str(one.threads),
-        "holds for": f"{where.dtype} on {where.device}, {counted(where.threads, 'thread')}, {where.machine}",
+        "applies to": f"{where.dtype} on {where.device}, {counted(where.threads, 'thread')}, {where.machine}",
         "versions": ", ".join(f"{key} {value}" for key, value in where.versions.items()),
         "file": str(path),
     }

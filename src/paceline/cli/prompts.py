@@ -89,11 +89,10 @@ def _whole(text: str, name: str) -> str:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """Many prompts: of a .json or .jsonl file, a JSON string or an object with a key "prompt" a line, else a prompt a
-    line.
+    """Many prompts: per line of a .json or .jsonl file a string or an object with key "prompt", else one per line.
 
     Lines end with a line feed, or with carriage return and line feed, and with nothing else: the other characters that
-    Unicode calls line ends may stand in a prompt.
+    Unicode calls line ends may be in a prompt.
 
     Raises:
         PromptError: a file that cannot be read, or holds no prompt or too many.

@@ -1,5 +1,5 @@
-"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and says what it
-gains.
+"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and reports what
+it gains.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def command(
     *,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt."),
+        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat each prompt as a user's message (chat template).")
@@ -52,14 +52,14 @@ def command(
         list[str] | None, typer.Option("--draft-model", metavar="MODEL", help="A draft model to try; may be repeated.")
     ] = None,
     budget: Annotated[
-        float, typer.Option("--budget", min=1.0, max=86400.0, metavar="SECONDS", help="Time to use.")
+        float, typer.Option("--budget", min=1.0, max=86400.0, metavar="SECONDS", help="Time for the search.")
     ] = 120.0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 128,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, max=1024, help="Prompts that are decoded at once.")
-    ] = 1,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, max=4096, help="Maximum number of new tokens per prompt.")
+    ] = 128,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Prompts decoded together.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, but keep no profile.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Find the fastest method and settings for a model on this machine, and keep them for later runs."""
@@ -165,7 +165,7 @@ def _skipped(found: Tuning) -> list[str]:
     lines = [f"not tried: {', '.join(names)}: {why}" for why, names in groups.items()]
     if named:
         lines.append(
-            f"not tried, since each needs a model or a file that you name (`paceline methods` says which, "
+            f"not tried, since each needs a model or a file that you name (`paceline methods` shows which, "
             f"`paceline bench -s` measures them): {', '.join(named)}"
         )
     return lines
@@ -194,7 +194,7 @@ def _verdict(found: Tuning) -> list[str]:
     if found.interrupted:
         lines.append("Interrupted; what follows rests on the measurements so far.")
     if found.best is None or found.gain is None:
-        return [*lines, "No setting could be measured: undecided, auto stays."]
+        return [*lines, "No setting could be measured: undecided, auto remains the default."]
     gain, best = found.gain, found.best.words(found.threads)
     figures = (
         f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
@@ -203,13 +203,13 @@ def _verdict(found: Tuning) -> list[str]:
     confidence = f"It is faster with a confidence of {_percent(gain.confidence)}."
     if found.chosen is None:
         why = (
-            "the same runs chose it, and flatter it"
+            "the same runs chose it, so that they flatter it"
             if found.in_search
             else "too few runs"
             if found.gain.low > 1.0 or found.gain.high < 1.0
-            else "no setting is shown faster than plain"
+            else "no setting is shown to be faster than plain decoding"
         )
-        lines.append(f"Undecided, auto stays: the search preferred {best}, {figures}; {why}.")
+        lines.append(f"Undecided, auto remains the default: the search preferred {best}, {figures}; {why}.")
     elif found.chosen == found.best:
         lines.append(f"Chosen: {best}. It decodes at {figures}. {confidence}")
     else:
@@ -218,13 +218,14 @@ def _verdict(found: Tuning) -> list[str]:
         )
     if gain.high > SCATTER * gain.low:
         lines.append(
-            "The runs scatter widely: give more --budget, and see with `paceline doctor` whether something keeps "
+            "The runs scatter widely: give more --budget, and check with `paceline doctor` whether something keeps "
             "cores busy."
         )
     lines += _on_time(found)
     if found.near_ties:
         lines.append(
-            f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each first at a near tie."
+            f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each for the first time at a "
+            "near tie."
         )
     return lines
 
@@ -240,7 +241,7 @@ def _on_time(found: Tuning) -> list[str]:
         )
     if found.seconds > LATE * found.budget > 0:
         lines.append(
-            f"It took {found.seconds:.0f} s instead of {found.budget:.0f}: fewer runs would have proven nothing."
+            f"It took {found.seconds:.0f} s instead of {found.budget:.0f}: fewer runs would have shown nothing."
         )
     return lines
 

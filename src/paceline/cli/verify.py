@@ -1,4 +1,4 @@
-"""`paceline verify`: proves on the user's own model that accelerated decoding says the same.
+"""`paceline verify`: checks on the user's own model that accelerated decoding gives the same output.
 
 Exit 0 only if drafts were verified and the claim holds.
 """
@@ -27,15 +27,18 @@ def command(
     *,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text, a prompt a line, or JSONL with a key prompt."),
+        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, max=4096, help="Most new tokens per prompt.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, max=4096, help="Maximum number of new tokens per prompt.")
+    ] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, max=10.0, help="Of the tests by sampling; 0 skips them.")
+        float,
+        typer.Option("--temperature", min=0.0, max=10.0, help="Temperature of the tests by sampling; 0 skips them."),
     ] = 1.0,
     samples: Annotated[int, typer.Option("--samples", min=0, max=128, help="Sampled outputs per prompt.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**53, help="First seed of the tests by sampling.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Decode plainly and accelerated, and compare tokens at temperature 0 and distributions above."""

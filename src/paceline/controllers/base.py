@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def drafts(self) -> bool:
-        """Whether anybody may draft anything."""
+        """Whether any drafter may draft anything."""
         return any(budget.nodes > 0 for budgets in self.budgets for budget in budgets)
 
     @classmethod
@@ -120,7 +120,7 @@ class Controller:
     max_nodes: int = 0
     """Most nodes of one sequence's tree, where that is an option, which may be lowered before any plan; else 0."""
     drafters: int = 1
-    """How many drafters there are; the engine says so before the first plan."""
+    """How many drafters there are; set by the engine before the first plan."""
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
         """Budgets for the next steps of these sequences."""
@@ -137,7 +137,8 @@ class Controller:
         """The sequence has ended."""
 
     def explain(self, index: int | None = None) -> str:
-        """The decision on sequence number `index` of the last plan in words, a line per decision, true from the end of
-        `select` until the next `plan`; without an index, the policy or its beliefs. It changes nothing.
+        """The last plan's decision on sequence number `index` in words, one line per decision.
+
+        It is valid from the end of `select` until the next `plan`. Without an index: the policy, or its estimates.
         """
         return ""

@@ -234,8 +234,9 @@ class Cache(Part, ABC):
 
     @abstractmethod
     def plans(self, canvas: Canvas, block: range) -> list[Plan]:
-        """Passes before the next decision: the last predicts, those before it only store (the write pass of a finished
-        block).
+        """Passes before the next decision.
+
+        The last predicts, those before it only store (the write pass of a finished block).
         """
 
     @abstractmethod
@@ -279,8 +280,9 @@ class Transition:
 
     @property
     def reads_written(self) -> bool:
-        """Whether predictions of slots that are not masked are looked at: by a rule that says so, or since edits may
-        open them.
+        """Whether predictions of slots that are not masked are looked at.
+
+        By a rule that says so, or since edits may open them.
         """
         return self.edit is not None or any(part.reads_written for part in self.parts)
 
@@ -345,8 +347,10 @@ class Transition:
 
 @dataclass(slots=True)
 class Setting:
-    """What parts are told when they are made. Made once for each canvas, and filled in the order in which parts are
-    made: schedule, rules, transition, cache, verification.
+    """What parts are told when they are made.
+
+    Made once for each canvas, and filled in the order in which parts are made: schedule, rules, transition, cache,
+    verification.
 
     Attributes:
         canvas: as it is before the first round; it is replaced in decoding, so parts keep facts of it, not the object.

@@ -160,8 +160,9 @@ class RefreshedCache(Cache):
 
 
 class PrefixCache(RefreshedCache):
-    """A block's first pass computes everything; the later ones compute the block and what follows it, and read the
-    rest.
+    """A block's first pass computes everything.
+
+    The later ones compute the block and what follows it, and read the rest.
 
     Approximate: what comes before the block does not see what is written in it until the next block.
 

@@ -27,8 +27,9 @@ class Status(IntEnum):
 
 @dataclass(slots=True)
 class Canvas:
-    """One text in the making. Prompt and prior slots never change; what is written stays unless an edit or remask rule
-    is on.
+    """One text in the making.
+
+    Prompt and prior slots never change; what is written stays unless an edit or remask rule is on.
 
     Attributes:
         tokens: (n,) int64, `mask_token_id` at masked slots.
@@ -60,8 +61,7 @@ class Canvas:
         eos_token_ids: tuple[int, ...] = (),
         priors: Mapping[int, int] | None = None,
     ) -> Canvas:
-        """A prompt followed by `length` masked slots, of which `priors` (slot -> token, slots counted from its end) are
-        given.
+        """A prompt, then `length` masked slots; `priors` (slot -> token, counted from the prompt's end) are given.
 
         Raises:
             ConfigError: no slot to fill, a prior outside, a mask token in the prompt or a prior.
@@ -86,8 +86,7 @@ class Canvas:
 
     @classmethod
     def infill(cls, template: Sequence[int], *, mask_token_id: int, eos_token_ids: tuple[int, ...] = ()) -> Canvas:
-        """A text with gaps: the mask token of `template` stands where something is to be written, in any number of
-        regions.
+        """A text with gaps: `template` holds the mask token wherever something is to be written.
 
         Raises:
             ConfigError: a template without a gap.

@@ -86,8 +86,9 @@ class AllCommit(Commit):
 
 
 class MaskPredictEdit(Edit):
-    """After round i of T (from 0) the floor(N (T - 1 - i) / T) least sure of the N slots are masked again; none after
-    the last.
+    """After round i of T (from 0) the floor(N (T - 1 - i) / T) least sure of the N slots are masked again.
+
+    None after the last.
 
     A slot's confidence is that of the round in which it was written last. Decoding takes T rounds at most; T = 1 writes
     all at once.
@@ -115,8 +116,9 @@ class MaskPredictEdit(Edit):
 
 
 class RemaskingChances(Part):
-    """Remasking diffusion: written slots are masked again by chance, and the rate of writing makes up for it. This is
-    what both parts of the sampler share: their options, and the chances of each round.
+    """Remasking diffusion: written slots are masked again by chance, and the rate of writing makes up for it.
+
+    This is what both parts of the sampler share: their options, and the chances of each round.
 
     The share of slots that hold a token after each of S rounds is that of plain ancestral sampling, i / S, whatever the
     remasking rate; every round is a step of the same process, with a memory that is partly wiped. Errors of parallel
@@ -170,8 +172,9 @@ class RemaskingChances(Part):
 
 
 class RemaskingCommit(RemaskingChances, Commit):
-    """Every masked slot is written with the chance of the round; a round may write nothing. See `RemaskingChances` for
-    the options.
+    """Every masked slot is written with the chance of the round; a round may write nothing.
+
+    See `RemaskingChances` for the options.
     """
 
     waits = True
@@ -182,8 +185,9 @@ class RemaskingCommit(RemaskingChances, Commit):
 
 
 class RemaskingEdit(RemaskingChances, Edit):
-    """Slots written before this round are masked again with the chance of the round. See `RemaskingChances` for the
-    options.
+    """Slots written before this round are masked again with the chance of the round.
+
+    See `RemaskingChances` for the options.
     """
 
     def changes(self, step: Step, chosen: Ints) -> Changes:

@@ -13,9 +13,10 @@ from paceline.models.denoiser import Call, Denoiser, Flags, Ints, SlotCache
 
 
 class TreeLayout(Layout):
-    """One call for all drafts under a mask that keeps them apart (tree attention), where they read the same slots; a
-    call for each where they do not, and for one that stores. The copies share what is read from the cache; a slot keeps
-    its position in each of them.
+    """One call for all drafts under a mask that keeps them apart (tree attention), where they read the same slots.
+
+    A call for each where they do not, and for one that stores. The copies share what is read from the cache; a slot
+    keeps its position in each of them.
 
     Equal to the batch layout in exact arithmetic; products of other sizes may round otherwise.
     """

@@ -23,9 +23,10 @@ DOT = "·"
 
 @dataclass(slots=True)
 class DiffusionMetrics(RequestMetrics):
-    """Counts and times of one request; `num_steps` is `num_calls`, nothing is drafted. The waiting for room in a batch
-    of canvases (`max_num_seqs`) is part of `time_to_first_token`, and of `generation_time` where it lies between
-    canvases of the request.
+    """Counts and times of one request; `num_steps` is `num_calls`, nothing is drafted.
+
+    The waiting for room in a batch of canvases (`max_num_seqs`) is part of `time_to_first_token`, and of
+    `generation_time` where it lies between canvases of the request.
 
     Attributes:
         method: of decoding.

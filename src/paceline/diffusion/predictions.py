@@ -1,4 +1,4 @@
-"""What one pass says of masked slots: a token for each, and how sure the model is, by several measures.
+"""What one pass predicts for masked slots: a token for each, and how sure the model is, by several measures.
 
 Measures come from the clean distribution, before temperature: a probability after it says how cold the sampler is, not
 how sure the model is. Noise is drawn in float64 from the (seed, round, slot) of a draw, so that a token does not depend

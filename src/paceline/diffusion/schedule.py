@@ -110,8 +110,9 @@ class HeldBlocks(Blocks):
 
 
 class ProgressiveBlocks(BlockSchedule):
-    """Blocks of the lengths given, from left to right, the last length repeated; the last block is cut at the end of
-    the text.
+    """Blocks of the lengths given, from left to right, the last length repeated.
+
+    The last block is cut at the end of the text.
 
     TDAR grows the block in training, from 4 to 64; this is the same progression within a text: short blocks where it
     begins, long ones once it is under way.

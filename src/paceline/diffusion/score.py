@@ -141,8 +141,9 @@ class EndRamp(Modifier):
 
 
 class EndBar(Modifier):
-    """No slot that predicts the end of the text is written before a share of the text is. Where every eligible slot
-    predicts the end, the best of them alone is let through, so that decoding goes on.
+    """No slot that predicts the end of the text is written before a share of the text is.
+
+    Where every eligible slot predicts the end, the best of them alone is let through, so that decoding goes on.
 
     Args:
         eos_bar: share of the slots to fill that must be written first; 0 is no bar.
@@ -165,8 +166,9 @@ class EndBar(Modifier):
 
 
 class OrderNoise(Modifier):
-    """Scores / alg_temp plus Gumbel noise: the best n of these are n draws without replacement from the softmax of
-    scores / alg_temp.
+    """Scores / alg_temp plus Gumbel noise.
+
+    The best n of these are n draws without replacement from the softmax of scores / alg_temp.
 
     For rules that take a number of slots; a threshold on such scores means nothing.
 

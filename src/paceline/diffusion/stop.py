@@ -62,8 +62,10 @@ class AdaptiveLengthStop(Stop):
 
 
 class ProphetStop(Stop):
-    """Once the model is sure of the answer, everything that is still masked is written at once: exit when the mean gap
-    between the first and the second logit of the monitored slots reaches the bar of the current third of decoding.
+    """Once the model is sure of the answer, everything that is still masked is written at once.
+
+    Exit when the mean gap between the first and the second logit of the monitored slots reaches the bar of the current
+    third of decoding.
 
     The bar falls as decoding proceeds, since an early exit must be surer than a late one. Where a cache policy computes
     the current block only, an exit fills that block, and the next whole pass fills the rest.
@@ -72,8 +74,8 @@ class ProphetStop(Stop):
         gap_thresholds: bars in logit units, one more than `gap_progress`; infinite bars are the method without Prophet.
         gap_progress: shares of the rounds at which the next bar holds.
         monitor: "masked", all masked slots; "last", the last `answer_length` slots of the text; "span", `answer_length`
-            slots from `answer_start`; "template", `answer_length` slots after `answer_template`, which stands in the
-            text as a prior.
+            slots from `answer_start`; "template", `answer_length` slots after `answer_template`, which is in the text
+            as a prior.
         answer_length: slots of the answer, where not all masked slots are monitored.
         answer_start: its first slot, counted from the end of the prompt, for "span".
         answer_template: tokens before the answer, for "template".
@@ -148,7 +150,7 @@ def _predicting(ends: Ints, step: Step, slots: Ints) -> Ints:
 
 
 def _after(canvas: Canvas, template: Sequence[int]) -> int:
-    """First slot after the last place where the template stands as a prior."""
+    """First slot after the last occurrence of the template as a prior."""
     tokens = np.asarray(template, np.int64)
     need(tokens.size > 0, "answer_template", "hold the tokens before the answer", list(template))
     for start in range(canvas.length - tokens.size, canvas.start - 1, -1):

@@ -26,8 +26,10 @@ from paceline.utils import need
 
 
 class ReblockedDenoiser:
-    """A block-causal model with other blocks than it was loaded with: every call gets the mask of the new blocks, by
-    which a slot sees its own block and those before it. Blocks of one slot are the autoregressive model.
+    """A block-causal model with other blocks than it was loaded with.
+
+    Every call gets the mask of the new blocks, by which a slot sees its own block and those before it. Blocks of one
+    slot are the autoregressive model.
 
     Caches are those of the model, but keys and values stored under other blocks differ; begin with an empty one.
 

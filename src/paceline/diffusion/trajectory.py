@@ -43,8 +43,9 @@ class Round:
 
     @classmethod
     def between(cls, before: Canvas, after: Canvas) -> list[Round]:
-        """What changed from one canvas to a later one, on the slots that both have: one round for each that wrote
-        something.
+        """What changed from one canvas to a later one, on the slots that both have.
+
+        One round for each that wrote something.
         """
         size = min(before.length, after.length)
         was, now = before.status[:size] == Status.MASKED, after.status[:size] == Status.MASKED
@@ -115,8 +116,9 @@ class BitsToRounds:
 
 
 def order_of(trajectory: Trajectory) -> Ints:
-    """Slots by the round that wrote them last, the surest first within a round; one that was written twice counts
-    once.
+    """Slots by the round that wrote them last, the surest first within a round.
+
+    One that was written twice counts once.
     """
     order = trajectory.order[::-1]
     _, first = np.unique(order, return_index=True)

@@ -164,9 +164,9 @@ def _check_stateless(transition: Transition) -> None:
 
 
 class ExploreTokens(Verification):
-    """The `explore_tokens` most probable tokens of the first explored slot are each tried on a canvas of its own, and
-    the one after which most slots pass the threshold stays. They are computed in one pass; drafts cost slots, not
-    calls.
+    """Tries the `explore_tokens` most probable tokens of the first explored slot, each on a canvas of its own.
+
+    The one after which most slots pass the threshold stays. All are computed in one pass; drafts cost slots, not calls.
 
     Raises:
         ConfigError: a commit rule that does not explore, or rules with a memory.

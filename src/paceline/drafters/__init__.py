@@ -1,4 +1,4 @@
-"""Where drafts come from: one module a method, in folders by what a method drafts with. What a drafter is is said in
+"""Where drafts come from: one module per method, in folders by what a method drafts with. A drafter is defined in
 `base`; what several share is in `common/`, `growth/` (trees) and `vocab/` (other or trimmed vocabularies).
 
 A drafter knows contexts (the text so far, the request's rules) and budgets. It does not know the engine, how much

@@ -113,7 +113,7 @@ class Judge(Protocol):
     def verify(
         self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
     ) -> list[Verdict]:
-        """What the model behind `rows` says to each tree, exactly.
+        """The exact verdicts of the model behind `rows` on each tree.
 
         Args:
             rows: (1 + n, v) log-weights at the root and the nodes.
@@ -199,14 +199,14 @@ class Drafter(ABC):
         name: what logs and metrics call it.
         taps: layers of the target whose hidden states it wants, in the prompt and in every score.
         catches_up: it needs no `observe` after a step without drafts, since it reads new tokens from its contexts when
-            it is next asked.
+            it next drafts.
         plain_every: without `catches_up`, it needs `observe` after one in so many of those steps; it may change this in
             `observe`.
         shares_state: it learns from all sequences of a tenant for all of them, so that its proposals for one depend on
             the others.
         keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
-        runs_target: it finds the target's cache in its contexts; `resume` is asked.
-        works_ahead: `ahead` is asked.
+        runs_target: it finds the target's cache in its contexts; `resume` is called.
+        works_ahead: `ahead` is called.
         rewinds: `rewind` may be called, so that other drafters can be built on it.
         tree_policy: name of the policy by which it grows trees; "chain" where there is none.
         tables: what it learns from text, to be saved on request.
@@ -230,8 +230,9 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
-        """One tree per sequence within its budget, EMPTY_TREE where it has nothing to propose. `so_far` holds the trees
-        of the drafters before this one.
+        """One tree per sequence within its budget, EMPTY_TREE where it has nothing to propose.
+
+        `so_far` holds the trees of the drafters before this one.
         """
 
     @abstractmethod
@@ -253,13 +254,13 @@ class Drafter(ABC):
 
     @property
     def score_taps(self) -> Sequence[int]:
-        """Layers whose hidden states it wants of the next scoring pass, beside `taps`; asked in each step."""
+        """Layers whose hidden states it wants of the next scoring pass, beside `taps`; called in each step."""
         return ()
 
     def ahead(self, states: Sequence[Any], trees: Sequence[TokenTree]) -> Ahead | None:
-        """Work for a second thread while the target scores the chosen trees; asked before every scoring pass.
+        """Work for a second thread while the target scores the chosen trees; called before every scoring pass.
 
-        Verdicts wait for it, so that no outcome depends on which of the two was faster. Work that raises is asked for
+        Verdicts wait for it, so that no outcome depends on which of the two was faster. Work that raises is requested
         again, sequence by sequence.
         """
         return None
@@ -279,9 +280,7 @@ class Drafter(ABC):
         return ()
 
     def held_bytes(self, tokens: int) -> int:
-        """At most what it keeps, beside the caches of `runners`, of a sequence of so many tokens, drafted ones
-        included.
-        """
+        """Most bytes that it keeps for a sequence of so many tokens (drafted ones too), besides `runners`' caches."""
         return 0
 
     @property

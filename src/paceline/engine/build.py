@@ -86,12 +86,12 @@ def build_parts(
 
 
 def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
-    """Block verification judges drawn chains as wholes: nothing may be drafted beside a drawn token.
+    """Block verification judges each drawn chain as a whole: nothing may be drafted beside a drawn token.
 
     Raises:
         ConfigError: a drafter that draws trees, or several drafters one of which draws.
     """
-    why = "block_verification judges chains of drawn drafts as wholes"
+    why = "block_verification judges each chain of drawn drafts as a whole"
     way = "or use acceptance_method 'rejection_sampler'"
     drawing = [
         (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
@@ -125,8 +125,9 @@ def check_methods(config: SpeculativeConfig | None) -> None:
 
 
 def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
-    """The single methods that a configuration names; "auto" means every one that needs nothing more than what is at
-    hand.
+    """The single methods that a configuration names.
+
+    "auto" means every one that needs nothing more than what is at hand.
     """
     if not isinstance(config.method, str):
         for key in config.options:
@@ -297,7 +298,7 @@ def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
 
 
 class ExactJudge:
-    """What a model between draft and target says to a tree; see `drafters.base.Judge`."""
+    """Verdicts of a model between draft and target on a tree; see `drafters.base.Judge`."""
 
     def __init__(self) -> None:
         self._greedy, self._sampled = GreedyVerifier(), RecursiveRejection()

@@ -51,8 +51,9 @@ class Room:
             )
 
     def enough(self, active: Seq[Sequence]) -> bool:
-        """Whether all of these can be filled and make their next step; decides how generously they take blocks
-        meanwhile.
+        """Whether all of these can be filled and make their next step.
+
+        Decides how generously they take blocks meanwhile.
         """
         memory = self._memory
         self._seen, self._short = -1, False
@@ -93,8 +94,9 @@ class Room:
         return found
 
     def admits(self, request: Request, tokens: int, active: Seq[Sequence]) -> bool:
-        """Whether `tokens` tokens of a request can join these, with a block to grow for all; always, where nobody is
-        active.
+        """Whether `tokens` tokens of a request can join these, with a block to grow for all.
+
+        Always, where nobody is active.
         """
         if not active:
             return True

@@ -78,9 +78,7 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
 
 
 def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
-    """A single method that is named without a number of tokens and without a controller drafts as its paper or code
-    does.
-    """
+    """A method named alone, without a number of tokens or a controller, drafts as its paper or code does."""
     if not isinstance(config.method, str) or config.method == "auto":
         return config
     if (

@@ -1,7 +1,7 @@
 """All drafters of an engine behind one call: one merged, checked tree for each sequence.
 
 No drafter can harm a request: one that raises or proposes an invalid tree is dropped for that request, which goes on
-without it and says so; other requests keep it. Each drafter reads its own copy of the text.
+without it, with a warning; other requests keep it. Each drafter reads its own copy of the text.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DrafterSet:
     Args:
         drafters: in the order of their source index.
         vocab_size: of the target.
-        chains_only: the target's runner scores no branches; then the first drafter that has something to say is the
-            only one asked.
+        chains_only: the target's runner scores no branches; then the first drafter that proposes anything is the only
+            one used.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -215,9 +215,10 @@ class DrafterSet:
         scores: Scores,
         numbers: Sequence[int],
     ) -> None:
-        """Tell every drafter the new tokens and what became of the trees; where nothing was drafted, those that catch
-        up by themselves hear of it when they are next asked, or now and then. `numbers`: of these sequences in
-        `scores`.
+        """Tell every drafter the new tokens and what became of the trees.
+
+        Where nothing was drafted, those that catch up by themselves are told when they next draft, or now and then.
+        `numbers`: of these sequences in `scores`.
         """
         if not any(map(len, trees)):
             self._unheard += 1

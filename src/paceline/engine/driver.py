@@ -22,8 +22,9 @@ HANDOVER: Final = 1e-4
 
 
 class Turns:
-    """One thread at a time on a loaded model; shared by all engines around the same weights, since they share its
-    cache.
+    """One thread at a time on a loaded model.
+
+    Shared by all engines around the same weights, since they share its cache.
     """
 
     def __init__(self) -> None:
@@ -47,8 +48,9 @@ class Turns:
         self._catch_up()
 
     def step(self, work: Callable[[A, B], R], one: A, two: B) -> R:
-        """The same around `work(one, two)`, for every step of a decoding loop: a block of its own would take longer
-        than it.
+        """The same around `work(one, two)`, for every step of a decoding loop.
+
+        A block of its own would take longer than it.
         """
         me = self._queue()
         with self._lock:
@@ -77,9 +79,10 @@ class Turns:
         self._busy = True
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Do `work` when nobody has a turn: now, or right after the present turn. Never waits, so it may be called by a
-        finalizer, which runs anywhere, even in the middle of a step of the same thread. `work` may be done twice if an
-        exception cuts in.
+        """Do `work` when nobody has a turn: now, or right after the present turn.
+
+        Never waits, so it may be called by a finalizer, which runs anywhere, even in the middle of a step of the same
+        thread. `work` may be done twice if an exception cuts in.
         """
         self._later.append(work)
         self._catch_up()

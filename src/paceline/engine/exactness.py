@@ -1,4 +1,4 @@
-"""Whether plain and accelerated decoding of a loaded model give the same bits: asked for, found out, kept on disk.
+"""Whether plain and accelerated decoding of a loaded model give the same bits: requested, tested, stored on disk.
 
 The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
 beside the measured costs, so that the self-test (`models.decoder.what_varies`) runs once."""
@@ -53,7 +53,7 @@ def find_exactness(runner: Runner, asked: str) -> Exactness:
     Args:
         asked: "auto" or "strict".
     Raises:
-        ConfigError: strict was asked for and cannot be had.
+        ConfigError: strict was requested and is not possible.
     """
     reason = _reason(runner)
     if reason is not None and asked == "strict":
@@ -75,7 +75,7 @@ def _reason(runner: Runner) -> str | None:
 
 
 def _tested(runner: NativeRunner) -> str | None:
-    """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is said
+    """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is logged
     before.
     """
     if isinstance(runner.passes, StrictPasses):

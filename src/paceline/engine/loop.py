@@ -84,8 +84,9 @@ class Engine:
         self._finish([(sequence, sequence.close("abort")) for sequence in self.scheduler.take(request_id)])
 
     def fail(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
-        """End every request that has started, after a step that raised: its texts, caches and drafters may be out of
-        step.
+        """End every request that has started, after a step that raised.
+
+        Its texts, caches and drafters may be out of step.
 
         Args:
             interrupted: ids of the requests whose own caller stopped the step (Ctrl-C); they end as "abort".

@@ -143,7 +143,7 @@ class CompletionOutput:
         index: 0..n-1.
         text: detokenised output, cut at stop strings.
         token_ids: committed tokens, end and stop tokens included.
-        cumulative_logprob: sum of the chosen tokens' raw logprobs, where `logprobs` was asked for.
+        cumulative_logprob: sum of the chosen tokens' raw logprobs, where `logprobs` was given.
         logprobs: per token: token id -> Logprob.
         finish_reason: "stop", "length", "abort" (cancelled), "error" (see `error`), or None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for an end token or a limit.
@@ -198,8 +198,9 @@ class RequestOutput:
                 raise PacelineError(output.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """The first output as one flat JSON-ready object: text, token_ids, finish_reason, stop_reason, metrics (and
-        error).
+        """The first output as one flat JSON-ready object.
+
+        Text, token_ids, finish_reason, stop_reason, metrics (and error).
         """
         first = self.outputs[0]
         found: dict[str, Any] = {

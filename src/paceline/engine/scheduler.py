@@ -134,9 +134,7 @@ class Scheduler:
         return made[0], made[1:]
 
     def prefill(self) -> None:
-        """Make room for what runs, admit what fits, feed one chunk of prompts (at most `max_num_batched_tokens`
-        tokens), start those whose prompts are done.
-        """
+        """Make room for running requests, admit what fits, feed one chunk of prompts, start those complete."""
         if self.room is not None and not self.room.plenty:
             self._make_room(self.room)
         if self.waiting or self.paused:

@@ -137,8 +137,9 @@ class StopChecker:
         return self.finished
 
     def cut_off(self) -> None:
-        """The output ends here whatever its text says: what was held back comes out, cut where a stop string is found
-        in it.
+        """The output ends here whatever its text says.
+
+        What was held back comes out, cut where a stop string is found in it.
         """
         self._check_text(len(self._flush()))
 

@@ -36,8 +36,9 @@ Symbol = Expr | str
 
 @dataclass(frozen=True, slots=True)
 class Cfg:
-    """A grammar in normal form. Symbols 0 .. terminals - 1 are terminals, the others rules; none derives the empty
-    text.
+    """A grammar in normal form.
+
+    Symbols 0 .. terminals - 1 are terminals, the others rules; none derives the empty text.
 
     Attributes:
         alphabet: of all terminals.

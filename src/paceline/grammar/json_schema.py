@@ -220,8 +220,9 @@ class _Maker:
         return alternatives(*(literal(_spelled(value)) for value in fine))
 
     def object(self, schema: Mapping[str, Any]) -> Expr:
-        """Declared properties in order, those not required at will; any properties where none is declared and others
-        may come.
+        """Declared properties in order, those not required at will.
+
+        Any properties where none is declared and others may come.
         """
         declared = schema.get("properties", {})
         required = set(schema.get("required", ()))

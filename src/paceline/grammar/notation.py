@@ -184,8 +184,7 @@ SUFFIXES: Final = (".lark", ".ebnf")
 
 
 def read_ebnf(grammar: str | Path) -> tuple[str, Path | None]:
-    """The text of a grammar given as such or as a path that ends in .lark or .ebnf, and the folder that its imports
-    count from.
+    """The text of a grammar, given as such or as a path to a .lark or .ebnf file, and the folder of its imports.
 
     Raises:
         ConfigError: a file that cannot be read.

@@ -1,4 +1,4 @@
-"""What a runner is: one model behind six verbs, with its capabilities declared.
+"""What a runner is: one model behind six operations, with its capabilities declared.
 
 A runner serves many sequences. The cache of a sequence covers its committed tokens *except the last*, the pending root:
 scoring feeds the root and the nodes of the tree, so that plain decoding is scoring with an empty tree and the first
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a runner can do beyond chains of one sequence; a method that needs more is rejected before it runs, with an
-    error that says what is missing (`registry.ABILITIES`).
+    """What a runner can do beyond chains of one sequence.
+
+    A method that needs more is rejected before it runs, with an error that says what is missing (`registry.ABILITIES`).
 
     `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a
     `memory`.
@@ -83,8 +84,9 @@ class SequenceCache(Protocol):
 
 
 class CacheMemory(Protocol):
-    """The blocks of all caches of a runner: how many there may be, who needs more, and which beginnings of texts are
-    kept.
+    """The blocks of all caches of a runner.
+
+    How many there may be, who needs more, and which beginnings of texts are kept.
 
     Keys and values are kept and shared by whole blocks. A text's *pieces* are its full blocks in a form that can be
     looked up.
@@ -110,8 +112,9 @@ class CacheMemory(Protocol):
         """Most inputs that a step of one sequence has had so far."""
 
     def limit(self, size: int | None) -> None:
-        """Limit the blocks to `size` bytes; None takes a share of the free memory. A step that needs more gets it all
-        the same.
+        """Limit the blocks to `size` bytes; None takes a share of the free memory.
+
+        A step that needs more gets it all the same.
         """
 
     def spare(self) -> int:
@@ -186,8 +189,7 @@ class Runner(Protocol):
         taps: Sequence[int] = (),
         computed: Sequence[int] | None = None,
     ) -> Scores:
-        """One forward pass over every sequence's root and tree nodes, which see the cache, the root and their
-        ancestors.
+        """One forward pass over the roots and tree nodes, each of which sees the cache, the root and its ancestors.
 
         Keys and values go to scratch slots until `commit`. With `computed[i] = k`, the first k of sequence i's 1 + n
         inputs were already scored by the previous call on the same growing tree: they are neither fed nor returned, and
@@ -198,9 +200,7 @@ class Runner(Protocol):
         """
 
     def commit(self, caches: Sequence[SequenceCache], paths: Sequence[Sequence[int]]) -> None:
-        """Keep the root and the accepted path (node indices of the tree last scored) of each sequence, drop all
-        else.
-        """
+        """Keep each sequence's root and accepted path (node indices of the tree last scored), drop the rest."""
 
     def truncate(self, cache: SequenceCache, length: int) -> None:
         """Forget all but the first `length` committed tokens, and everything in scratch slots."""
@@ -240,7 +240,7 @@ class RunsLayers(Runner, Protocol):
 
 @runtime_checkable
 class HasHead(Protocol):
-    """A runner whose head can be asked about any hidden state."""
+    """A runner whose head can be applied to any hidden state."""
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
@@ -254,7 +254,7 @@ class HasMemory(Protocol):
 
 
 class LayeredRunner(RunsLayers, HasHead, Protocol):
-    """A runner that can stop behind any layer, ask the head there, and go on."""
+    """A runner that can stop behind any layer, apply the head there, and go on."""
 
 
 def memory_of(runner: Runner) -> CacheMemory | None:
@@ -263,7 +263,7 @@ def memory_of(runner: Runner) -> CacheMemory | None:
 
 
 def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:
-    """Refuse chunks that do not fit into the context.
+    """Reject chunks that do not fit into the context.
 
     Args:
         counts: tokens that each sequence shall get.
@@ -276,7 +276,7 @@ def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Seque
 
 
 def check_score(info: ModelInfo, caches: Sequence[SequenceCache], trees: Sequence[TokenTree]) -> None:
-    """Refuse trees with a path that does not fit into the context.
+    """Reject trees with a path that does not fit into the context.
 
     Raises:
         ConfigError: the first sequence that would become too long.

@@ -30,7 +30,7 @@ again.
 """
 
 MIN_CONTEXT = 2048
-"""A context that nobody asked for is shortened down to this before a model is refused."""
+"""A default context is shortened down to this before a model is rejected."""
 
 CGROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -115,15 +115,16 @@ def fit_context(
     budget: int | None = None,
     quantization: Form | None = None,
 ) -> int:
-    """The context to run with: the one asked for, or the checkpoint's, shortened (and logged) where its cache would not
-    fit.
+    """The context to run with.
+
+    The requested one, or the checkpoint's, shortened (and logged) where its cache would not fit.
 
     Args:
-        max_context: what the user asked for; None takes the checkpoint's.
+        max_context: what the user requested; None takes the checkpoint's.
         budget: bytes at hand; None measures.
         quantization: what the weights will be rounded to (models.loading.quantization).
     Raises:
-        OutOfMemoryError: the weights, or the cache of the context asked for, would not fit.
+        OutOfMemoryError: the weights, or the cache of the requested context, would not fit.
     """
     need = estimate(spec, dtype, device, quantization=quantization)
     budget = int(HEADROOM * (available(device) if budget is None else budget))

@@ -3,7 +3,7 @@
 Noise comes from a counter-based hash, in the manner of "Parallel random numbers: as easy as 1, 2, 3" (Salmon et al.,
 2011) with the multipliers of SplitMix64 (Steele et al., 2014). The noise of a token depends on the keys and its id
 alone, so it is the same bits in any tree, any batch, any subset of the vocabulary and on any device: all steps are
-integer operations, one table look-up and single IEEE additions and multiplications.
+integer operations, one table lookup and single IEEE additions and multiplications.
 """
 
 from __future__ import annotations

@@ -102,8 +102,9 @@ class MinTokens(LogitRule):
 
 
 class BadWords(LogitRule):
-    """Forbids the tokens that would complete one of some sequences, looked up by the token before the last. As in vLLM,
-    a word counts only inside the output: a word that begins in the prompt can be completed.
+    """Forbids the tokens that would complete one of some sequences, looked up by the token before the last.
+
+    As in vLLM, a word counts only inside the output: a word that begins in the prompt can be completed.
 
     Args:
         words: token sequences (see `bad_word_token_ids`).

@@ -125,7 +125,7 @@ class Rules:
         return self._run(logits, _tree_paths(tree) if self._needs_paths else NO_PATH)
 
     def by_row(self, logits: torch.Tensor, tree: TokenTree) -> LazyRows:
-        """What `apply` returns, each row made when it is asked for: for verifiers that look at few of them."""
+        """What `apply` returns, each row made when it is needed: for verifiers that look at few of them."""
         _check_shape(logits, 1 + len(tree), self._vocab_size)
         return LazyRows(self, logits, tree)
 
@@ -166,8 +166,9 @@ class Rules:
 
 
 class LazyRows:
-    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time; true until the rules
-    advance.
+    """Log-weights at the root and the nodes of a tree (`Rules.apply`), a row at a time.
+
+    True until the rules advance.
     """
 
     __slots__ = ("_logits", "_rules", "_tree")

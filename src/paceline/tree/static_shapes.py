@@ -97,9 +97,7 @@ class Choice(NamedTuple):
 
 
 def monotone(acceptance_dr: npt.ArrayLike) -> Floats:
-    """(d, r) chances that never grow with the rank and whose ranks sum to at most 1: each is lowered to the one before
-    it.
-    """
+    """(d, r) chances lowered so that they never grow with the rank and the ranks sum to at most 1."""
     chances_dr = np.minimum.accumulate(np.clip(np.atleast_2d(np.asarray(acceptance_dr, np.float64)), 0.0, 1.0), axis=1)
     return np.asarray(chances_dr / np.maximum(chances_dr.sum(axis=1, keepdims=True), 1.0))
 
@@ -173,8 +171,9 @@ class RankAcceptance:
         self.hits_dr, self.tries_dr = np.zeros((depths, ranks)), np.zeros((depths, ranks))
 
     def learn(self, depth: int, ranks: int, taken: int | None) -> None:
-        """An accepted node had children of ranks 0 .. ranks - 1 at this depth; the target took one of them, or (None)
-        none.
+        """An accepted node had children of ranks 0 .. ranks - 1 at this depth.
+
+        The target took one of them, or (None) none.
         """
         d, known = min(depth, len(self.hits_dr)) - 1, min(ranks, self.hits_dr.shape[1])
         self.hits_dr[d, :known] *= self._DECAY

@@ -63,8 +63,9 @@ def _fixed(column: Ints) -> Ints:
 
 
 def lone_source(tree: TokenTree) -> int:
-    """The drafter of a chain of shared columns with points alone, all by one drafter; -1 says nothing about the
-    tree.
+    """The drafter of a chain of shared columns with points alone, all by one drafter.
+
+    -1 says nothing about the tree.
     """
     n = len(tree.tokens)
     if not n or tree.trials or tree.also:
@@ -359,8 +360,9 @@ EMPTY_TREE: Final = TokenTree.build([], [])
 
 @dataclass(frozen=True, slots=True)
 class GroupTrial(Trial):
-    """One of several draws with replacement from one row at one place, for rules that need their number; they share
-    the row object.
+    """One of several draws with replacement from one row at one place, for rules that need their number.
+
+    They share the row object.
 
     A cut leaves fewer draws than planned, and how many may depend on the tokens that came up. A rule that reads the
     number of draws off a tree would let the chance of the first draw depend on its own token, which breaks the output

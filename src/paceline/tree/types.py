@@ -28,9 +28,9 @@ class Budget:
     Attributes:
         nodes: at most this many nodes; 0 means: propose the empty tree.
         depth: at most this many levels.
-        go_on: asked by sequential drafters before drafting level `depth` (from 2 on) with the confidence of the path so
-            far; False stops drafting there.
-        fallback: the drafter is asked only where those before it found nothing.
+        go_on: called by sequential drafters before drafting level `depth` (from 2 on) with the confidence of the path
+            so far; False stops drafting there.
+        fallback: the drafter is used only where those before it found nothing.
         shape: that the controller has in mind, no larger than the budget; drafters of static trees follow it, others
             need not. None leaves it to them.
     """
@@ -73,8 +73,8 @@ class Scores:
         logits: (r, v) raw logits in the model's dtype. Rows of sequence i are `rows[i] : rows[i + 1]`:
             first its root, then its nodes in order.
         rows: batch + 1 row offsets.
-        taps: layer -> (r, hidden) hidden states, for the layers that were asked for; layer k is the output of layer k
-            counted from 0, -1 the embeddings, num_layers the output of the final norm.
+        taps: layer -> (r, hidden) hidden states, for the requested layers; layer k is the output of layer k counted
+            from 0, -1 the embeddings, num_layers the output of the final norm.
         best: per row the lowest token id that holds the largest logit, or -1 where some logit is not finite; None where
             the runner did not look.
     """

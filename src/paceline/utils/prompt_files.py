@@ -4,14 +4,13 @@ Nothing is downloaded.
 
 Formats are told apart by the keys of the first row:
     turns and category      spec-bench, mt-bench or mt-redundant: one format, {"question_id", "category", "turns":
-    [...]};
-                            Spec-Bench where a category of its own (translation, rag, ...) occurs, else by the file's
-                            name
+                            [...]}; Spec-Bench where a category of its own (translation, rag, ...) occurs, else by the
+                            file's name
     task_id and prompt      humaneval: a program to go on with
     question                gsm8k: a word problem
     input_length            trace: {"timestamp", "input_length", "output_length"}, JSONL or CSV
     prompt, text, messages  jsonl: a message, a text to go on with, or a conversation whose last message is from the
-    user
+                            user
 """
 
 from __future__ import annotations

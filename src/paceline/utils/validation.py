@@ -139,8 +139,9 @@ def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
 
 
 def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | None:
-    """The object, or None for null, that a JSON text holds. A key that an object has twice is rejected, since JSON
-    drops the first.
+    """The object, or None for null, that a JSON text holds.
+
+    A key that an object has twice is rejected, since JSON drops the first.
 
     Args:
         name: of the argument.

@@ -28,8 +28,9 @@ class Draws(Protocol):
     """
 
     def gumbel(self, depth: int, weights_v: torch.Tensor) -> int:
-        """argmax(log p + Gumbel noise) of float32 log-weights (v,): a draw from softmax(weights_v), the same for all
-        trees.
+        """argmax(log p + Gumbel noise) of float32 log-weights (v,).
+
+        A draw from softmax(weights_v), the same for all trees.
         """
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:
@@ -40,8 +41,9 @@ class Draws(Protocol):
 
 
 class Rows(Protocol):
-    """Log-weights of a tree by row, the root's first: a tensor (1 + n, v), or something that makes a row when it is
-    looked at.
+    """Log-weights of a tree by row, the root's first.
+
+    A tensor (1 + n, v), or something that makes a row when it is looked at.
     """
 
     def __getitem__(self, row: int, /) -> torch.Tensor:

@@ -163,8 +163,9 @@ def reach(before: float, p_x: float, q_x: float) -> float:
 
 
 def rest_of(p_v: torch.Tensor, q_v: torch.Tensor, reached: float) -> torch.Tensor:
-    """(v,) max(p_i p - q, 0), not normalised: what the target has at the next place beyond what longer acceptance gives
-    it.
+    """(v,) max(p_i p - q, 0), not normalised.
+
+    What the target has at the next place beyond what longer acceptance gives it.
     """
     return (reached * p_v - q_v).clamp_(min=0.0)
 

@@ -33,8 +33,10 @@ class GreedyVerifier(Verifier):
         return [_walk(tree, *top) for tree, top in zip(trees, _tops(rows), strict=True)]
 
     def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
-        """The same for all rows of a pass: the runner's own best tokens where it has looked and all of them are
-        numbers, else one reduction over the batch and one transfer to the host.
+        """The same for all rows of a pass.
+
+        The runner's own best tokens where it has looked and all of them are numbers, else one reduction over the batch
+        and one transfer to the host.
         """
         best, offsets = scores.best, scores.rows
         if best is None or min(best) < 0:

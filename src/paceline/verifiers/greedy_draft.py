@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 def decide(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
-    """The test of each draw, then a draw from what is left: (the accepted child or None, the token). Draws that
-    their own row calls impossible are passed over.
+    """The test of each draw, then a draw from what is left: (the accepted child or None, the token).
+
+    Draws that their own row calls impossible are passed over.
 
     Raises:
         NumericsError: the row holds NaN, +infinity or nothing but -inf.

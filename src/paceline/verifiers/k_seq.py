@@ -132,6 +132,7 @@ def decide(
     trials: Sequence[Trial], tokens: Sequence[int], weights_v: torch.Tensor, draws: Draws, depth: int
 ) -> tuple[int | None, int]:
     """The drawn trials one after the other, then a draw from what is left: (the accepted child or None, the token).
+
     Draws that their own row calls impossible are passed over.
 
     Raises:

@@ -129,8 +129,9 @@ def probabilities_of(weights_v: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def proposal(trial: Trial, token: int, like_v: torch.Tensor) -> torch.Tensor:
-    """(v,) q of a trial in the dtype and on the device of `like_v`: all mass on `token` for a point, else its row
-    without what was removed before the draw, normalised.
+    """(v,) q of a trial in the dtype and on the device of `like_v`.
+
+    All mass on `token` for a point, else its row without what was removed before the draw, normalised.
     """
     if trial.row is None:
         q_v = torch.zeros_like(like_v)

@@ -72,8 +72,9 @@ def _cache_row(bench: DiffusionBench, line: DiffusionLine, exact: bool, progress
 
 
 def with_cache_times(bench: DiffusionBench, found: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """The record with seconds on the prompts that are timed, without and with each policy in turn; none where a claim
-    is broken.
+    """The record with seconds on the prompts that are timed, without and with each policy in turn.
+
+    None where a claim is broken.
     """
     made = {}
     for name, one in found.items():

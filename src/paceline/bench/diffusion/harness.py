@@ -390,8 +390,9 @@ def trusted(line: dict[str, Any]) -> bool:
 def time_methods(
     bench: DiffusionBench, lines: Sequence[DiffusionLine], progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Seconds of every line, by name, prompt by prompt: the baseline runs next to each, between two, in an order that
-    rotates.
+    """Seconds of every line, by name, prompt by prompt.
+
+    The baseline runs next to each, between two, in an order that rotates.
 
     Args:
         lines: the first is the baseline.

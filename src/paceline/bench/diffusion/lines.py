@@ -39,8 +39,9 @@ class DiffusionLine:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | str, block_length: int | None = None) -> DiffusionLine:
-        """A line from a `diffusion_config`; blocks are of `block_length` where it names no length and its schedule
-        takes one.
+        """A line from a `diffusion_config`.
+
+        Blocks are of `block_length` where it names no length and its schedule takes one.
 
         Raises:
             ConfigError: an unknown method, part or option.
@@ -107,7 +108,7 @@ def _config(text: str) -> dict[str, Any] | str:
 def must_fit(
     lines: Sequence[DiffusionLine], denoiser: Denoiser, canvas: Canvas, token_text: TokenText | None = None
 ) -> None:
-    """Refuse lines that this model cannot run on such a canvas.
+    """Reject lines that this model cannot run on such a canvas.
 
     Raises:
         ConfigError: the first line's reason.

@@ -147,9 +147,7 @@ def points(document: Mapping[str, Any], cost: str) -> list[Point]:
 
 
 def draw_methods(document: Mapping[str, Any], path: Path, title: str, plt: Any) -> None:
-    """Write the plot; numbers beside the points are explained at the right, points on the dashed line beaten by
-    none.
-    """
+    """Write the plot, with numbers beside the points explained at the right, and the Pareto front as a dashed line."""
     lines = document["lines"]
     numbers = {name: number for number, name in enumerate(sorted(lines, key=lambda n: lines[n]["calls"]), 1)}
     timed = bool(points(document, "ms"))

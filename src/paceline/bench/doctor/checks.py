@@ -91,10 +91,10 @@ def busy(facts: Facts) -> Iterator[Complaint]:
     free = machine.cpus - machine.load
     if facts.target.device == "cpu" and machine.load > SPARE and machine.threads > free + SPARE:
         if machine.threads == 1:
-            yield Complaint(f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
+            yield Complaint(f"other processeskeep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
             return
         yield Complaint(
-            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, so {machine.threads} threads wait "
+            f"other processeskeep {machine.load:.1f} of {machine.cpus} CPUs busy, so {machine.threads} threads wait "
             "for each other",
             f"stop them, or use --threads {max(1, int(free))}",
         )

@@ -80,8 +80,9 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """A draft model that the configuration names; `tokenizer` is None where it could not be read, for the reason
-    `error`.
+    """A draft model that the configuration names.
+
+    `tokenizer` is None where it could not be read, for the reason `error`.
     """
 
     name: str

@@ -422,8 +422,7 @@ def explain(
 
 
 def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
-    """Decode the beginning of an answer once, so that what happens at first use only (compiling, measured costs) is
-    over.
+    """Decode the beginning of an answer, so that what happens at first use (compiling, measuring costs) is over.
 
     That is done by an engine of its own around the same weights, and for a tenant of its own: no table, no cache and no
     controller of the run to come learns from it.

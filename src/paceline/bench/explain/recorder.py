@@ -8,24 +8,24 @@
     prompt              text, tokens (their number)
     drafters            names by source index
     output              text, token_ids, finish_reason, stop_reason, error (or null), metrics (as
-    RequestMetrics.to_dict) prefill_seconds     of the prompt record_seconds      that recording took between the steps;
-    in no other figure here but those of `metrics` texts               token id (as a string) -> its text alone, for
-    every id below tokens              per generated token: token, text (what it adds to the output; "" inside a
-    character), source (index into
-                        drafters, null is the target's own), step, p
+                        RequestMetrics.to_dict)
+    prefill_seconds     of the prompt
+    record_seconds      that recording took between the steps; in no other figure here but those of `metrics`
+    texts               token id (as a string) -> its text alone, for every id below
+    tokens              per generated token: token, text (what it adds to the output; "" inside a character), source
+                        (index into drafters, null is the target's own), step, p
     steps               per scoring pass of the target:
         start, count      generated tokens before it, and those that it added
         root              the last token before it
         nodes             the tree as proposed, parents first: token, parent (-1 is the root), depth, source, confidence
-        (the
-                          drafter's own chance), p (the target's, after the sampling rules; null where it was not
+                          (the drafter's own chance), p (the target's, after the sampling rules; null where it was not
                           computed), status, and where they apply: also (further drafters), q (chance of a sampled
-                          draft), missed (cut, though the output went on exactly so)
+                          draft), missed (cut, though the output continued exactly so)
         next, top         the target's own token after the accepted path with its p (or null), and its three likeliest
-        there drafters          per drafter: null if it was not used, else nodes and depth (its budget), stop (the
-        level at which the
-                          controller stopped it, or null), proposed, deepest, scored, accepted (numbers of nodes),
-                          seconds
+                          there
+        drafters          per drafter: null if it was not used, else nodes and depth (its budget), stop (the level at
+                          which the controller stopped it, or null), proposed, deepest, scored, accepted (numbers of
+                          nodes), seconds
         words             the controller's decision
         seconds           by draft, score, verify, commit, other
         error             why the target's row was no distribution, or null
@@ -277,7 +277,7 @@ class _RecordingController:
 
 
 def check(params: SamplingParams) -> None:
-    """Refuse what a replay cannot show.
+    """Reject what a replay cannot show.
 
     Raises:
         ConfigError: more than one output.
@@ -454,7 +454,7 @@ def _sampling(params: SamplingParams) -> Data:
 
 
 def _model(info: ModelInfo) -> Data:
-    """What is said of the target: a hub id as it is, of a folder its own name only."""
+    """How the target is named: a hub id as it is, a folder by its own name only."""
     path = Path(info.name)
     name = f"bundled {path.name}" if path.parent == BUNDLED else path.name if path.exists() else info.name
     return {

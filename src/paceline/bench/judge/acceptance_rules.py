@@ -1,4 +1,4 @@
-"""How often a draft stands under each rule of verification, against the most that any exact rule could accept.
+"""How often a draft is accepted under each rule of verification, against the most that any exact rule could accept.
 
 Acceptance is the chance that the next token is among the drafts of one place, worked out from p and q, not counted.
 Only recursive rejection without replacement is sampled where the drafts are too many to go through: the first drafts
@@ -48,7 +48,7 @@ class Analysis:
 
     Attributes:
         positions: places that the means are over.
-        drafts: numbers of drafts at one place; acceptance: rule -> chance that one of them stands, for each.
+        drafts: numbers of drafts at one position; acceptance: rule -> chance that one of them is accepted, for each.
         budgets: nodes of a tree; tokens: rule -> tokens per pass, the target's own included, of the best tree whose
             places all have one of the numbers of drafts.
     """
@@ -79,14 +79,14 @@ def without_replacement(p: Array, q: Array, drafts: int) -> float:
 
 
 def failures(p: Array, q: Array, drafts: int, rng: np.random.Generator) -> Array:
-    """Chance that no draft without replacement stands: (1,) the exact one, or (SAMPLES,) figures whose mean it is."""
+    """Chance that no draft without replacement is accepted: (1,) exact, or (SAMPLES,) values whose mean it is."""
     if math.prod([int(np.count_nonzero(q))] * (drafts - 1)) <= ENUMERATED:
         return np.array([_all_fail(p, q, drafts)])
     return np.array([_sampled_fail(p, q, drafts, rng) for _ in range(SAMPLES)])
 
 
 def _all_fail(r: Array, q: Array, drafts: int) -> float:
-    """Chance that none of the drafts from q stands, when r is left of the target."""
+    """Chance that none of the drafts from q is accepted, when r is left of the target."""
     if drafts == 1:
         return max(1.0 - float(np.minimum(r, q).sum()), 0.0)
     after, failing = _left(r, q), np.maximum(q - r, 0.0)
@@ -152,7 +152,7 @@ RULES: Final[Mapping[str, Rule]] = {
     WITH: lambda p, q, drafts: optimal_acceptance(p, q, drafts, replacement=True),
     WITHOUT: lambda p, q, drafts: optimal_acceptance(p, q, drafts, replacement=False),
 }
-"""Name -> chance that one of the drafts stands, from (v,) p, (v,) q and their number."""
+"""Name -> chance that one of the drafts is accepted, from (v,) p, (v,) q and their number."""
 
 
 def analyze_acceptance(p_tv: Array, q_tv: Array, drafts: Sequence[int], budgets: Sequence[int]) -> Analysis:
@@ -201,9 +201,7 @@ def probabilities(name: str, given: Any) -> Array:
 
 
 def tokens_within(acceptance: Mapping[int, float], nodes: int) -> float:
-    """Tokens per pass of the best tree of at most `nodes` nodes in which every inner place has the same number of
-    drafts.
-    """
+    """Tokens per pass of the best tree of at most `nodes` nodes, every inner node with the same number of drafts."""
     best = 1.0
     for drafts, chance in acceptance.items():
         used = depth = 0
@@ -266,10 +264,10 @@ SIGMAS: Final = 4.0
 
 
 def violations(acceptance: Mapping[str, Array], errors: Mapping[str, Array] | None = None) -> list[str]:
-    """What cannot be, if these are the acceptance rates of one number of drafts.
+    """Contradictions, if these are the acceptance rates of one number of drafts.
 
     Args:
-        acceptance: rule -> (t,) chance that a draft stands.
+        acceptance: rule -> (t,) chance that a draft is accepted.
         errors: rule -> (t,) standard errors, of those that were sampled; these are judged by their mean, others at
             every place.
     """

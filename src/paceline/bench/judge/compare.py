@@ -3,8 +3,8 @@
 For every cell (setting, workload, temperature, batch size) of both documents, batches are paired by the names of their
 prompts, and the ratio B / A of tokens per second gets a bootstrap interval over batches and repeats. The two runs were
 made at different times, so the machine may have changed between them; the ratio of the two *speed-ups*, each over plain
-decoding in its own run, is free of that and stands beside it. With m cells, m intervals at 95 % would show about m / 20
-differences where there are none: a difference counts as significant only if the interval at level 1 - 0.05 / m
+decoding in its own run, is free of that and is given beside it. With m cells, m intervals at 95 % would show about m /
+20 differences where there are none: a difference counts as significant only if the interval at level 1 - 0.05 / m
 (Bonferroni) excludes 1, and rests on `stats.ENOUGH` batches or more: an interval from fewer is too narrow.
 """
 

@@ -168,8 +168,7 @@ def greedy_tuples(q: Array, drafts: int) -> Tuples:
 
 
 def transport_plan(p: Array, tuples: Tuples) -> TransportPlan:
-    """The optimal transport of the drafts' distribution to p, exact up to the solver's tolerance, for small
-    vocabularies.
+    """The optimal transport of the drafts' distribution to p, to the solver's tolerance, for small vocabularies.
 
     Args:
         p: (v,) probabilities. tuples: as from `draft_tuples`.

@@ -82,8 +82,9 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether drafted tokens were verified and every claim holds; without drafts plain decoding was compared with
-        itself.
+        """Whether drafted tokens were verified and every claim holds.
+
+        Without drafts plain decoding was compared with itself.
         """
         return self.drafted_tokens > 0 and self.greedy_holds and self.seeded_holds and self.distribution_holds
 
@@ -156,8 +157,8 @@ def claimed_class(llm: LLM) -> tuple[str, str]:
     """The weakest exactness class declared by what this LLM uses, at temperature 0 and above.
 
     What drafters declare holds under an exact verifier, so a verifier weakens it only where it is approximate itself.
-    Where a row's bits are proven not to depend on the rows beside it, near ties fall as in plain decoding: "up to near
-    ties" becomes "bit-equal".
+    Where a row's bits are proven not to depend on the rows beside it, near ties are decided as in plain decoding: "up
+    to near ties" becomes "bit-equal".
     """
     if llm.speculative is None:
         return (BIT_EQUAL, BIT_EQUAL)
@@ -205,8 +206,10 @@ def verify(
 
 
 def drafting(llm: LLM) -> LLM | None:
-    """The same methods with DRAFTED tokens drafted in every step; None where their number is fixed already, or nothing
-    is drafted. Where a profile says that drafts do not pay, the configuration without it is taken.
+    """The same methods with DRAFTED tokens drafted in every step.
+
+    None where their number is fixed already, or nothing is drafted. Where a profile says that drafts do not pay, the
+    configuration without it is taken.
     """
     speculative = llm.speculative
     if speculative is None and llm.profile is not None:
@@ -297,8 +300,8 @@ def _seeded(
 def plain_from(plain: LLM, prompt: Sequence[int], params: SamplingParams) -> Continue:
     """How plain decoding of a request goes on from the first tokens of its output.
 
-    The noise of a seed is keyed by the position in the text, so those tokens may stand in the prompt. That is not so
-    for penalties, min_tokens and the like, which are not meant here.
+    The noise of a seed is keyed by the position in the text, so those tokens may be in the prompt. That is not so for
+    penalties, min_tokens and the like, which are not meant here.
     """
 
     def go_on(kept: list[int]) -> list[int]:

@@ -51,9 +51,7 @@ class SamplingTest:
 def integral_values(
     runner: Runner, prompt: Sequence[int], output: Sequence[int], temperature: float, noise: torch.Generator
 ) -> torch.Tensor:
-    """(t,) float64 values u of one sampled output, uniform under exact sampling at this temperature without other
-    rules.
-    """
+    """(t,) float64 values of a sampled output, uniform under exact sampling at this temperature without other rules."""
     import torch
 
     logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]

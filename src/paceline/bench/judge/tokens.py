@@ -194,8 +194,9 @@ def differences(
     *,
     sampling: Sampling | None = None,
 ) -> list[Difference]:
-    """All differences of an accelerated output: after a near tie, from what plain decoding makes of the text up to
-    there.
+    """All differences of an accelerated output.
+
+    After a near tie, from what plain decoding makes of the text up to there.
 
     Args:
         go_on: plain decoding of the same request from the first tokens of its output.
@@ -337,8 +338,9 @@ def compare_pairs(
 
 
 def difference(runner: Runner, pair: Pair, temperature: float, units: float = TIE_UNITS) -> Difference | None:
-    """The first difference of two outputs, or None; above temperature 0, near ties are those of logits with the seed's
-    noise.
+    """The first difference of two outputs, or None.
+
+    Above temperature 0, near ties are those of logits with the seed's noise.
     """
     sampling = None if temperature < GREEDY_EPSILON else Sampling(temperature, pair.seed)
     return first_difference(runner, pair.prompt_ids, pair.base, pair.other, units, sampling=sampling)

@@ -23,7 +23,7 @@ class PeerEntry:
         dtypes: precisions it takes.
         batches: whether several prompts are decoded together.
         options: that the driver reads, beside the method; `model` is the folder of the draft.
-        needs_cuda: refused by "all" on a machine without CUDA.
+        needs_cuda: left out of "all" on a machine without CUDA.
     """
 
     driver: str
@@ -94,9 +94,7 @@ def peer_entry(name: str) -> PeerEntry:
 
 
 def peers_home() -> Path:
-    """Where environments and converted weights are kept: PACELINE_HOME, else XDG_CACHE_HOME/paceline, else
-    ~/.cache/paceline.
-    """
+    """Folder of environments and converted weights: PACELINE_HOME, XDG_CACHE_HOME/paceline or ~/.cache/paceline."""
     return user_cache("peers", "PACELINE_HOME")
 
 

@@ -91,8 +91,9 @@ class PeersInTurn:
             self.skipped.append(entry)
 
     def turns(self, base: Cell) -> list[Callable[[int, int], None]]:
-        """Warmed-up peers for plain decoding's cell: each call decodes one group in one repeat and keeps what came of
-        it.
+        """Warmed-up peers for plain decoding's cell.
+
+        Each call decodes one group in one repeat and keeps what came of it.
         """
         found: list[Callable[[int, int], None]] = []
         for lane in self._lanes:
@@ -168,8 +169,9 @@ def without_end(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
 
 
 def with_one_end(pair: equality.Pair, ends: Sequence[int], most: int) -> equality.Pair:
-    """Both outputs with one end token, the same, if they ended before `most` tokens: where only one does, its chance
-    can be looked up like any token's.
+    """Both outputs with one end token, the same, if they ended before `most` tokens.
+
+    Where only one does, its chance can be looked up like any token's.
     """
     said = next((row[-1] for row in (pair.base, pair.other) if row and row[-1] in ends), ends[0] if ends else None)
 

@@ -1,4 +1,4 @@
-"""Opening a peer and asking it for tokens: a driver in a process of its own, or an OpenAI-compatible endpoint."""
+"""Opening a peer and requesting tokens: a driver in a process of its own, or an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ class Endpoint:
     def generate_batch(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = True
     ) -> list[PeerRun]:
-        """One prompt; several are refused, as their timing is the server's own business."""
+        """One prompt; several are rejected, as their timing would be the server's."""
         if len(prompts) > 1:
             raise ConfigError(f"peer openai takes one prompt at a time, got {len(prompts)}; use batch size 1")
         return [self.generate(prompts[0], max_tokens, ignore_eos)] if prompts else []

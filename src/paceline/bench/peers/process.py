@@ -68,7 +68,7 @@ class DriverProcess:
         """Send one request and wait for its answer, `timeout` seconds at most; after a failure the process is ended.
 
         Raises:
-            PeerError: the driver said it failed, ended, took too long or sent something else than a JSON object.
+            PeerError: the driver failed, ended, took too long or sent something other than a JSON object.
         """
         if not self._finish.alive:
             raise PeerError(f"peer {self.name} is closed; open it again")

@@ -132,7 +132,7 @@ class Lane:
         start: opens it.
     Attributes:
         at_once: whether a group is decoded together.
-        version, settings: what it said when it was opened.
+        version, settings: what it reported when it was opened.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ def _lane(llm: LLM, one: WantedPeer, draft: str | None) -> Lane:
 
 
 def _must_fit(weight_bytes: int, title: str) -> None:
-    """Refuse a process that would drive this machine out of memory."""
+    """Reject a process that would drive this machine out of memory."""
     import psutil
 
     need, free = 1.5 * weight_bytes, psutil.virtual_memory().available

@@ -283,8 +283,9 @@ def _trouble(peer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def comparison_table(found: Comparison, width: int = 80) -> Iterator[Table]:
-    """B against A: a table per workload, temperature and batch size; a star marks what is significant after the
-    correction.
+    """B against A: a table per workload, temperature and batch size.
+
+    A star marks what is significant after the correction.
     """
     places: dict[tuple[str, float, int], list[ComparedLine]] = {}
     for line in found.lines:

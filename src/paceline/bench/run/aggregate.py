@@ -41,9 +41,7 @@ class Surroundings:
 
 
 def cells(found: Sequence[Cell], around: Surroundings) -> list[dict[str, Any]]:
-    """The document's cells, each judged against the baseline's cell of the same workload, temperature and batch
-    size.
-    """
+    """The document's cells, each compared with the baseline of its workload, temperature and batch size."""
     made = []
     for cell in found:
         base = next(b for b in found if b.setting.config is None and _place(b) == _place(cell))
@@ -190,9 +188,7 @@ def _work(cell: Cell, around: Surroundings) -> dict[str, Any]:
 
 
 def figures_by_task(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any]:
-    """Figures by task; speeds of batches of one task only, since a batch that mixes tasks says nothing of any of
-    them.
-    """
+    """Figures by task; speeds only of batches of one task, since mixed batches tell nothing about any of them."""
     everything = [piece for group in cell.groups for piece in group] + cell.failed
     task_of = {(piece.prompt, piece.turn): piece.task for piece in everything}
     made = []

@@ -45,9 +45,7 @@ class Peers(Protocol):
     """Others that decode the same groups in turn with the settings."""
 
     def turns(self, base: Cell) -> list[Turn]:
-        """Calls (group, repeat), warmed up, each of which decodes one group of plain decoding's cell and keeps what
-        came of it.
-        """
+        """Warmed-up calls (group, repeat), which decode a group of plain decoding's cell and keep the result."""
 
 
 class Harness:

@@ -27,7 +27,7 @@ NAP = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A request of the trace: seconds after the start, prompt, most new tokens; or why it cannot be asked."""
+    """A request of the trace: seconds after the start, prompt, most new tokens; or why it cannot be made."""
 
     time: float
     tokens: list[int]
@@ -81,7 +81,7 @@ def _plan(llm: LLM, workload: Workload, rate: float) -> tuple[list[_Planned], fl
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """Outcome of one replay: seconds, what the steps said, the requests (None where they could not be asked)."""
+    """Outcome of one replay: seconds, what the steps reported, the requests (None where they could not be made)."""
 
     seconds: float
     totals: Totals

@@ -1,14 +1,14 @@
-"""What the steps of a run say: times between tokens, acceptance by depth and drafter, time split, bytes read.
+"""Figures from the steps of a run: times between tokens, acceptance by depth and drafter, time split, bytes read.
 
 Definitions:
     time to first token      from the arrival of the request to the end of the step that gave its first token
     inter-token latency      of the k tokens that one step gives a request, each is given the time since the request's
-    step before,
-                             divided by k: tokens that come together share their time. Tokens of a request's first step
-                             belong to the time to first token and have none.
+                             step before, divided by k: tokens that come together share their time. Tokens of a
+                             request's first step belong to the time to first token and have none.
     mean acceptance length   1 + accepted / steps, by the target's own token counts
-    offered, reached         steps whose tree has nodes at a depth; those of them whose path stood up to the depth
-    before it bytes of a step          the weights once, and the keys and values of every committed token of the batch
+    offered, reached         steps whose tree has nodes at a depth; those of them whose path was accepted up to the
+                             depth before it
+    bytes of a step          the weights once, and the keys and values of every committed token of the batch
 """
 
 from __future__ import annotations
@@ -210,8 +210,9 @@ def quantiles(values: Sequence[float]) -> dict[str, Any]:
 
 
 def histogram(values: Sequence[float]) -> dict[str, Any]:
-    """Counts in logarithmic bins, empty ones at both ends left out; what lies beyond the ends counts in the last
-    bin.
+    """Counts in logarithmic bins, empty ones at both ends left out.
+
+    What lies beyond the ends counts in the last bin.
     """
     if not len(values):
         return {"edges": [], "counts": []}

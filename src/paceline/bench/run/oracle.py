@@ -101,7 +101,7 @@ class Noise:
         return Place(noise, -1, self._chance(noise), NEVER_ACCEPTED)
 
     def told(self, place: Place) -> float:
-        """What is said of a node's first candidate."""
+        """Confidence given to a node's first candidate."""
         return place.chance if self.confidence is None else self.confidence
 
     def token(self, place: Place, rank: int, record: Sequence[int]) -> int:
@@ -162,7 +162,7 @@ class OracleTrees:
         return self._named(ranks, root, known) if len(ranks) else EMPTY_TREE
 
     def _alike(self, known: Known, budget: Budget, depth: int, told: float) -> TokenTree:
-        """The kept tree for these limits, stopped at the level that the controller refuses."""
+        """The kept tree for these limits, stopped at the level that the controller denies."""
         grown = self._kept_tree(known, budget, depth, NEVER_ACCEPTED, told)
         if budget.go_on is not always_go_on:
             for level, reach in grown.asked:
@@ -271,7 +271,7 @@ Continuations = Mapping[tuple[int, ...], Sequence[int]]
 
 class _State:
     """A sequence with its record, which begins at token `start` of the text; `key` names its prompt in the noise;
-    `followed` tokens of the record are known to stand.
+    `followed` tokens of the record are known to be accepted.
     """
 
     __slots__ = ("context", "followed", "key", "record", "start")
@@ -284,7 +284,7 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
     """Drafts the recorded continuation with mistakes.
 
     Args:
-        continuations: what plain decoding said: {prompt token ids as a tuple: continuation}, a list of pairs
+        continuations: what plain decoding generated: {prompt token ids as a tuple: continuation}, a list of pairs
             {"prompt": [...], "continuation": [...]}, or the path of a JSON file with such a list. Prompts without a
             record get no guesses.
         acceptance: chance that a drafted token is the recorded one, 0..1.

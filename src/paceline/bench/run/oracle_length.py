@@ -18,7 +18,7 @@ from paceline.controllers import Controller, Plan, Signal
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 Lengths = dict[int, int]
-"""Length of the text -> tokens of the next draft that will stand."""
+"""Length of the text -> tokens of the next draft that will be accepted."""
 
 
 class LengthRecorder(Controller):

@@ -116,8 +116,9 @@ def prompts_of(pieces: Sequence[Piece], turn: str = "once") -> list[Any]:
 
 
 def waking(piece: Piece) -> Piece:
-    """A little of it, to be decoded uncounted before a turn where another process had the one before: it has emptied
-    the caches of the processor, and put the threads to sleep.
+    """A little of it, to be decoded uncounted before a turn where another process had the one before.
+
+    It has emptied the caches of the processor, and put the threads to sleep.
     """
     return replace(piece, token_ids=piece.token_ids[:8], max_tokens=min(piece.max_tokens, 4))
 

@@ -4,8 +4,7 @@ Without settings of their own, users get plain decoding, "auto", and every regis
 without more options than a draft model; the others are listed with the reason. A method with an option `continuations`
 gets the recorded ones.
 
-The acceptance dial's drafter is a measuring device, which nobody else knows: whoever uses it stands within
-`dial_registered`.
+The acceptance dial's drafter is a measuring device, which nothing else knows: its users are within `dial_registered`.
 """
 
 from __future__ import annotations

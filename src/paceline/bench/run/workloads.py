@@ -85,8 +85,9 @@ STEEPEST = 64.0
 
 
 def load_synthetic(text: str, *, vocab_size: int, max_context: int | None = None, seed: int = 0) -> Workload:
-    """The workload of "prompt=128,output=64,entropy=6.5,count=8"; what is left out takes DEFAULTS, entropy the uniform
-    distribution's.
+    """The workload of "prompt=128,output=64,entropy=6.5,count=8".
+
+    What is left out takes DEFAULTS, entropy the uniform distribution's.
 
     Args:
         max_context: of the model; a prompt must leave room for one new token. None takes any length.
@@ -159,8 +160,9 @@ def _entropy(p: npt.NDArray[np.float64]) -> float:
 
 
 def synthetic_prompts(count: int, length: int, entropy: float, vocab_size: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """(count, length) token ids, every prompt with an order of the vocabulary of its own; the same seed gives the
-    same.
+    """(count, length) token ids, every prompt with an order of the vocabulary of its own.
+
+    The same seed gives the same.
     """
     p, rng = token_distribution(entropy, vocab_size), np.random.default_rng(seed)
     return np.stack([rng.permutation(vocab_size)[rng.choice(vocab_size, length, p=p)] for _ in range(count)])

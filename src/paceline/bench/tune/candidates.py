@@ -37,7 +37,7 @@ USUAL: Final = set(registry.DRAFTERS["draft_model"].needs)
 """What a draft model needs that is tried wherever one is given; methods that need special ones are not."""
 
 MEMORY: Final = "memory for "
-"""How needs begin that the loader checks itself: such a method is tried, and refused where there is too little."""
+"""How needs begin that the loader checks itself: such a method is tried, and rejected where there is too little."""
 
 GUESS_NOTHING: Final = {
     "prediction": (
@@ -53,7 +53,7 @@ AUTO: Final = "auto"
 """What decodes without a profile, so that a search knows it too."""
 
 SHARED: Final = ("num_speculative_tokens", "disable_by_batch_size")
-"""What stands beside a list of methods, not in its entries."""
+"""What is given beside a list of methods, not in its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,9 @@ def find_candidates(capabilities: Capabilities, *, drafts: Sequence[str], thread
 
 
 def with_prediction(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same methods beside the drafter that follows a request's prediction; it does nothing where a request has
-    none.
+    """The same methods beside the drafter that follows a request's prediction.
+
+    It does nothing where a request has none.
     """
     if config.get("method") == AUTO:  # has it
         return dict(config)

@@ -193,8 +193,9 @@ def confirm(
 
 
 def interval(gains: Sequence[Gain], *, seed: int = 0, level: float = 0.95) -> Interval:
-    """Median of the ratios with a percentile interval of the two-stage bootstrap: items are drawn, then measurements of
-    each.
+    """Median of the ratios with a percentile interval of the two-stage bootstrap.
+
+    Items are drawn, then measurements of each.
 
     Raises:
         ValueError: no measurement.

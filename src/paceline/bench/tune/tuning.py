@@ -83,8 +83,9 @@ class Trial:
         self._run(self.plain, item, self.threads, "warm-up", replace(self.params, max_tokens=LEAST_TOKENS))
 
     def shorten(self, item: int, seconds: float) -> None:
-        """Let runs end after so many tokens that a plain one of this group takes about `seconds`; never under
-        LEAST_TOKENS, and never longer than they are.
+        """Let runs end after so many tokens that a plain one of this group takes about `seconds`.
+
+        Never under LEAST_TOKENS, and never longer than they are.
         """
         (few, short), (many, long) = self._paced(item, 1, seconds), self._paced(item, LEAST_TOKENS, seconds)
         each = max(0.0, long - short) / max(1, many - few)

@@ -62,7 +62,7 @@ class Source:
             estimate.
         levels: by depth bucket, whether any child of an accepted parent was accepted, whatever the confidence.
         width: mean number of its children at a parent.
-        finds: the share of sequences asked about for which it proposes anything.
+        finds: the share of sequences for which it proposes anything.
     """
 
     __slots__ = ("bins", "cells", "finds", "levels", "width")
@@ -79,8 +79,9 @@ class Source:
         return self.cells[bucket * BINS + place].mean(self.bins[place].mean(_PRIOR_BIN[place]))
 
     def level(self, bucket: int) -> float:
-        """P(one of its nodes accepted | parent accepted) before anything is drafted; deeper levels are drawn to those
-        before.
+        """P(one of its nodes accepted | parent accepted) before anything is drafted.
+
+        Deeper levels are drawn to those before.
         """
         if bucket <= 1:
             return self.levels[bucket].mean(_PRIOR_LEVEL[bucket])

@@ -1,4 +1,4 @@
-"""Which drafters are asked for how much, and which proposed nodes are scored: pure functions of chances and seconds.
+"""Which drafters draft how much, and which proposed nodes are scored: pure functions of chances and seconds.
 
 Both maximise expected tokens per second. For budgets the rate of every combination is compared; for the nodes of a
 step, whose drafts are already paid for, a second is priced at the tokens that it brings otherwise.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.tree import TokenTree
 
 BETTER: Final = 1.005
-"""A further drafter is asked only where it makes decoding faster by this factor."""
+"""A further drafter is used only where it makes decoding faster by this factor."""
 
 _UNLIKELY: Final = 0.02
 
@@ -45,7 +45,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A drafter that is asked.
+    """A drafter that is used.
 
     Attributes:
         levels: most levels of its draft. fallback: only where those before it found nothing.
@@ -76,7 +76,7 @@ class PlannedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Drafters to ask, in their order, and what is expected of a step.
+    """Drafters to use, in their order, and what is expected of a step.
 
     Attributes:
         tokens, seconds: of a step of the batch. rows: that it scores. drafting: seconds of it that drafting takes.

@@ -2,7 +2,7 @@
 
 A plan weighs what each drafter is expected to add (`acceptance`) against what drafting and scoring take (`costs`),
 picks the best combination (`choice`), and leaves out whom outcomes speak against (`trust`). Drafters that cost next to
-nothing are asked in every step: which of their nodes are scored is decided when they are there, and what follows in the
+nothing are used in every step: which of their nodes are scored is decided when they are there, and what follows in the
 text teaches even of those that are not. All that is done to learn is paid from one ledger. A plan holds for as many
 steps as make planning 1 % of decoding.
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paceline.controllers")
 
 CHEAP: Final = 0.005
-"""A drafter whose longest draft takes less than this share of a plain step is asked in every step."""
+"""A drafter whose longest draft takes less than this share of a plain step is used in every step."""
 
 PLAIN_EVERY: Final = 128
 """While drafting, one step in so many is plain, so that the price of plain decoding stays true; paid from the
@@ -126,7 +126,7 @@ class AutoController(Controller):
         max_nodes: most nodes of one sequence's tree.
         max_depth: most levels.
         disable_by_batch_size: no drafts at or above this number of sequences.
-        memory: where what drafters are worth and what their drafts take is kept between processes.
+        memory: where acceptance and costs of drafters are stored between processes.
     Raises:
         ConfigError: a limit outside its range.
     """
@@ -262,7 +262,7 @@ class AutoController(Controller):
             now.table = self.costs.table(now.size, now.context, last)
 
     def _try(self, now: _Now, one: Forecast) -> Pick | None:
-        """A short draft of somebody who does not seem to pay, if the ledger bears the loss of all of it."""
+        """A short draft by a drafter that does not seem to pay, if the ledger bears the loss of all of it."""
         levels = min(TRY_LEVELS, len(one.gains) - 1)
         if levels < 1:
             return None
@@ -271,7 +271,7 @@ class AutoController(Controller):
         return Pick(one.drafter, levels) if self.ledger.affords(loss) else None
 
     def _of_sequence(self, now: _Now, sequence: _Sequence) -> list[Budget]:
-        """Its budgets, with a stopper each for drafters that ask before every level."""
+        """Its budgets, with a stopper each for drafters that call `go_on` before every level."""
         found = [NO_BUDGET] * len(self.names)
         sequence.stoppers = {}
         rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
@@ -463,7 +463,7 @@ def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[flo
 
 
 def _was_asked(outcome: Outcome, drafter: int) -> bool:
-    """Whether a planned drafter was asked indeed: not behind others where the model scores chains only, nor without a
+    """Whether a planned drafter was used indeed: not behind others where the model scores chains only, nor without a
     state.
     """
     return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)

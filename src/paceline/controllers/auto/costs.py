@@ -91,9 +91,7 @@ class Curve:
         return self.table(rows)[rows]
 
     def set(self, rows: int, seconds: float) -> None:
-        """A measured point; fewer rows take no longer, whatever was thought of them (a first pass may have filled
-        caches).
-        """
+        """Set a measured point; fewer rows take no longer, whatever was known (a first pass may fill caches)."""
         seconds = max(seconds, _LEAST)
         points = sorted({**self.points, rows: seconds}.items())
         self.points = {point: min(known, seconds) if point < rows else known for point, known in points}
@@ -191,8 +189,9 @@ class Costs:
     # Reading
 
     def table(self, batch: int, context: int, rows: int) -> list[float]:
-        """Seconds of a whole step apart from drafting, for 0 to `rows` rows; up to `batch` of them are a step without
-        drafts.
+        """Seconds of a whole step apart from drafting, for 0 to `rows` rows.
+
+        Up to `batch` of them are a step without drafts.
         """
         found, bucket = self._curve(batch, context).table(rows), batch_bucket(batch)
         plain = self.others.get((bucket, False), 0.0)
@@ -210,8 +209,9 @@ class Costs:
         return bool(self._curve(batch, context).points)
 
     def unmeasured(self, batch: int, context: int, rows: int) -> int | None:
-        """The grid point past so many rows, where nothing was measured there or beyond; None also where nothing can
-        be.
+        """The grid point past so many rows, where nothing was measured there or beyond.
+
+        None also where nothing can be.
         """
         measured = self._curve(batch, context).measured
         if self.probe is None or measured > rows:
@@ -233,8 +233,9 @@ class Costs:
     # Learning
 
     def measure(self, batch: int, context: int, rows: int) -> None:
-        """Time a pass of so many rows, and of the largest number known before, whose error is the machine's present
-        speed. A probe that fails is not asked again; real steps teach alone then.
+        """Time a pass of so many rows, and of the largest number known, to correct for the machine's present speed.
+
+        A probe that fails is not called again; costs are then learned from real steps alone.
         """
         if self.probe is None:
             return
@@ -253,9 +254,7 @@ class Costs:
         self.save()
 
     def measure_up_to(self, batch: int, context: int, rows: int) -> None:
-        """Time the grid's powers of two up to the first one past so many rows, where nothing was measured so far
-        out.
-        """
+        """Time the grid's powers of two up to the first one past so many rows, unless that was measured."""
         if self._curve(batch, context).measured < min(rows, GRID[-1]):
             for point in GRID:
                 if point & (point - 1) == 0 and point < 2 * rows:
@@ -269,7 +268,7 @@ class Costs:
         Args:
             batch, context: sequences of the step, and the length of the longest.
             times: what it took; `times.draft` in the order of `drafters`.
-            levels: levels that each drafter drafted, 0 where it found nothing; None where it was not asked.
+            levels: levels that each drafter drafted, 0 where it found nothing; None where it was not used.
         """
         self.steps += 1
         bucket = batch_bucket(batch)

@@ -90,7 +90,7 @@ class CostStore:
         self.path = (directory or user_cache("costs")) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def load(self) -> dict[str, Any] | None:
-        """The stored document, or None where the file is missing, broken or another key's (said in the log)."""
+        """The stored document, or None where the file is missing, broken or another key's (logged)."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -105,8 +105,9 @@ class CostStore:
         return costs if isinstance(costs, dict) else None
 
     def save(self, costs: dict[str, Any]) -> None:
-        """Write the document in one piece: a reader sees the old file or the new one. A failure is logged, not
-        raised.
+        """Write the document in one piece: a reader sees the old file or the new one.
+
+        A failure is logged, not raised.
         """
         temporary = None
         try:

@@ -37,7 +37,7 @@ CREDIT: Final = 16.0
 """Plain steps saved that count in its favour at most."""
 
 MAX_UNUSED: Final = 64
-"""Steps in a row that a trusted drafter may seem not worth asking before it is off: what is known of it grows old."""
+"""Steps in a row that a trusted drafter may seem not worth using before it is off: what is known of it grows old."""
 
 
 class State(Enum):

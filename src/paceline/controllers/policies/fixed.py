@@ -72,8 +72,8 @@ class FixedController(Controller):
         return chosen
 
     def _cut(self, tree: TokenTree, own: SequenceOdds) -> TokenTree:
-        """The number's worth of nodes. How many drawn ones may stay follows from how much stands beside them: where
-        they fell must not count, so trees with drawn ones come here whatever their size.
+        """Nodes up to the number. How many drawn ones may stay follows from how many others there are: where they fell
+        must not count, so trees with drawn ones come here whatever their size.
         """
         most, sources = self.num_speculative_tokens, enumerate(tree.sources.tolist())
         joined = sum(not self._points.isdisjoint((source, *tree.also.get(node, ()))) for node, source in sources)

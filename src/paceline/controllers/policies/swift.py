@@ -23,8 +23,9 @@ SAMPLED_CANDIDATES: Final = (1, 3, 5, 10)
 
 
 class SwiftController(ThresholdController):
-    """Up to `max_step_draft` levels, none after a token whose confidence is below `stop_threshold`; that one is still
-    verified.
+    """Up to `max_step_draft` levels, none after a token whose confidence is below `stop_threshold`.
+
+    That one is still verified.
 
     Trees of points are cut to 3, 5, 8 or 10 candidates a level (1, 3, 5 or 10 above temperature 0): more where the best
     one's confidence is lower, and nothing below any but the best.

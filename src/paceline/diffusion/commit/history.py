@@ -98,8 +98,10 @@ class AdaptiveCoherentCommit(CoherentCommit):
 
 
 class AgreementCommit(Commit):
-    """After `warmup_rounds` of the plain ranking: if the best slots were next in line in the round before, all slots
-    of the current list that were so too, with the same token, are written; the best slots otherwise.
+    """After `warmup_rounds` of the plain ranking.
+
+    If the best slots were next in line in the round before, all slots of the current list that were so too, with the
+    same token, are written; the best slots otherwise.
 
     Args:
         commit_slots: slots of a plain round.

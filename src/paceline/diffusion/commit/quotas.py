@@ -53,8 +53,9 @@ class QuotaCommit(Commit):
 
 
 class AscendingCommit(Commit):
-    """Round s of S = floor(log2 G) writes 2^s slots, the last round the rest: of the whole text, or of the blocks made
-    for it.
+    """Round s of S = floor(log2 G) writes 2^s slots, the last round the rest.
+
+    Of the whole text, or of the blocks made for it.
 
     Raises:
         ConfigError: other blocks, which the last round would write at once.
@@ -112,8 +113,7 @@ class TimeGridCommit(Commit):
 
 
 class IndependentCommit(Commit):
-    """Every masked slot is written with probability 1 - s / t on its own (Dream's "origin"), all of them in the last
-    round.
+    """Every masked slot is written independently with probability 1 - s / t (Dream's "origin"), all in the last round.
 
     A round may write nothing. With sampled tokens and an exact model this is the reverse process itself, whose error
     vanishes with the number of rounds.

@@ -65,8 +65,7 @@ class EntropyCommit(Commit):
 
 
 class CappedCommit(Commit):
-    """The best k slots, k the number of scores at or above the threshold, at least 1 and at most
-    `max_tokens_per_round`.
+    """The best k slots, k = the number of scores at or above the threshold, within 1..`max_tokens_per_round`.
 
     Since every round writes a slot, a block takes as many rounds as it has slots at most; no round forces the rest.
 
@@ -118,8 +117,9 @@ class BoundedCommit(Commit):
 
 
 class LocalLeapCommit(Commit):
-    """Two thresholds, the lower one within `anchor_radius` slots of an anchor of the same round: near a slot the model
-    is sure of, a lower bar is enough. Without an anchor only the best slot is written.
+    """Two thresholds, the lower one within `anchor_radius` slots of an anchor of the same round.
+
+    Near a slot the model is sure of, a lower bar is enough. Without an anchor only the best slot is written.
 
     Args:
         confidence_threshold: of an anchor; above 1 it is the static baseline.
@@ -156,8 +156,7 @@ class LocalLeapCommit(Commit):
 
 
 class ExploreCommit(Commit):
-    """The threshold rule; in a round that would write too little, one uncertain slot besides in each of the first
-    blocks.
+    """The threshold rule, plus one uncertain slot in each of the first blocks in rounds that would write too little.
 
     A slot the model is sure of carries almost no information, so a rule that writes only such slots needs many rounds
     for the few informative ones. Writing one uncertain slot on purpose makes its neighbours certain, and the next round

@@ -55,8 +55,10 @@ def check_method(method: str | None) -> None:
 
 
 def draws_for(context: Context, method: str | None) -> bool:
-    """Whether tokens are drawn for this sequence rather than the likeliest ones taken: above temperature 0, but by
-    default not for requests with a seed of their own, which then get the tokens of that seed whatever is drafted.
+    """Whether tokens are drawn for this sequence rather than the likeliest ones taken.
+
+    Above temperature 0, but by default not for requests with a seed of their own, which then get the tokens of that
+    seed whatever is drafted.
     """
     return context.temperature > 0 and (method == "probabilistic" or (method is None and not context.seeded))
 
@@ -121,7 +123,7 @@ class TextDrafter(Drafter, Generic[S]):
 
     @abstractmethod
     def _begin(self, context: Context) -> S | None:
-        """The state of a new sequence; None where there will be nothing to say."""
+        """The state of a new sequence; None where nothing will be drafted."""
 
     @abstractmethod
     def fork(self, state: S, context: Context) -> S:

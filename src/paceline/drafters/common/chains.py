@@ -30,8 +30,9 @@ class _Draft:
 def chain_tree(
     tokens: Sequence[int], confidence: Sequence[float], source: int, rows: Sequence[torch.Tensor | None] = ()
 ) -> TokenTree:
-    """`TokenTree.chain` without its checks; columns that follow from the length are shared among all chains of that
-    length.
+    """`TokenTree.chain` without its checks.
+
+    Columns that follow from the length are shared among all chains of that length.
 
     Args:
         rows: (v,) probabilities that each token was drawn from, None for points; none at all where all are.

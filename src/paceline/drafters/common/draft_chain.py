@@ -23,8 +23,8 @@ class ChainDraft:
     """One chain under construction.
 
     Attributes:
-        context: of the sequence. steps: most tokens. go_on: asked before each token but the first. drawn: sample from q
-            instead of taking its best token.
+        context: of the sequence. steps: most tokens. go_on: called before each token but the first. drawn: sample from
+            q instead of taking its best token.
         tokens, confidence, rows: of the chain so far; the (v,) row that each token was drawn from, None where it is a
             point.
         behind: tokens between the text's last one and the chain, where it goes on from an earlier draft.

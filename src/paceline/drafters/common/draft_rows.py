@@ -39,8 +39,9 @@ def uniform(seed: int, position: int, draw: int) -> float:
 
 
 def fit_rows(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """(r, v) logits over the target's tokens: columns of padded embeddings are cut off, missing ones cannot be
-    drawn.
+    """(r, v) logits over the target's tokens.
+
+    Columns of padded embeddings are cut off, missing ones cannot be drawn.
     """
     width = logits.shape[-1]
     if width == vocab_size:
@@ -79,8 +80,9 @@ def best_tokens(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], 
 
 
 def draw_tokens(row_v: torch.Tensor, removed: Sequence[int], luck: float) -> tuple[int, float] | None:
-    """A token from `norm(row with removed set to 0)` by inversion, and its probability in `row`; None where nothing is
-    left.
+    """A token from `norm(row with removed set to 0)` by inversion, and its probability in `row`.
+
+    None where nothing is left.
 
     Raises:
         DrafterError: NaN in the row.

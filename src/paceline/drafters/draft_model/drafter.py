@@ -1,4 +1,4 @@
-"""A smaller model with the same tokenizer drafts what the target will say.
+"""A smaller model with the same tokenizer drafts for the target.
 
 The draft's cache keeps what the text confirms of its own drafts; whatever else was committed (the target's own tokens,
 other drafters' ones, steps without drafts) is fed together with the next first level, a long gap in chunks.
@@ -179,8 +179,9 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         return super().draws_tokens and not self.policy.points
 
     def rewind(self, state: DraftState, kept: int) -> None:
-        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are; the context holds the
-        new one.
+        """The text behind its first `kept` tokens was taken back, as drafts of a hierarchy are.
+
+        The context holds the new one.
         """
         state.forget(self.runner, kept)
 

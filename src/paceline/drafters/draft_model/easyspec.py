@@ -62,7 +62,8 @@ class EasySpecDrafter(DraftModelDrafter):
 
     Args:
         model: folder or hub id of the draft model, of four layers or more.
-        layer_group_size: layers of a group; 1 is the draft model as it is. The first and the last layer stand alone.
+        layer_group_size: layers of a group; 1 is the draft model as it is. The first and the last layer are in no
+            group.
         draft_device: as for `draft_model`.
         num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as
             for `draft_model`.

@@ -280,7 +280,7 @@ class PearlDrafter(DraftModelDrafter):
         num_speculative_tokens: the window, in tokens; None takes as many as are drafted in the time that the target
             needs, within the budget.
         overlap: True always drafts while the target scores, False always before it; None, the default, tries both on
-            the first steps and goes on with what was faster, which the log says.
+            the first steps and goes on with what was faster, which is logged.
         draft_sample_method, draft_vocab_size, draft_vocab_file, draft_device: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range.

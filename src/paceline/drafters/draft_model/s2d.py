@@ -58,8 +58,9 @@ class ExitState(Follower):
         self.states: list[torch.Tensor | None] = [None] * exits
 
     def follow(self, runner: LayeredRunner, exits: int) -> None:
-        """Take drafts back, put the text behind what stays, and commit what has gone through all layers; where too much
-        of the text waits, give up what waits for deeper ones.
+        """Take drafts back, put the text behind what stays, and commit what has gone through all layers.
+
+        Where too much of the text waits, give up what waits for deeper ones.
         """
         text = self.pending
         self._cut(min(agreed(self.inputs, text), len(text) - 1))
@@ -87,8 +88,9 @@ class ExitState(Follower):
 
 
 def deepen(runner: LayeredRunner, states: Sequence[ExitState], index: int, exits: Sequence[int]) -> torch.Tensor:
-    """Take all inputs of some sequences from exit `index` - 1 to exit `index`; (r, v) logits there after each one's
-    last.
+    """Take all inputs of some sequences from exit `index` - 1 to exit `index`.
+
+    (r, v) logits there after each one's last.
 
     Every sequence has an input that exit `index` has not seen.
     """

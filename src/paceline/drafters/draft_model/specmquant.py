@@ -1,6 +1,6 @@
 """A hierarchy of drafts: a small model's trees, which a rounded copy of the target turns into one chain for the target.
 
-Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have said
+Rounds: the small model drafts a tree, the middle model verifies it in one pass and keeps what it would have generated
 itself, and one token more, until `min_draft_length` tokens are there. Each token of the chain is then distributed as
 the middle model's own, whatever was drafted below it, and its row is known from that pass; so it is a draft like any
 other and the output keeps the target's distribution. Where a chain ends depends on what came before the token that it
@@ -65,8 +65,9 @@ class MiddleState(Follower):
 
     @property
     def seed(self) -> int | None:
-        """Of the middle model's noise in this round, which it shares with no other; None where it takes likeliest
-        tokens.
+        """Of the middle model's noise in this round, which it shares with no other.
+
+        None where it takes likeliest tokens.
         """
         return int(uniform(self.extended.seed, len(self.extended.tokens), _ROUND) * 2**53) if self._drawn else None
 
@@ -93,7 +94,7 @@ class MiddleState(Follower):
         return self.context.apply_rules(logits, [[*self.tokens, *path] for path in paths])
 
     def take(self, verdict: Verdict, rows_nv: torch.Tensor) -> None:
-        """Put what the middle model said behind the chain."""
+        """Append what the middle model generated to the chain."""
         rows = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
         for token, row_v in zip(verdict.tokens, rows, strict=True):
             self.tokens.append(token)

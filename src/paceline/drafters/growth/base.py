@@ -34,8 +34,9 @@ class Siblings(Protocol):
     share: float
 
     def take(self, node: int) -> Found | None:
-        """The next child, to be node number `node`: token, its raw probability, its trial if drawn; None if none is
-        left.
+        """The next child, to be node number `node`: token, its raw probability, its trial if drawn.
+
+        None if none is left.
         """
 
 
@@ -88,7 +89,7 @@ def siblings_of(context: Context, weights_fv: torch.Tensor, *, drawn: bool, most
     """One family per row of log-weights (f, v).
 
     Args:
-        most: most children that any of them will be asked for.
+        most: most children that any of them will need.
     Raises:
         DrafterError: NaN in a row, or nothing that can be drawn.
     """
@@ -102,7 +103,7 @@ class Growth(ABC):
     """One tree under construction.
 
     Attributes:
-        nodes, depth: limits. go_on: asked before each level but the first. drawn: sample from q instead of choosing by
+        nodes, depth: limits. go_on: called before each level but the first. drawn: sample from q instead of choosing by
             rank.
         tokens, parents, confidence: of the nodes so far, parents first; reach: product of the confidences along a
             node's path; paths: tokens after the root up to and with the node.
@@ -162,8 +163,9 @@ class Growth(ABC):
         return self.add(parent, token, chance)
 
     def last_level(self, first: int, least: float = 0.0) -> list[int]:
-        """The nodes from `first` on, the last level, that are reached at all and with a chance of `least` or more; none
-        where no further level is to come.
+        """The nodes from `first` on, the last level, that are reached at all and with a chance of `least` or more.
+
+        None where no further level is to come.
         """
         new = [node for node in range(first, len(self.tokens)) if self.reach[node] >= least and self.reach[node] > 0.0]
         if not new or self.level >= self.depth or len(self.tokens) >= self.nodes:
@@ -254,8 +256,9 @@ def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
 
 
 def as_tree(tokens: Sequence[int], parents: Sequence[int]) -> TokenTree:
-    """Inputs below the first as a tree for the runner: what `TokenTree.build` makes, without its checks, which take a
-    tenth of a level's time.
+    """Inputs below the first as a tree for the runner.
+
+    What `TokenTree.build` makes, without its checks, which take a tenth of a level's time.
     """
     n, depths = len(tokens), np.empty(len(tokens), np.int32)
     for i, parent in enumerate(parents):

@@ -141,8 +141,9 @@ class ThresholdDraft(Growth):
     threshold: float = 0.0
 
     def expand(self, weights_fv: torch.Tensor) -> None:
-        """Give the front its children, places with the largest v first; nodes whose children may be worth it come next,
-        most likely reached first.
+        """Give the front its children, places with the largest v first.
+
+        Nodes whose children may be worth it come next, most likely reached first.
         """
         first = len(self.tokens)
         families = siblings_of(self.state.context, weights_fv, drawn=self.drawn, most=self.nodes - first)

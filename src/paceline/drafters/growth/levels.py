@@ -111,8 +111,9 @@ class Eagle2Draft(Ranked):
     width: int = EAGLE2_WIDTH
 
     def expand(self, weights_fv: torch.Tensor) -> None:
-        """Give the front its children; the most likely ones come next, unless no child of theirs could be among the
-        best.
+        """Give the front its children.
+
+        The most likely ones come next, unless no child of theirs could be among the best.
         """
         new = sorted(self.enter(weights_fv, self.width), key=lambda node: -self.reach[node])[: self.width]
         new = [node for node in new if self.reach[node] > self.bar]

@@ -79,8 +79,9 @@ class TreePolicy:
 def tree_policy(
     name: str | None, *, width: int | Sequence[int] | None, threshold: float | None, paths: object
 ) -> TreePolicy:
-    """The policy that the options name; without a name, static trees where `paths` are given, else levels, or chains of
-    width 1.
+    """The policy that the options name.
+
+    Without a name, static trees where `paths` are given, else levels, or chains of width 1.
 
     Raises:
         ConfigError: an unknown name, a value outside its range, an option that the policy does not have.

@@ -1,4 +1,4 @@
-"""ADED: a table of tri-grams that follows what the target says, and a tree search in it that balances exploring and
+"""ADED: a table of tri-grams learned from the target's output, and a tree search in it that balances exploring and
 exploiting.
 
 The table counts prompts and what the target has committed; tokens that were drafted and rejected never enter it. It

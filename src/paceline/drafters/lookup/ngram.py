@@ -139,8 +139,9 @@ class Copies:
         self._done = max(self._size - 1, 0)
 
     def draft(self, steps: int) -> tuple[list[int], int]:
-        """So many tokens that followed the best match, and how many tokens match, at most LONGEST_MATCH; 0 where
-        nothing does.
+        """So many tokens that followed the best match, and how many tokens match, at most LONGEST_MATCH.
+
+        0 where nothing does.
         """
         self._read()
         found, first = np.empty(steps, np.int64), self._done

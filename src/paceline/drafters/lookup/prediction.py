@@ -5,8 +5,8 @@ last tokens occur in the prediction again: the nearest place after the last sure
 then the nearest before it; then, since a replaced word often ends soon, the nearest match of a single token, at most
 NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A place is sure
 once SURE tokens in a row have matched. Python and Markdown files predicted by their previous versions (849,000 tokens,
-16 tokens a step) give 6.6 to 8.1 tokens per step; the guess that just the one token at the place of a difference was
-replaced was right one time in fifty, so it is not tried.
+16 tokens a step) give 6.6 to 8.1 tokens per step; the assumption that just the one token at the place of a difference
+was replaced was right one time in fifty, so it is not tried.
 
 OpenAI's counts are in a request's metrics: `accepted_prediction_tokens` is
 `metrics.drafters["prediction"].num_accepted_tokens`, and `rejected_prediction_tokens` is its `num_draft_tokens` less
@@ -111,7 +111,7 @@ class _State:
 
 
 class PredictionDrafter(SingleDrafter[_State]):
-    """Drafts along the output that the caller expects; says nothing for requests without a prediction.
+    """Drafts along the output that the caller expects; drafts nothing for requests without a prediction.
 
     Args:
         num_speculative_tokens: most tokens to propose; None leaves it to the budget.

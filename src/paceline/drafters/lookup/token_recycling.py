@@ -100,8 +100,9 @@ def _best_of(bits: Bits, span: tuple[int, int], floor: int, flip: int, ids_k: In
 
 @compiled
 def learn_rows(table_vk: Ints, tokens_r: Ints, bits: Bits, pitch: int, width: int) -> None:
-    """Write the best tokens of row i to `table_vk[tokens_r[i]]`, best first, lower ids first among equals; the last row
-    wins.
+    """Write the best tokens of row i to `table_vk[tokens_r[i]]`, best first, lower ids first among equals.
+
+    The last row wins.
 
     Args:
         table_vk: (v, k) int32.

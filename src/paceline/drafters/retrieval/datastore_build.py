@@ -3,7 +3,7 @@ it.
 
 A text file is one document. A `.jsonl` file holds a document or several a row, and so does a `.json` file that is a
 list of objects or strings; any other JSON is text. Which fields of a row are read follows from its keys, as for
-benchmark files; answers that stand beside the prompts are read too:
+benchmark files; answers that are given beside the prompts are read too:
 
     messages                    every message's content is a document
     turns                       every turn

@@ -155,7 +155,7 @@ class SelfDrafter(Drafter, Generic[S]):
 
     @property
     def resumes(self) -> bool:
-        """Whether scoring goes on behind the layers that drafted; measured when first asked for, unless it was said."""
+        """Whether scoring goes on behind the layers that drafted; measured when first needed, unless it was given."""
         if self._resumes is None:
             plan = self._usual()
             self._resumes = plan is not None and resuming_pays(self.target, self.drafts, plan)
@@ -213,8 +213,9 @@ class SelfDrafter(Drafter, Generic[S]):
     def resume(
         self, states: Sequence[S], caches: Sequence[SequenceCache], roots: Sequence[int], trees: Sequence[TokenTree]
     ) -> Scores | None:
-        """The scores of these trees, computed from what the drafts of this step left; None where that saves nothing, or
-        where something else than one chain behind each root is to be scored.
+        """The scores of these trees, computed from what the drafts of this step left.
+
+        None where that saves nothing, or where something else than one chain behind each root is to be scored.
         """
         if not self.resumes:
             return None

@@ -11,7 +11,7 @@ the choice is made anew after every few.
 
 Source: DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598). The paper
 leaves open how its averages start and decay and how the threshold of the dynamic draft exit comes about; what is done
-here is said at the options.
+here is noted at the options.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ ENOUGH = 2.0
 
 
 def best_exit(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int, int]:
-    """The exit and length with the most expected tokens per layer run: a drafted token costs its exit's, a verification
-    all once.
+    """The exit and length with the most expected tokens per layer run.
+
+    A drafted token costs its exit's, a verification all once.
 
     Args:
         rates: (n,) chance of each exit to agree with the target. exits: (n,) layers of each. layers: of the target.
@@ -105,8 +106,9 @@ class ExitRecord:
         )
 
     def threshold(self, exit_index: int) -> float:
-        """The confidence halfway between that of right and of wrong tokens, below which a draft ends; 0 while too few
-        are known.
+        """The confidence halfway between that of right and of wrong tokens, below which a draft ends.
+
+        0 while too few are known.
         """
         right, rights, wrong, wrongs = self._sure[exit_index]
         if rights < ENOUGH or wrongs < ENOUGH:

@@ -30,7 +30,7 @@ class KangarooState(SelfState):
     Attributes:
         own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind
             these.
-        asked: length of the text when drafts were last asked for, 0 once the outcome is known.
+        asked: length of the text when drafts were last requested, 0 once the outcome is known.
     """
 
     __slots__ = ("asked", "own", "waiting")

@@ -54,7 +54,8 @@ def _passed(runner: RunsLayers, own: SequenceCache, tokens: Sequence[int], plan:
 
 
 def has_room(runner: Runner, tokens: int) -> bool:
-    """Whether a copy of a text of so many tokens takes nothing from others: the copy moves to a run of up to twice its
-    size.
+    """Whether a copy of a text of so many tokens takes nothing from others.
+
+    The copy moves to a run of up to twice its size.
     """
     return not isinstance(runner, HasMemory) or 3 * runner.memory.blocks_for(tokens) <= runner.memory.spare()

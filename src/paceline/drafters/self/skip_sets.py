@@ -51,8 +51,9 @@ def plan_of(skipped: SubLayers) -> LayerPlan:
 
 
 def unified_layers(layers: int, speedup: float) -> list[int]:
-    """The layers that Unified Layer Skipping keeps for a target speed-up: the first, the last, and evenly spaced ones
-    between.
+    """The layers that Unified Layer Skipping keeps for a target speed-up.
+
+    The first, the last, and evenly spaced ones between.
 
     Raises:
         ConfigError: a speed-up below 1, or one at which fewer than two layers would stay.

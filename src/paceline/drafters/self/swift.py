@@ -1,9 +1,9 @@
 """SWIFT: the target drafts for itself without some of its attention and MLP sub-layers, chosen while it decodes.
 
-A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target would have said,
-in one pass over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences.
-What it found holds for all texts of the tenant; each text measures it once on tokens of its own, which may begin the
-search again.
+A set's *matchness* is the share of the last `context_window` generated tokens that the thinned target predicts, in one
+pass over them. As long as the search goes on, one set is tried in every step, for one of a tenant's sequences. What it
+found holds for all texts of the tenant; each text measures it once on tokens of its own, which may begin the search
+again.
 
 The search tries random sets, and every so often the one that a Gaussian process expects most of. It holds for many
 texts: each measures the best set anew when it has a context of its own, and where that scores far less than before, the
@@ -309,9 +309,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         return found
 
     def matchness(self, state: SwiftState, skipped: SubLayers) -> float:
-        """Share of the last `context_window` tokens of the text that the target without these sub-layers would have
-        said.
-        """
+        """Share of the last `context_window` tokens of the text that the target without these sub-layers predicts."""
         text = state.context.tokens
         start = len(text) - 1 - self.window
         states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))

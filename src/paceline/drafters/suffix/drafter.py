@@ -84,7 +84,7 @@ LEAST: Final = 1
 
 
 class Desk(NamedTuple):
-    """Settings and room to work in, one for all look-ups of a drafter.
+    """Settings and room to work in, one for all lookups of a drafter.
 
     Attributes:
         limits: (4,) int64, see NODES and the like.
@@ -111,8 +111,9 @@ class Desk(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is read of one tree: `points` of the matches; the first `waiting` of them are suffixes that nothing has
-    followed yet.
+    """What is read of one tree: `points` of the matches.
+
+    The first `waiting` of them are suffixes that nothing has followed yet.
     """
 
     text: Ints
@@ -126,8 +127,9 @@ class View(NamedTuple):
 def step(  # noqa: PLR0917 - compiled code has no keyword arguments
     own: Longs, start: Int, size: Int, past: Longs, past_size: Int, desk: Longs, nodes: Int, levels: Int
 ) -> Int:
-    """Take `text[start:size]` into the tree of a text, then `draft` within limits: a step of a decoding loop in one
-    call.
+    """Take `text[start:size]` into the tree of a text, then `draft` within limits.
+
+    A step of a decoding loop in one call.
 
     `own`, `past` and `desk` are records (`nodes.record_of`) of `TreeArrays` and of a `Desk`.
     """
@@ -183,8 +185,9 @@ def draft_from_trees(own: TreeArrays, size: Int, past: TreeArrays, past_size: In
 
 @compiled
 def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: Int) -> Int:
-    """Where the last 1, 2, 3, ... tokens of `text[:size]` are in a tree, into `points`; returns how many there
-    are.
+    """Where the last 1, 2, 3, ... tokens of `text[:size]` are in a tree, into `points`.
+
+    Returns how many there are.
     """
     nodes, found, longest = past.nodes, 0, min(longest, size)
     while found < longest:
@@ -303,8 +306,9 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
 
 @compiled
 def put(desk: Desk, row: Int, above: Int, place: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
-    """Write a row of `work`: token, node and tokens matched on its edge; probability and chance. Returns the next
-    row.
+    """Write a row of `work`: token, node and tokens matched on its edge; probability and chance.
+
+    Returns the next row.
     """
     work = desk.work
     work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1

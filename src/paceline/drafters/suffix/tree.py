@@ -64,8 +64,9 @@ OPEN: Final = 2**31 - 1
 
 @compiled
 def extend(tree: TreeArrays, start: Int, stop: Int, end: Int, depth: Int) -> None:
-    """Take in `text[start:stop]`; the sequence will not reach beyond `end`. There must be two free rows a token and
-    point.
+    """Take in `text[start:stop]`; the sequence will not reach beyond `end`.
+
+    There must be two free rows a token and point.
     """
     text, nodes, heads, meta, active = tree
     for at in range(start, stop):

@@ -2,8 +2,8 @@
 
 The draft model writes greedily in its own tokens; what it wrote is encoded with the target's tokenizer, together with
 the last few tokens of the text, since tokens depend on their neighbours, and offered as points: a token is accepted
-where the target itself says it. The vocabularies need not have tokens of more than a character in common. A character
-without its last bytes is not offered.
+where the target itself generates it. The vocabularies need not have tokens of more than a character in common. A
+character without its last bytes is not offered.
 
 Source: string-level exact match (SLEM), Accelerating LLM inference with lossless speculative decoding algorithms for
 heterogeneous vocabularies (arXiv:2502.05202); universal assisted generation of transformers.
@@ -192,7 +192,7 @@ class SlemDrafter(Drafter):
 
 
 class _GoOn:
-    """A controller's voice, asked per token of the draft.
+    """A controller's `go_on`, applied to each token of the draft.
 
     Attributes:
         most: levels that it allowed, of the target's tokens as well.

@@ -107,8 +107,9 @@ def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
 
 @njit(error_model="numpy")
 def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
-    """Replace scores by exp(scale * (score - largest)); returns their sum. Sixteen scores behind the last are
-    overwritten.
+    """Replace scores by exp(scale * (score - largest)); returns their sum.
+
+    Sixteen scores behind the last are overwritten.
     """
     store(scores + 4 * count, broadcast(LOWEST))
     top = broadcast(LOWEST)

@@ -54,8 +54,9 @@ def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
 
 @contextmanager
 def one_process_at_a_time(source: Path, name: str) -> Iterator[None]:
-    """While one process compiles a file, others wait for what it will leave on disk. Where no lock can be made, none
-    waits.
+    """While one process compiles a file, others wait for what it will leave on disk.
+
+    Where no lock can be made, none waits.
     """
     lock = FileLock(source.parent / "__pycache__" / f"{source.stem}.lock")
     try:

@@ -173,8 +173,9 @@ def _sum_groups(row: int, size: int) -> None:
 
 @njit(error_model="numpy")
 def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = False) -> None:
-    """One row of float32 as two rows of bytes: header and high bytes at `target`, low bytes half a `pitch` on, behind a
-    gap.
+    """One row of float32 as two rows of bytes.
+
+    Header and high bytes at `target`, low bytes half a `pitch` on, behind a gap.
 
     The row is read up to a multiple of sixteen; what lies there must be zero. Where a value is not finite, the scale is
     NaN. With `grouped`, bytes are filled up to whole groups of WIDTH, and behind them go int32 sums of each group times

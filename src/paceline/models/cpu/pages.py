@@ -1,6 +1,6 @@
 """Memory for weights, keys and values in large pages where the system grants them.
 
-A pass reads every weight once, and every key and value that is visible, so each small page costs a look-up of its
+A pass reads every weight once, and every key and value that is visible, so each small page costs a lookup of its
 address that nothing else shares; Linux gives pages of 2 MiB to memory that asks for them. Elsewhere, and where the
 kernel refuses, the memory is ordinary.
 """

@@ -64,8 +64,9 @@ def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
 
 
 def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, native: bool) -> Value:
-    """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32; `native`: by one
-    instruction.
+    """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32.
+
+    `native`: by one instruction.
     """
     if native:
         return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)

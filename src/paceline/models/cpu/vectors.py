@@ -30,9 +30,7 @@ class Bfloat(ir.Type):
 
 
 def has_bfloat() -> bool:
-    """Whether this CPU rounds sixteen float32 to bfloat16, and multiplies pairs of bfloat16, in one instruction
-    (avx512bf16).
-    """
+    """Whether this CPU rounds to bfloat16 and multiplies pairs of it in one instruction (avx512bf16)."""
     return bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
@@ -160,8 +158,9 @@ def widen(builder: Builder, halves: Value) -> Value:
 
 
 def narrow(builder: Builder, lanes: Value) -> Value:
-    """Emit sixteen bfloat16 as integers, rounded to nearest even; NaN stays NaN. By one instruction, subnormals become
-    0.
+    """Emit sixteen bfloat16 as integers, rounded to nearest even; NaN stays NaN.
+
+    By one instruction, subnormals become 0.
     """
     if has_bfloat():
         halves = call_named(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(Bfloat(), LANES), lanes)
@@ -264,8 +263,9 @@ _EXP = (1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0)
 
 @lowered(Lanes, Lanes)
 def exponential(builder: Builder, lanes: Value) -> Value:
-    """e^x to 2 units in the last place: 2^n times a polynomial of what is left. 0 below -87.3; above 88 its value at
-    88.
+    """e^x to 2 units in the last place: 2^n times a polynomial of what is left. 0 below -87.3.
+
+    Above 88 its value at 88.
     """
     top = builder.select(builder.fcmp_ordered(">", lanes, floats(88.0)), floats(88.0), lanes)
     low = builder.fcmp_ordered("<", top, floats(-87.3))

@@ -53,9 +53,7 @@ class SlotLists:
 
 
 def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
-    """Fill (rows, 4) with address and count of the shared list, address and count of the own list, for one kind of
-    window.
-    """
+    """Fill (rows, 4) with address and count of the shared list and of the own list, for one kind of window."""
     segment, length, start = part.segment, part.segment.cache.length, slots[1]
     if segment.sees is not None:
         _fill_tree(part, window, slots, out, kept)

@@ -111,9 +111,7 @@ class ChunkedPrefixStep:
 
 
 def merged(parts: Sequence[PartialOutput]) -> torch.Tensor:
-    """One attention output (b, h, r, d) float32 of outputs of its parts with their log-sums (b, h, r, 1), added in
-    their order.
-    """
+    """One attention output (b, h, r, d) float32 from its parts' outputs and log-sums (b, h, r, 1), added in order."""
     sums = torch.stack([own for _, own in parts])
     weights = (sums - sums.amax(0)).exp_()
     out = parts[0][0] * weights[0]
@@ -184,8 +182,9 @@ def far(dtype: torch.dtype) -> float:
 
 
 class PaddedStep:
-    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots): the GPU's form, fit for
-    capture.
+    """Many sequences as one padded block of fixed shape (b sequences, n rows each, s slots).
+
+    The GPU's form, fit for capture.
 
     All tensors are buffers that a captured graph reads; padding rows write to the arena's spare block and see one slot
     of it.

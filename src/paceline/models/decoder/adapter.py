@@ -73,8 +73,9 @@ class Adapter:
         return cls(spec, weights, name=str(model), device=target.device, dtype=target.dtype)
 
     def extend(self, caches: Sequence[NativeCache], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Append states (n, hidden) of known tokens to each sequence; (r, hidden) normed states after each one's
-        last.
+        """Append states (n, hidden) of known tokens to each sequence.
+
+        (r, hidden) normed states after each one's last.
         """
         counts = [len(own) for own in states]
         found = self._run(caches, counts, [0] * len(counts), torch.cat(list(states)))

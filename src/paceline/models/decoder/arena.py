@@ -167,8 +167,10 @@ def pieces_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 class PrefixIndex:
-    """A holder of blocks (models.decoder.arena). Changes happen between `begin` and `end` of the pool; a change that
-    was cut short leaves entries that nobody finds at worst, and they go like all others.
+    """A holder of blocks (models.decoder.arena).
+
+    Changes happen between `begin` and `end` of the pool; a change that was cut short leaves entries that nobody finds
+    at worst, and they go like all others.
 
     Args:
         pool: where the blocks are counted.
@@ -252,8 +254,9 @@ class PrefixIndex:
 
 
 class Arena:
-    """Keys and values of all sequences of a model: one tensor (layers, slots, 2 * kv heads, head dim), keys before
-    values.
+    """Keys and values of all sequences of a model.
+
+    One tensor (layers, slots, 2 * kv heads, head dim), keys before values.
 
     Block 0 belongs to nobody: fixed-shape steps write their padding rows there. Grows by doubling; `version` counts the
     times, since views into the old tensor are then stale.
@@ -308,8 +311,9 @@ class Arena:
 
     @torch.inference_mode()
     def allocate(self, count: int, at: int | None = None) -> Sequence[int]:
-        """Take `count` blocks (from block `at` on, if they are free); adjacent ones, unless the limit leaves no such
-        run.
+        """Take `count` blocks (from block `at` on, if they are free).
+
+        Adjacent ones, unless the limit leaves no such run.
 
         Between `begin` and `pool.end`, and the blocks must be in a sequence's list before that end.
         """

@@ -126,8 +126,9 @@ class NativeCache:
         return self._places[start:stop]
 
     def views(self, start: int, stop: int) -> Views:
-        """Per layer the keys and values of positions start .. stop - 1, each (1, kv heads, stop - start, head dim):
-        views of the arena, remembered until the sequence or the arena moves. Only for a contiguous sequence (`base` >=
+        """Per layer the keys and values of positions start .. stop - 1, each (1, kv heads, stop - start, head dim).
+
+        Views of the arena, remembered until the sequence or the arena moves. Only for a contiguous sequence (`base` >=
         0).
         """
         current = (self.arena.version, self.base)

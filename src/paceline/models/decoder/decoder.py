@@ -208,8 +208,9 @@ def attention_shape(spec: ModelSpec) -> AttentionShape:
 
 
 def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
-    """Rotary embedding in place on (r, heads, head dim), pairs being (i, i + dims / 2); dims beyond the table pass
-    unchanged.
+    """Rotary embedding in place on (r, heads, head dim), pairs being (i, i + dims / 2).
+
+    Dims beyond the table pass unchanged.
     """
     cos, signed_sin = rotation
     dims = cos.shape[-1]
@@ -330,8 +331,9 @@ class Decoder:
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden); returns copies of x after the layers in `taps` (-1: before
-        all).
+        """Run the planned layers in place on x (r, hidden).
+
+        Returns copies of x after the layers in `taps` (-1: before all).
         """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:

@@ -127,8 +127,7 @@ def why_not_strict(spec: ModelSpec, device: torch.device) -> str | None:
 
 
 class StrictPasses:
-    """Passes of PyTorch's operators that feed long inputs piece by piece, since attention beyond STRICT_ROWS takes
-    another form.
+    """Passes of PyTorch's operators, fed piece by piece, since attention beyond STRICT_ROWS takes another form.
 
     Attributes:
         row_invariant: as of `models.decoder.eager.Passes`; False where this CPU's matrix products do not keep the order

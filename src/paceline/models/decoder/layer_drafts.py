@@ -31,9 +31,7 @@ class LayerDrafts(Protocol):
     """Drafts by part of a model's layers."""
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
-        """(r, v) logits of the states (r, hidden) behind any layer, by the final norm, unless `norm` is False, and the
-        head.
-        """
+        """(r, v) logits of states (r, hidden) behind any layer, by the final norm (if `norm`) and the head."""
 
     def best(self, hidden: torch.Tensor) -> list[int]:
         """The likeliest tokens of the states (r, hidden) behind any layer; -1 where some logit is not finite."""
@@ -67,8 +65,9 @@ class LayerDrafts(Protocol):
         known: Sequence[torch.Tensor],
         plan: LayerPlan,
     ) -> Scores:
-        """`Runner.score` of chains whose first inputs have been through the plan: only the layers behind it run for
-        those.
+        """`Runner.score` of chains whose first inputs have been through the plan.
+
+        Only the layers behind it run for those.
 
         Args:
             plan: the first layers, all sub-layers of each.

@@ -76,8 +76,9 @@ class ReplayCache(NativeCache):
 
 
 class ReplayRunner(NativeRunner):
-    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope. Keys depend on more
-    than the text before them, so that sequences cannot share what others left.
+    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope.
+
+    Keys depend on more than the text before them, so that sequences cannot share what others left.
     """
 
     capabilities = replace(NativeRunner.capabilities, blocks=False)
@@ -201,8 +202,9 @@ class LongRopeCache(ReplayCache):
 
 
 class LongRopeRunner(ReplayRunner):
-    """See `NativeRunner`. `run_layers` works in the regime of the root; sequences fed with embeddings cannot change
-    theirs.
+    """See `NativeRunner`. `run_layers` works in the regime of the root.
+
+    Sequences fed with embeddings cannot change theirs.
     """
 
     def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:

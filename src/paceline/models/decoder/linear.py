@@ -1,8 +1,8 @@
 """Linear layers and norms as plain callables, in the form that is fastest on the device.
 
 On CPUs where it works, oneDNN reorders the weights once for few rows, which makes 8 rows cost about as much as one, and
-gives a row the same bits whatever number of rows stands beside it (bfloat16). The operators are internal ones of
-PyTorch, so a probe checks them at first use; where it fails, `F.linear` serves.
+gives a row the same bits whatever the number of other rows (bfloat16). The operators are internal ones of PyTorch, so a
+probe checks them at first use; where it fails, `F.linear` serves.
 
 Weights of int8 and int4 are multiplied out to the dtype of the activations, block by block, for each product. That
 saves memory, not time: a step reads the small weights and writes and reads the large ones. PyTorch has operators that
@@ -76,8 +76,9 @@ def keeping_rows(
 
 
 def pinned(linear: Map) -> Map:
-    """The same map in blocks of PINNED_ROWS rows, the last one filled up: every row is computed in a product of one
-    shape.
+    """The same map in blocks of PINNED_ROWS rows, the last one filled up.
+
+    Every row is computed in a product of one shape.
     """
 
     def blocks(x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from paceline.tree import Scores, TokenTree
 
 
 class NativeRunner:
-    """One decoder-only model behind the verbs of `models.base.Runner`.
+    """One decoder-only model behind the operations of `models.base.Runner`.
 
     Args:
         spec: the model's shape.

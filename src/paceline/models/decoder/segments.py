@@ -1,4 +1,4 @@
-"""One sequence's part of a forward pass: which inputs are fed, where they stand, what they see of each other."""
+"""One sequence's part of a forward pass: which inputs are fed, at which positions, what they see of each other."""
 
 from __future__ import annotations
 

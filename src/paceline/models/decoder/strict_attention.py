@@ -57,8 +57,9 @@ Bools = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class ChunkSlots:
-    """Slots `start` .. `start + count - 1` of the arena, or the slots `index`; what its rows see of them as mask (n,
-    count).
+    """Slots `start` .. `start + count - 1` of the arena, or the slots `index`.
+
+    What its rows see of them as mask (n, count).
     """
 
     start: int
@@ -69,8 +70,9 @@ class ChunkSlots:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Slots of the last part that are summed in one product; `within` (n, count) is 1 where the position belongs to the
-    piece.
+    """Slots of the last part that are summed in one product.
+
+    `within` (n, count) is 1 where the position belongs to the piece.
     """
 
     start: int
@@ -248,8 +250,9 @@ class StrictAttention:
         self._plans = [plan_chunks(segment, window) for window in shape.windows]
 
     def attend(self, layer: int, qkv: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d); `cached` (slots, 2 * h, d) is the layer's
-        arena.
+        """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d).
+
+        `cached` (slots, 2 * h, d) is the layer's arena.
         """
         shape, n = self._shape, self._count
         groups = self._plans[shape.kind_of[layer]]
@@ -330,9 +333,7 @@ class StrictAttention:
 
 @functools.cache
 def products_keep_order(kv_heads: int, head_dim: int) -> bool:
-    """Whether float32 matrix products on this machine have the two properties of the module's docstring, for these
-    sizes.
-    """
+    """Whether float32 matrix products of these sizes have the two properties of the module's docstring here."""
     generator = torch.Generator().manual_seed(0)
 
     def rand(*size: int) -> torch.Tensor:

@@ -71,8 +71,9 @@ Flags = NDArray[np.bool_]
 
 
 class SlotCache(Protocol):
-    """Keys and values of one canvas by slot, all layers; slots may be stored, overwritten and forgotten in any
-    order.
+    """Keys and values of one canvas by slot, all layers.
+
+    Slots may be stored, overwritten and forgotten in any order.
     """
 
     @property

@@ -236,7 +236,7 @@ DEFAULTS: Config = {
 
 
 def family_name(config: Config) -> str | None:
-    """The family of a `config.json`, a refused one included; None where it is no diffusion language model."""
+    """The family of a `config.json`, an unsupported one included; None where it is no diffusion language model."""
     kind = str(config.get("model_type")).lower()
     if kind in {"llada", "lladamoe"} and "d_model" not in config and "num_experts" in config:
         return "llada_moe"

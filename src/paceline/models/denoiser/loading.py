@@ -138,8 +138,9 @@ def load_denoiser(
 
 
 def mask_token_id(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """The mask token of a checkpoint: as its configuration, generation defaults or tokenizer say; None where none
-    does.
+    """The mask token of a checkpoint: as its configuration, generation defaults or tokenizer say.
+
+    None where none does.
     """
     for source in (config, read_json(folder / "generation_config.json")):
         found = source.get("mask_token_id")
@@ -162,7 +163,7 @@ def end_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _added_tokens(folder: Path) -> dict[str, int]:
-    """Tokens that stand apart from the vocabulary, by text."""
+    """Tokens that are kept apart from the vocabulary, by text."""
     listed = read_json(folder / "tokenizer.json").get("added_tokens")
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
     found = {

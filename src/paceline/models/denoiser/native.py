@@ -1,10 +1,10 @@
 """The native denoiser: one readable transformer for all families of diffusion language models.
 
 Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on
-its company. Where attention is block-causal, rows keep their bits whatever number of rows stands beside them, and every
-block's attention is a product of its own, over keys in the order of their slots: a block's bits are the same whether
-the blocks before it are computed in the same pass or read from a cache, so decoding with the exact block cache is
-bit-equal to decoding without.
+its company. Where attention is block-causal, rows keep their bits whatever the number of other rows, and every block's
+attention is a product of its own, over keys in the order of their slots: a block's bits are the same whether the blocks
+before it are computed in the same pass or read from a cache, so decoding with the exact block cache is bit-equal to
+decoding without.
 
 Weights have the names of `models.loading.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
 `layers.N.shared.gate_up.weight` and `layers.N.shared.down.weight`. Angles are computed in float64 from float32
@@ -179,9 +179,7 @@ def norm(weight: torch.Tensor, eps: float) -> Map:
 def choose_experts(
     scores: torch.Tensor, prefer: torch.Tensor | None, moe: MoeSpec, routing: RoutingSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,) of the
-    choice.
-    """
+    """Experts and their shares, each (r, top_k), from scores (r, experts) in 0..1 and a bias (experts,)."""
     ranked = scores if prefer is None else scores + prefer
     grouped = ranked.view(len(scores), routing.groups, -1)
     best = grouped.topk(min(2, grouped.shape[-1]), -1)[0].sum(-1)
@@ -382,8 +380,9 @@ def _cache_of(call: Call) -> NativeSlotCache | None:
 
 
 def left_rows(slots: Ints) -> Ints:
-    """For each row the row of the slot at its left: the one just before it, else the only one at that slot; -1 where
-    there is none.
+    """For each row the row of the slot at its left: the one just before it, else the only one at that slot.
+
+    -1 where there is none.
 
     Slot 0, which has no left neighbour, keeps its own row, as Dream's own sampler does.
     """

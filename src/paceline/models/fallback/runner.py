@@ -1,7 +1,7 @@
 """The fallback runner: any causal model of transformers behind the Runner protocol.
 
 Every sequence has its own history and its own forward pass. A branching tree would need masks that a foreign model may
-not take, so it is refused; chains, forks and taps of hidden states work.
+not take, so it is rejected; chains, forks and taps of hidden states work.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ UNLIMITED = 2**20
 
 
 class FallbackCache:
-    """One sequence: its history, of which the first `length` tokens are committed; the rest was scored and waits for a
-    commit.
+    """One sequence: its history, of which the first `length` tokens are committed.
+
+    The rest was scored and waits for a commit.
 
     Attributes:
         marked: the history was marked since the tokens that wait were first scored.
@@ -309,7 +310,7 @@ def _check_complete(found: Mapping[str, Any], name: str) -> None:
 
 
 def _refusal(error: Exception, name: str) -> CheckpointError:
-    """One line of ours for what transformers said."""
+    """One line for an error of transformers."""
     whole = " ".join(str(error).split())
     said = whole[:300]
     if "trust_remote_code" in whole:

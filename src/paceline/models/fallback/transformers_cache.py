@@ -218,8 +218,9 @@ def _full_cache() -> Any:
 
 
 def choose_history(model: CausalModel, vocab_size: int, max_context: int) -> Callable[[], History]:
-    """How this model's sequences are kept: the first kind that reproduces a pass over the whole text on a short random
-    one.
+    """How this model's sequences are kept.
+
+    The first kind that reproduces a pass over the whole text on a short random one.
     """
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(0, vocab_size, (min(9, max_context),), generator=generator).tolist()

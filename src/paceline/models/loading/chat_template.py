@@ -8,7 +8,7 @@ Hugging Face documentation of chat templates describes.
 
 A message has a role and a content. Content is missing only where an assistant's message holds calls or thoughts
 instead. A list of text parts goes to the template as it is; a template that cannot take it (it fails, or prints the
-list as Python would) gets the parts' texts joined by newlines, as in vLLM. Parts of other types are refused: nothing
+list as Python would) gets the parts' texts joined by newlines, as in vLLM. Parts of other types are rejected: nothing
 here reads images or sounds.
 """
 
@@ -52,7 +52,7 @@ def render(
         name: of the template, for messages.
     Raises:
         PromptError: no messages, not a list of dicts, a message without role or content, or messages that the template
-            refuses or fails on.
+        rejects or fails on.
         CheckpointError: the template itself cannot be read.
     """
     if (
@@ -79,7 +79,7 @@ def render(
 
 
 def _check(index: int, message: Mapping[str, Any]) -> None:
-    """Refuse a message without a role, or with a content that no text model takes."""
+    """Reject a message without a role, or with a content that no text model takes."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise PromptError(

@@ -3,7 +3,7 @@ layer, and rotary parameters.
 
 Rotary parameters come in the form of transformers 5 (`rope_parameters`) or the older ones: `rope_theta` and
 `partial_rotary_factor` beside `rope_scaling`, whose kind may be called `type`, and "su" for longrope. What a kind needs
-and lacks is an error; a parameter that is not known refuses the model, since it may change the angles.
+and lacks is an error; an unknown parameter is an error, since it may change the angles.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConfigKeys:
         return self._values.get(name) is not None
 
     def check(self) -> None:
-        """Refuse a wrong value of a key that means the same in every family.
+        """Reject a wrong value of a key that means the same in every family.
 
         Raises:
             CheckpointError: the first of them.
@@ -377,7 +377,7 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
 
 
 def _check_shape(kind: str, scaling: Mapping[str, Any]) -> None:
-    """Refuse what is a number by itself but not beside the others."""
+    """Reject what is a number by itself but does not fit the others."""
     low, high = scaling.get("low_freq_factor", 0), scaling.get("high_freq_factor", 0)
     if kind == "llama3" and low >= high:
         raise CheckpointError(

@@ -40,7 +40,7 @@ Extra = Callable[[ConfigKeys], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What is fixed for a family; the rest stands in its `config.json`.
+    """What is fixed for a family; the rest is in its `config.json`.
 
     Attributes:
         defaults: of keys that its files may leave out.
@@ -172,9 +172,7 @@ MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the language model: `config` itself, or its `text_config` with what only the outer one
-    knows.
-    """
+    """The language model's configuration: `config`, or its `text_config` completed by what only `config` has."""
     inner = config.get("text_config")
     if str(config.get("model_type")) not in MULTIMODAL or not isinstance(inner, Mapping):
         return config

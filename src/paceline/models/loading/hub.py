@@ -35,7 +35,7 @@ HEADLESS = (
 
 
 def check_names(**names: object) -> None:
-    """Refuse what names no model, tokenizer or revision.
+    """Reject what names no model, tokenizer or revision.
 
     Raises:
         ConfigError: a value that is neither a text nor a path, nor None; a revision that is no text.
@@ -171,7 +171,7 @@ def one_line(error: Exception, most: int = 200) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a checkpoint folder, after refusing what cannot be loaded from this folder.
+    """The `config.json` of a checkpoint folder, after rejecting what cannot be loaded from this folder.
 
     Raises:
         CheckpointError: no config.json, or not readable.

@@ -204,7 +204,7 @@ class Tokenizer:
         Raises:
             ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
             CheckpointError: a broken template.
-            PromptError: messages that the template refuses or fails on.
+            PromptError: messages that the template rejects or fails on.
         """
         if self._template is None:
             raise ConfigError(
@@ -241,9 +241,7 @@ class Tokenizer:
 
 
 def same_tokenizer(a: Tokenizer, b: Tokenizer) -> str | None:
-    """None if both give the same tokens to the ids they share (sizes may differ), else one sentence about the first
-    difference.
-    """
+    """None if both have the same tokens at shared ids (sizes may differ), else the first difference in words."""
     if a is b:
         return None
     first, second = a.tokens(), b.tokens()

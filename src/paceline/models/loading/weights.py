@@ -45,9 +45,7 @@ Replacement = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One stored tensor and its place: `at` counts along the first free axis of the target, inside `expert` if that is
-    not None.
-    """
+    """A stored tensor and its place: `at` counts along the target's first free axis, inside `expert` if any."""
 
     names: tuple[str, ...]
     shape: Shape
@@ -195,9 +193,7 @@ class StoredNames:
 
 
 def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
-    """A tied spec whose files hold another head than the embedding is not tied, whatever config.json says (as in
-    transformers).
-    """
+    """Untie a spec whose files hold another head than the embedding, whatever config.json says (as transformers)."""
     if not spec.tied:
         return spec
     names = StoredNames(checkpoint)
@@ -220,8 +216,7 @@ def load_weights(
     instead: Replacement | None = None,
     lacking: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """The canonical weights of `spec` on `device` in `dtype`, each tensor allocated once and filled from the mapped
-    files.
+    """The canonical weights of `spec` on `device` in `dtype`, each allocated once and filled from the mapped files.
 
     Args:
         instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
