@@ -38,7 +38,7 @@ QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
 }  # fmt: skip
 """What a user may write -> what it is; the longer names are torchao's."""
 
-NOT_ROUNDED = "none"
+NOT_QUANTIZED = "none"
 """Keeps the values of weights, also where the file is quantised."""
 
 
@@ -329,7 +329,7 @@ class EngineConfig:
     quantization: str | None = None
 
     def __post_init__(self) -> None:
-        choice("quantization", self.quantization, (NOT_ROUNDED, *QUANTIZATIONS), optional=True)
+        choice("quantization", self.quantization, (NOT_QUANTIZED, *QUANTIZATIONS), optional=True)
         choice("dtype", self.dtype, DTYPES)
         choice("exactness", self.exactness, EXACTNESS)
         kind = self.device.split(":")[0] if isinstance(self.device, str) else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.config import DTYPES, NOT_ROUNDED, QUANTIZATIONS
+from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
@@ -91,7 +91,7 @@ class _LoadRequest:
     group_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.quantization not in {None, NOT_ROUNDED, *QUANTIZATIONS}:
+        if self.quantization not in {None, NOT_QUANTIZED, *QUANTIZATIONS}:
             raise ConfigError(
                 f"quantization must be None or one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
@@ -130,7 +130,7 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
         )
     if wanted.strict:
         raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)
-    if wanted.quantization not in {None, NOT_ROUNDED}:
+    if wanted.quantization not in {None, NOT_QUANTIZED}:
         raise UnsupportedModelError(f"{name}: quantization={wanted.quantization!r} {NATIVE_ONLY}")
 
 
@@ -173,7 +173,7 @@ def _form(checkpoint: Checkpoint, wanted: _LoadRequest) -> Form | None:
     if not isinstance(checkpoint, GgufCheckpoint) or (form := checkpoint.file.quantization) is None:
         return None
     log.warning(
-        "%s: weights of type %s are rounded again to %s as they are read; quantization='none' keeps their values, "
+        "%s: weights of type %s are quantised again, to %s, as they are read; quantization='none' keeps their values, "
         "in more memory and slower",
         wanted.name,
         checkpoint.file.kind,

@@ -148,7 +148,7 @@ class GgufFile:
 
     @property
     def quantization(self) -> Literal["int8", "int4"] | None:
-        """What weights are rounded to where the user says nothing: int4 for types of up to 4 bits, int8 for others,
+        """What weights are quantised to where the user says nothing: int4 for types of up to 4 bits, int8 for others,
         None for plain floats.
         """
         if self.kind in PLAIN:
