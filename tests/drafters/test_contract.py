@@ -424,6 +424,6 @@ def test_the_freshness_check_catches_a_state_that_keeps_rejected_tokens(monkeypa
     def careless(self: DraftState, runner: Any) -> None:
         self.base, self.ahead = min(self.cache.length, len(self.context.tokens) - 1), []
 
-    monkeypatch.setattr(DraftState, "settle", careless)
+    monkeypatch.setattr(DraftState, "confirm", careless)
     with pytest.raises(AssertionError):
         check_freshness("draft_model", {"model": "toy"}, 1, 0)

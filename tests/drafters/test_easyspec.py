@@ -84,7 +84,7 @@ def test_after_calibration_the_cache_is_the_plain_drafts(width: int, monkeypatch
             tree = propose(drafter, state, 4)
             path = tree.path(tree.leaves()[0])[:accepted]
             state.context.tokens += [*(int(tree.tokens[i]) for i in path), accepted]
-            state.settle(drafter.runner)
+            state.confirm(drafter.runner)
             text = state.context.tokens[: state.cache.length]
             assert len(text) >= len(state.context.tokens) - 2 - accepted
             fresh: Any = GroupedState(state.context, plain.open())

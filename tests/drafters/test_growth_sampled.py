@@ -221,7 +221,7 @@ def test_the_check_catches_scores_that_forget_what_is_left(monkeypatch: pytest.M
 def test_a_best_child_has_its_parents_score_and_siblings_follow() -> None:
     drafter = drafter_of(ToyRunner(8, order=None), 8, tree_policy="rsd_s", tree_width=4)
     state = begin(drafter, temperature=1.0)
-    state.settle(drafter.runner)
+    state.confirm(drafter.runner)
     draft = sampled.BeamDraft(state, 12, 3, always_go_on, True, width=4)
     from paceline.drafters.growth import grow
 

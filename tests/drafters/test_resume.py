@@ -89,7 +89,7 @@ def test_a_cache_that_moves_takes_the_drafts_along(plain: LLM, careful: bool, mo
         monkeypatch.setattr("paceline.models.decoder.cache.blocks_for", lambda tokens: -(-(cache.length) // 16))
     blocker = runner.open()
     cache._relocate(len(before) + 1, len(before))
-    cache.settle()
+    cache.locate()
     monkeypatch.undo()
     assert cache.blocks[0] != before[0]
     scores = made.resumed((39,), [made.states[0][:39]])

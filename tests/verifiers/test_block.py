@@ -269,7 +269,7 @@ def parts(**config: object) -> object:
     ],
 )
 def test_what_may_put_a_draft_beside_a_drawn_one_is_refused_before_anything_runs(config: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="block_verification judges chains"):
+    with pytest.raises(ConfigError, match="block_verification judges each chain"):
         parts(**config)
 
 

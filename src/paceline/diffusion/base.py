@@ -203,7 +203,7 @@ class Check(Part, ABC):
     """A hard constraint on the text: a grammar, a regular expression, a schema."""
 
     @abstractmethod
-    def settle(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
+    def constrain(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
         """Slots and tokens in place of `chosen` and the predictions there, all of them allowed; at least one of each.
 
         Raises:
@@ -316,7 +316,7 @@ class Transition:
             chosen = canvas.masked()
             chosen = chosen[predictions.known(chosen)]
         changes = self.edit.changes(step, chosen) if self.edit else Changes()
-        slots, tokens = self._settled(step, np.sort(chosen))
+        slots, tokens = self._constrained(step, np.sort(chosen))
         after = canvas.copy()
         after.write(slots, tokens, step.predictions.probability(slots, tokens))
         after.edit(changes.slots, changes.tokens, step.predictions.probability(changes.slots, changes.tokens))
@@ -332,9 +332,9 @@ class Transition:
         self.ended = ended
         return after
 
-    def _settled(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
+    def _constrained(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
         if self.check and chosen.size:
-            return self.check.settle(step, chosen)
+            return self.check.constrain(step, chosen)
         return chosen, step.predictions.tokens_at(chosen)
 
     def _end(self, canvas: Canvas, ending: Ending | None) -> None:

@@ -109,7 +109,7 @@ class GrammarCheck(Check):
         self.nowhere[[UNFIT, MASKED]] = True
         self.checks = self.rejections = self.completions = 0
 
-    def settle(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
+    def constrain(self, step: Step, chosen: Ints) -> tuple[Ints, Ints]:
         self._look_at(step.canvas)
         round_ = _RoundWriter(self, step, chosen)
         round_.write_chosen()

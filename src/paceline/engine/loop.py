@@ -165,7 +165,7 @@ class Engine:
         """The plan for this step: the last one while it holds and the same sequences run, else a new one."""
         keys = [sequence.key for sequence in batch]
         if self._left < 1 or keys != self._keys:
-            self._settle()
+            self._end_plan()
             self._plan, self._keys = Plan.nothing(len(batch)), keys
             with self._guarded("plan"):
                 self._plan = self._sound(
@@ -216,9 +216,9 @@ class Engine:
         made = Outcome(1, tokens, seconds, proposed, trees, sound, times)
         self._outcome = made if self._outcome is None else made.merged(self._outcome)
         if self._left < 1:
-            self._settle()
+            self._end_plan()
 
-    def _settle(self) -> None:
+    def _end_plan(self) -> None:
         """The plan has ended: let the controller learn what came of it."""
         outcome, self._outcome, self._left = self._outcome, None, 0
         if outcome is not None:
@@ -318,7 +318,7 @@ class Engine:
     def _forget(self, ended: Seq[Sequence]) -> None:
         """These sequences are over, and with them the plan."""
         if ended:
-            self._settle()
+            self._end_plan()
         for sequence in ended:
             with self._guarded("forget"):
                 self.parts.controller.forget(sequence.key)

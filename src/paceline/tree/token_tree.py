@@ -369,7 +369,7 @@ class GroupTrial(Trial):
     distribution; the planned number does not.
 
     Attributes:
-        group: planned number of these draws, settled before the first.
+        group: planned number of these draws, decided before the first.
     """
 
     group: int = 1

@@ -7,7 +7,7 @@ draw from that rest. The chance to accept at least i tokens is then p_i, which n
 would be the product of the single chances.
 
 The coins of a run look at places that may be drafted and verified again in the next step, so all of them are keyed by
-the run's first place, whose token this step settles.
+the run's first place, whose token this step decides.
 
 Source: Block verification accelerates speculative decoding (arXiv:2403.10444), algorithm 2.
 """
@@ -127,10 +127,10 @@ def verify_run(
         reached.append(reach(reached[-1], p_x, q_x))
         nodes.append(trial.node)
         trial = _drawn_child(tree, trial.node)
-    return _settle(nodes, reached, places, draws, depth)
+    return _accepted_run(nodes, reached, places, draws, depth)
 
 
-def _settle(
+def _accepted_run(
     nodes: list[int], reached: list[float], places: list[Place], draws: Draws, depth: int
 ) -> tuple[list[int], int | None]:
     """Flip the coins from the last token back to the first, and draw from the rest where a run ends early.

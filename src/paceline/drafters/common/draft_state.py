@@ -61,10 +61,10 @@ class DraftState(Follower):
     def fed(self) -> None:
         self.base = self.cache.length
 
-    def settle(self, runner: Runner) -> None:
+    def confirm(self, runner: Runner) -> None:
         """Keep what the text has confirmed, drop all else. Harmless if there is nothing to do."""
         if self.fed_tokens:
-            self._settle_tree(runner)
+            self._confirm_tree(runner)
         text, length = self.context.tokens, self.cache.length
         keep = min(self.base, len(text) - 1, length)
         keep += agreed(self.ahead, text[keep : min(len(text) - 1, length)])
@@ -79,7 +79,7 @@ class DraftState(Follower):
             self.base = min(kept, self.cache.length)
             runner.truncate(self.cache, self.base)
 
-    def _settle_tree(self, runner: Runner) -> None:
+    def _confirm_tree(self, runner: Runner) -> None:
         """Commit the scored inputs that the text agrees with, up to the one before the last token."""
         path = along(self.fed_tokens, self.fed_parents, self.context.tokens[self.base : -1])
         self.fed_tokens, self.fed_parents = [], []

@@ -151,7 +151,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
         asked = [i for i, count in enumerate(steps) if count > 0]
         for i in asked:
-            states[i].settle(self.runner)
+            states[i].confirm(self.runner)
         if asked:
             found = self._draft([states[i] for i in asked], [budgets[i] for i in asked], [steps[i] for i in asked])
             for i, tree in zip(asked, found, strict=True):
@@ -166,10 +166,10 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         scores: Scores | None,
     ) -> None:
         for state in states:
-            state.settle(self.runner)
+            state.confirm(self.runner)
 
     def fork(self, state: DraftState, context: Context) -> DraftState:
-        state.settle(self.runner)
+        state.confirm(self.runner)
         if not self.runner.capabilities.fork:
             return self.kind(context, self.runner.open())
         return self.kind(context, self.runner.fork(state.cache), state.base)

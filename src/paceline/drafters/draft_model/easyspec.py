@@ -49,12 +49,12 @@ class GroupedState(DraftState):
         super().__init__(context, cache, base)
         self.exact: int | None = None
 
-    def settle(self, runner: Runner) -> None:
+    def confirm(self, runner: Runner) -> None:
         """Keep what the text has confirmed of the exact part, drop all else."""
         if self.exact is not None:
             del self.fed_tokens[self.exact :], self.fed_parents[self.exact :]
             self.exact = None
-        super().settle(runner)
+        super().confirm(runner)
 
 
 class EasySpecDrafter(DraftModelDrafter):

@@ -95,7 +95,7 @@ class PearlState(DraftState):
         if self.rooted != len(self.context.tokens):
             self.drop(runner)
         elif not self.drafted:
-            self.settle(runner)
+            self.confirm(runner)
         else:
             self._hold()
             if self.cache.length > (length := self.base + len(self.ahead)):
@@ -120,12 +120,12 @@ class PearlState(DraftState):
         if self.drafted:
             self._hold()
         else:
-            self.settle(runner)
+            self.confirm(runner)
 
     def drop(self, runner: Runner) -> None:
         """Forget the draft; the cache keeps what the text confirms."""
         self.drafted, self.rooted = [], len(self.context.tokens)
-        self.settle(runner)
+        self.confirm(runner)
 
 
 logger = logging.getLogger("paceline.drafters")

@@ -211,7 +211,7 @@ class Ranked(Growth):
 
 
 def grow(runner: Runner, drafts: Sequence[Growth], vocab_size: int, source: int) -> list[TokenTree]:
-    """One tree per draft; what was fed stays in the caches' scratch slots until the states settle."""
+    """One tree per draft; what was fed stays in the caches' scratch slots until the states are confirmed."""
     catch_up(runner, [draft.state for draft in drafts], FEW)
     active = [draft for draft in drafts if draft.front]
     while active:

@@ -2,7 +2,7 @@
 
 *Point* trees take the `width` most likely tokens of every expanded node and keep the nodes most likely reached. *Drawn*
 trees draw `width` tokens of every expanded node without replacement (recursive rejection sampling, arXiv:2402.14160):
-how many are drawn where is settled before the draws of the level are made, and nothing is cut afterwards.
+how many are drawn where is decided before the draws of the level are made, and nothing is cut afterwards.
 
 *EAGLE-2* (arXiv:2406.16858; 10 children and nodes a level) gives children to the nodes of a level with the most likely
 paths; in the end the nodes with the most likely paths of all stay, which always hold their parents. All are points: a

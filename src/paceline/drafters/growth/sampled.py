@@ -10,7 +10,7 @@ depends on earlier tokens alone: this is the distribution of the paper's perturb
 whole vocabulary.
 
 *SpecTr* (arXiv:2310.15141; verified by `acceptance_method` "k_seq") draws independent chains from one root, which share
-the nodes on which they agree; equal draws of a place count apart. How many draws a place gets is settled by the chains
+the nodes on which they agree; equal draws of a place count apart. How many draws a place gets is decided by the chains
 that reached it, before its tokens are drawn.
 """
 

@@ -208,7 +208,7 @@ class TranslatedState:
     def fork(self, context: Context, runner: Runner) -> TranslatedState:
         """A state for a copy of the sequence."""
         if self.inner.context.tokens:
-            self.inner.settle(runner)
+            self.inner.confirm(runner)
         if not runner.capabilities.fork:
             return TranslatedState(context, self.reading.copy(), runner.open())
         return TranslatedState(context, self.reading.copy(), runner.fork(self.inner.cache), self.inner)

@@ -183,7 +183,7 @@ class SlemDrafter(Drafter):
         """Greedy chains in the draft's tokens."""
         runner, inner = self.runner, [state.inner for state in states]
         for one in inner:
-            one.settle(runner)
+            one.confirm(runner)
             one.context.temperature = 0.0
         steps = [self._steps(state, limit.budget) for state, limit in zip(states, limits, strict=True)]
         each = zip(inner, steps, limits, strict=True)

@@ -75,10 +75,10 @@ class NativeCache:
             return
         if not (private and self._extend_in_place(need)):
             self._relocate(need, first if not private else len(self.blocks))
-        self.settle()
+        self.locate()
 
-    def settle(self) -> None:
-        """Find out how the blocks lie; to be called when they have changed."""
+    def locate(self) -> None:
+        """Find out where the blocks are; to be called when they have changed."""
         self._places = None
         self.base = (self.blocks[0] * BLOCK if adjacent(self.blocks) else -1) if self.blocks else 0
 
@@ -196,7 +196,7 @@ class NativeCache:
         self.arena.pool.drop(rest)
         del self.blocks[-len(rest) :]
         self.arena.pool.end()
-        self.settle()
+        self.locate()
 
     def fork(self) -> NativeCache:
         """A second sequence that shares the committed blocks; nothing is copied."""
@@ -210,7 +210,7 @@ class NativeCache:
         self.arena.pool.share(blocks)
         other.blocks = blocks
         self.arena.pool.end()
-        other.settle()
+        other.locate()
         return other
 
     def release(self) -> None:

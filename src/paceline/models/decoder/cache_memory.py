@@ -121,7 +121,7 @@ class ArenaMemory:
         arena.pool.share(blocks)
         cache.blocks, cache.length = blocks, BLOCK * len(blocks)
         arena.pool.end()
-        cache.settle()
+        cache.locate()
         return cache
 
     def share(self, cache: NativeCache, blocks: int) -> NativeCache:

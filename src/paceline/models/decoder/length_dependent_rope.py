@@ -196,7 +196,7 @@ class LongRopeCache(ReplayCache):
         self.blocks, self.length, self.base, self.scratch = other.blocks, other.length, other.base, 0
         self.long, self.copy, other.blocks = other.long, None, []
         self.arena.pool.end()
-        self.settle()
+        self.locate()
         self._views.clear()
         other.release()
 
