@@ -368,7 +368,7 @@ def _scaling(keys: ConfigKeys, kind: str, given: Mapping[str, Any], dims: int) -
             raise CheckpointError(
                 f"config.json: rope parameter {key!r} must be a number of {least:g} or more, got {got}"
             )
-    for key in set(ROPE_LISTS) & set(ROPE_NEEDED[kind]):
+    for key in (one for one in ROPE_LISTS if one in ROPE_NEEDED[kind]):
         values = scaling[key]
         if not isinstance(values, list) or len(values) != dims // 2 or not all(_in_range(v, TINY) for v in values):
             raise CheckpointError(f"config.json: rope parameter {key!r} must be a list of {dims // 2} positive numbers")
