@@ -159,7 +159,7 @@ def test_loading_says_what_it_did_and_is_told_apart(tmp_path: Path, form: Form) 
 
 def test_refusals_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_llama(tmp_path)
-    with pytest.raises(ConfigError, match=r"^quantization must be None or one of int8, .* got 'int3'$"):
+    with pytest.raises(ConfigError, match=r"^quantization must be None or one of none, int8, .* got 'int3'$"):
         LLM(quantization="int3")
     with pytest.raises(ConfigError, match="got 'fp8'"):
         load_runner(folder, quantization="fp8")
