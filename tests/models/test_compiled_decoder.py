@@ -14,7 +14,7 @@ import torch
 from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
-from paceline.models import LayerSpec, RopeSpec
+from paceline.models import LayerSpec, MoeSpec, RopeSpec
 from paceline.models.cpu import (
     DOT,
     FULL,
@@ -35,6 +35,7 @@ from paceline.models.cpu import (
 )
 from paceline.models.cpu import threads as team
 from paceline.models.decoder import EagerPasses, NativeRunner, native
+from paceline.models.loading import targets
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
@@ -159,6 +160,7 @@ def test_more_rows_than_a_pass_holds():
         assert torch.equal(scores.taps[0][row], alone.taps[0][-1])
 
 
+MIXED_LAYERS = (LayerSpec(moe=True), LayerSpec(), LayerSpec(moe=True))
 FEATURES = {
     "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
     "normed heads": {"qk_norm": "head"},
@@ -178,6 +180,18 @@ FEATURES = {
     "tied": {"tied": True},
     "odd vocabulary": {"vocab_size": 71},
     "odd inner width": {"intermediate_size": 88},
+    "gelu of the error function": {"activation": "gelu"},
+    "norms behind sub-layers": {"norm_placement": "post"},
+    "norms before and behind": {"norm_placement": "sandwich", "residual_multiplier": 0.5},
+    "norms of all heads": {"qk_norm": "full"},
+    "soft caps": {"attention_softcap": 0.5, "logit_softcap": 0.5},
+    "experts": {"moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True), "layers": MIXED_LAYERS},
+    "many experts": {"moe": MoeSpec(experts=70, top_k=8, intermediate=96, norm_top_k=False), "layers": MIXED_LAYERS},
+    "experts and norms": {
+        "moe": MoeSpec(experts=4, top_k=3, intermediate=32, norm_top_k=False),
+        "layers": MIXED_LAYERS,
+        "norm_placement": "sandwich",
+    },
 }
 
 
@@ -185,18 +199,7 @@ def pair(changes):
     """The compiled and the plain runner over the same random weights of a spec with features."""
     spec = replace(spec_of(tiny_llama(**WIDE).config), **changes)
     generator = torch.Generator().manual_seed(0)
-    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    sizes = {"qkv": (heads, 64), "o": (64, spec.num_heads * spec.head_dim)}
-    sizes |= {"gate_up": (2 * spec.intermediate_size, 64), "down": (64, spec.intermediate_size)}
-    weights = {"embed.weight": (spec.vocab_size, 64), "final_norm.weight": (64,)}
-    weights |= {} if spec.tied else {"head.weight": (spec.vocab_size, 64)}
-    for i in range(spec.num_layers):
-        weights |= {f"layers.{i}.{name}.weight": size for name, size in sizes.items()}
-        weights |= {f"layers.{i}.{name}.weight": (64,) for name in ("attn_norm", "mlp_norm")}
-        if spec.qk_norm:
-            weights |= {f"layers.{i}.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
-        if spec.qkv_bias:
-            weights |= {f"layers.{i}.{name}.bias": size[:1] for name, size in sizes.items()}
+    weights = {target.name: target.shape for target in targets(spec)}
     random = {name: torch.randn(size, generator=generator) / 4 for name, size in weights.items()}
     return [
         NativeRunner(
@@ -282,8 +285,7 @@ def test_shared_and_scattered_caches(copy_limit):
 def test_what_compiled_passes_do_not_cover_runs_by_operators():
     spec = spec_of(tiny_llama(**WIDE).config)
     assert eligibility.unsupported(spec, torch.float32, CPU) is None
-    changes = [{"head_dim": 48}, {"qk_norm": "full"}, {"attention_softcap": 30.0}, {"norm_placement": "sandwich"}]
-    for change in [*changes, {"hidden_size": 48}, {"activation": "gelu"}]:
+    for change in [{"head_dim": 48}, {"hidden_size": 48}, {"intermediate_size": 84}, {"attention_scale": -1.0}]:
         assert eligibility.unsupported(replace(spec, **change), torch.float32, CPU), change
     assert eligibility.unsupported(spec, torch.float16, CPU)
     assert eligibility.unsupported(spec, torch.float32, torch.device("cuda"))

@@ -21,6 +21,7 @@ from .memory import fit_context as fit_context
 from .model_spec import AttentionShape as AttentionShape
 from .model_spec import LayerSpec as LayerSpec
 from .model_spec import ModelSpec as ModelSpec
+from .model_spec import MoeSpec as MoeSpec
 from .model_spec import RopeSpec as RopeSpec
 from .remapped_tokens import HeadRows as HeadRows
 from .remapped_tokens import MappedRunner as MappedRunner

@@ -7,17 +7,19 @@ keys are shared as well. Keys and values are fetched ahead, those of the next se
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_tiles import HALF_MAX_QUERIES, MAX_QUERIES, fetch, score, weigh
+from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import DOT
 from paceline.models.cpu.vectors import (
     LANES,
     add,
     broadcast,
-    call,
     div,
     exponential,
     fma,
@@ -82,9 +84,9 @@ def _rotate(head: int, rope: int, row: int) -> None:
 @njit(error_model="numpy")
 def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
     """Norm, rotate and store one head of a row's projections (in place but for the copy to target)."""
-    size, rope = read(frame + at.HEAD_DIM), read(layer + at.ROPE)
+    size, rope, by_head = read(frame + at.HEAD_DIM), read(layer + at.ROPE), read(frame + at.WHOLE_NORM) == 0
     source = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * head * size
-    if weight != 0:
+    if weight != 0 and by_head:
         scaled_norm(source, size, weight, read_float(frame + at.EPSILON), source, False)
     if rope != 0:
         _rotate(source, rope, row)
@@ -106,11 +108,23 @@ def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
 
 
 @njit(error_model="numpy")
-def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
-    """Replace scores by exp(scale * (score - largest)); returns their sum.
+def soft_cap(lanes: Any, cap: np.float32) -> Any:
+    """cap * tanh(x / cap) of lanes."""
+    power = exponential(mul(lanes, broadcast(np.float32(2.0) / cap)))
+    return sub(broadcast(cap), div(broadcast(np.float32(2.0) * cap), add(power, broadcast(np.float32(1.0)))))
+
+
+@njit(error_model="numpy")
+def softmax(scores: int, count: int, scale: np.float32, cap: np.float32) -> np.float32:
+    """Replace scores by exp(scale * (score - largest)), scaled scores being capped unless `cap` is 0; returns their
+    sum.
 
     Sixteen scores behind the last are overwritten.
     """
+    if cap > 0:
+        for i in range(0, count, LANES):
+            store(scores + 4 * i, soft_cap(mul(load(scores + 4 * i), broadcast(scale)), cap))
+        scale = np.float32(1.0)
     store(scores + 4 * count, broadcast(LOWEST))
     top = broadcast(LOWEST)
     for i in range(0, count, LANES):
@@ -240,7 +254,8 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
         _fetch_first(frame, layer, kv_head, coming)
     for q in range(queries):
         _, more = _own_slots(seen, row + (first + q) // groups)
-        whole = softmax(scores + q * out_pitch, shared + more, read_float(frame + at.ATTENTION_SCALE))
+        scale, cap = read_float(frame + at.ATTENTION_SCALE), read_float(frame + at.ATTENTION_CAP)
+        whole = softmax(scores + q * out_pitch, shared + more, scale, cap)
         store(sums + 128 * MAX_QUERIES + 64 * q, broadcast(whole))
     part = 0
     while part < size:
@@ -275,7 +290,7 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     most = MAX_QUERIES
     if kv_heads % team:
         most = MAX_QUERIES // 2  # smaller blocks divide better among threads
-        call(read(frame + at.BARRIER))
+        wait_for_all(frame, team)
     blocks, row = 0, 0
     while row < rows:
         run = _run_of(seen, row, rows)

@@ -20,7 +20,8 @@ from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import Packed, pack
 from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.threads import find_team
+from paceline.models.cpu.sublayers import GELU, GELU_TANH, SILU
+from paceline.models.cpu.threads import Meeting, find_team
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES, has_bfloat
 from paceline.models.cpu.visible_slots import Ints, SlotLists, address, fill
@@ -33,6 +34,8 @@ from paceline.models.loading.quantization import GROUP, form_of
 from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
+
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 
 ROWS = 64
 """Most rows of one pass; more are fed in several."""
@@ -68,6 +71,9 @@ class Packing:
         """The fields of one layer that hold weights."""
         name = f"layers.{index}."
         order = torch.cat([self._order, torch.arange(len(self._order), self._weights[f"{name}qkv.weight"].shape[0])])
+        q_norm = self._norm(f"{name}q_norm.weight")
+        if q_norm is not None and self._spec.qk_norm == "full":
+            q_norm = q_norm[self._order]
         qkv_bias = self._take(f"{name}qkv.bias")
         qkv, qkv_scale = self._take_matrix(f"{name}qkv")
         o, o_scale = self._take_matrix(f"{name}o")
@@ -75,16 +81,38 @@ class Packing:
             at.ATTENTION_NORM: self._vector(self._norm(f"{name}attn_norm.weight")),
             at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
-            at.Q_NORM: self._vector(self._norm(f"{name}q_norm.weight")),
+            at.Q_NORM: self._vector(q_norm),
             at.K_NORM: self._vector(self._norm(f"{name}k_norm.weight")),
             at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
+            at.POST_ATTENTION_NORM: self._vector(self._norm(f"{name}post_attn_norm.weight")),
             at.MLP_NORM: self._vector(self._norm(f"{name}mlp_norm.weight")),
+            at.POST_MLP_NORM: self._vector(self._norm(f"{name}post_mlp_norm.weight")),
+            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
+        }
+
+    def _mlp(self, name: str) -> dict[int, int]:
+        return {
             at.GATE_UP_WEIGHT: self._matrix(*self._take_matrix(f"{name}gate_up"), paired=True),
             at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=True),
             at.DOWN_WEIGHT: self._matrix(*self._take_matrix(f"{name}down")),
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
+
+    def _mixture(self, name: str) -> dict[int, int]:
+        addresses: list[tuple[int, int]] = []
+        both = [self._weights.pop(f"{name}experts.{kind}") for kind in ("gate_up", "down")]
+        scales = [self._take(f"{name}experts.{kind}.scale") for kind in ("gate_up", "down")]
+        for expert in range(len(both[0])):
+            gate_up, down = (
+                self._matrix(weight[expert], None if scale is None else scale[expert], paired=paired)
+                for weight, scale, paired in zip(both, scales, (True, False), strict=True)
+            )
+            addresses.append((gate_up, down))
+        table = torch.tensor(addresses, dtype=torch.int64)
+        self.kept.append(table)
+        router = self._matrix(self._weights.pop(f"{name}router.weight").float())
+        return {at.ROUTER: router, at.EXPERT_WEIGHTS: table.data_ptr()}
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
@@ -139,8 +167,18 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: int 
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
         at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
         at.RESIDUAL: float(spec.residual_multiplier),
-        at.LOGIT_SCALE: float(spec.logit_multiplier), at.GELU: int(spec.activation == "gelu_tanh"),
-    }  # fmt: skip
+        at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
+        at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
+        at.WHOLE_NORM: int(spec.qk_norm == "full"),
+    } | ({} if spec.moe is None else {
+        at.EXPERTS: spec.moe.experts, at.TOP_K: spec.moe.top_k, at.NORM_SHARES: int(spec.moe.norm_top_k),
+        at.EXPERT_INNER: spec.moe.intermediate,
+    })  # fmt: skip
+
+
+def widest_inner(spec: ModelSpec) -> int:
+    """Inner activations of the widest MLP or expert."""
+    return max(spec.intermediate_size, 0 if spec.moe is None else spec.moe.intermediate)
 
 
 class Workspace:
@@ -152,20 +190,22 @@ class Workspace:
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
         widths = {
             at.X: 4 * spec.hidden_size, at.NORMED: item * spec.hidden_size, at.MIXED: item * heads,
-            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * spec.intermediate_size,
+            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * widest_inner(spec),
         }  # fmt: skip
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
-            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, spec.intermediate_size))
+            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest_inner(spec)))
         spare = ROWS * pitches[at.NORMED]
-        normed, sums = (
-            spare + (-(-4 * spec.hidden_size // 64) * 64 if quantized else 0),
-            ROWS * 4 * STRIP * (1 + bool(quantized)),
-        )
+        normed = spare + (pitches[at.X] if quantized or spec.moe else 0) + (spare if spec.moe else 0)
+        sums = ROWS * 4 * STRIP * (1 + bool(quantized))
         query = MAX_QUERIES * (4 * spec.head_dim + 128 + 64)
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.NORMED: threads * normed, at.SUMS: threads * sums, at.QUERY: threads * query}
+        if spec.moe is not None:
+            experts, chosen = -(-spec.moe.experts // STRIP) * STRIP, ROWS * spec.moe.top_k
+            choice = -(-(8 * (experts + 1) + 32 * chosen + 4 * (experts + LANES)) // 64) * 64
+            sizes |= {at.INNER: chosen * pitches[at.INNER], at.ROUTE: ROWS * 4 * experts, at.CHOICE: threads * choice}
         self._memory = torch.zeros(sum(sizes.values()) + 64, dtype=torch.uint8)
         self.fields: dict[int, int] = {}
         start = -(-self._memory.data_ptr() // 64) * 64
@@ -176,6 +216,8 @@ class Workspace:
         self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {
             at.INNER_PITCH: pitches[at.INNER]
         }
+        if spec.moe is not None:
+            self.fields |= {at.ROUTE_PITCH: 4 * experts, at.CHOICE_SIZE: choice}
         self.fields |= {at.NORMED_SIZE: normed, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}
 
 
@@ -235,7 +277,15 @@ class CompiledDecoder:
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
         if self.team is not None:
-            self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
+            self._meeting = Meeting()
+            self.frame.put(
+                {
+                    at.THREAD: self.team.thread,
+                    at.TEAM: self.team.size,
+                    at.MEETING: self._meeting.address,
+                    at.YIELD: self.team.yielding,
+                }
+            )
 
     def _pack_layers(self, spec: ModelSpec) -> None:
         start, size = address(self.seen), self.seen[0].nbytes

@@ -21,21 +21,14 @@ log = logging.getLogger("paceline")
 
 def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
     """What compiled passes lack for a model, or None."""
-    known = spec.activation in {"silu", "gelu_tanh"} and spec.qk_norm in {None, "head"} and spec.moe is None
-    plain = (
-        spec.norm_placement == "pre"
-        and spec.attention_softcap is None
-        and spec.logit_softcap is None
-        and spec.scale > 0
-    )
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-    even = spec.hidden_size % 32 == spec.head_dim % 32 == spec.intermediate_size % 8 == 0
+    inner = 0 if spec.moe is None else spec.moe.intermediate
+    even = spec.hidden_size % 32 == spec.head_dim % 32 == spec.intermediate_size % 8 == inner % 8 == 0
     whole = even and all(spec.ropes[key].dims % 32 == 0 for key in ropes)
     reasons = {
         "the device is not the CPU": device.type == "cpu",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
-        "mixtures of experts, other activations or norms of all heads": known,
-        "norms behind sub-layers, or soft caps": plain,
+        "a negative attention scale": spec.scale > 0,
         "sizes that do not fill vectors": whole,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)

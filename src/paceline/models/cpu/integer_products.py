@@ -70,7 +70,8 @@ from paceline.models.cpu.vectors import (
     store_at,
     total,
     widen,
-)  # fmt: skip  # fmt: skip
+    write_float,
+)  # fmt: skip
 from paceline.models.loading.quantization import GROUP as WIDTH
 from paceline.models.loading.quantization import unpacked
 
@@ -112,11 +113,6 @@ def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch
     torch.bitwise_xor(moved.view(torch.uint8), ZERO, out=strips[:, :steps])
     strips[:, steps].view(torch.float32).copy_(scale.view(-1, STRIP))
     return strips
-
-
-@lowered(Nothing, Int, Float)
-def _write(builder: Builder, address: Value, value: Value) -> None:
-    store_at(builder, address, value)
 
 
 @lowered(Lanes, Lanes)
@@ -196,9 +192,9 @@ def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = Fa
         _store_bytes(target + HEADER + i, high)
         _store_bytes(target + pitch // 2 + HEADER + i, low)
         highs, lows = add(highs, high), add(lows, low)
-    _write(target, most / np.float32(TOP) + total(odd))
-    _write(target + 4, total(highs))
-    _write(target + 8, total(lows))
+    write_float(target, most / np.float32(TOP) + total(odd))
+    write_float(target + 4, total(highs))
+    write_float(target + 8, total(lows))
     if grouped:
         _sum_groups(target + HEADER, size)
         _sum_groups(target + pitch // 2 + HEADER, size)

@@ -9,7 +9,8 @@ from __future__ import annotations
 FIELD = 8
 
 (
-    THREAD, TEAM, BARRIER,  # addresses of omp_get_thread_num, omp_get_num_threads, GOMP_barrier; THREAD 0: no team
+    THREAD, TEAM,  # addresses of omp_get_thread_num, omp_get_num_threads; THREAD 0: no team
+    MEETING, YIELD,  # where threads that wait for each other count (models.cpu.threads); address of sched_yield
     KIND, NARROW,  # kind of product (models.cpu.tiles); 1 where embedding, cache and results are bfloat16
     ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
@@ -20,7 +21,12 @@ FIELD = 8
     SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
     SCORES, SCORES_PITCH, SCORES_SIZE, QUERY, QUERY_SIZE,  # scores and queries of a block, one copy a thread
     HEADS, KV_HEADS, HEAD_DIM, ATTENTION_SCALE, SLOT_PITCH,
-    EPSILON, RESIDUAL, INTERMEDIATE, GELU,
+    EPSILON, RESIDUAL, INTERMEDIATE, ACTIVATE,  # ACTIVATE: models.cpu.sublayers
+    ATTENTION_CAP, LOGIT_CAP,  # soft caps, 0 for none
+    WHOLE_NORM,  # 1 where queries and keys are normed over all their heads
+    EXPERTS, TOP_K, NORM_SHARES, EXPERT_INNER,  # mixtures: how many, of a row, 1 where shares sum to 1, inner width
+    # (rows, experts) float32 logits of the router; each thread's lists of who goes where (models.cpu.experts)
+    ROUTE, ROUTE_PITCH, CHOICE, CHOICE_SIZE,
     SLOT,  # (rows,) slots that keys and values go to
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
@@ -31,18 +37,20 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 54 * FIELD, FIELD)  # fmt: skip
+) = range(0, 66 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
-    ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS,
-    MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS,
+    # a norm is 0 where there is none
+    ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_ATTENTION_NORM,
+    MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_MLP_NORM,
+    ROUTER, EXPERT_WEIGHTS,  # mixtures, else 0: the router's strips, and per expert the addresses of gate_up and down
     CACHE,  # address of the layer's slot 0
     SEEN,  # address of the layer's kind of window: rows of the four fields below
     ROPE,  # address of the layer's rope record, or 0
     TAP,  # where the states behind this layer go, or 0
     LAYER_FIELDS,
-) = range(0, 19 * FIELD, FIELD)  # fmt: skip
+) = range(0, 23 * FIELD, FIELD)  # fmt: skip
 
 (
     COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows

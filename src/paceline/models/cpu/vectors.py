@@ -261,9 +261,8 @@ _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 _EXP = (1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0)
 
 
-@lowered(Lanes, Lanes)
-def exponential(builder: Builder, lanes: Value) -> Value:
-    """e^x to 2 units in the last place: 2^n times a polynomial of what is left. 0 below -87.3.
+def emit_exponential(builder: Builder, lanes: Value) -> Value:
+    """Emit e^x to 2 units in the last place: 2^n times a polynomial of what is left. 0 below -87.3.
 
     Above 88 its value at 88.
     """
@@ -278,6 +277,27 @@ def exponential(builder: Builder, lanes: Value) -> Value:
     power = builder.shl(builder.fptosi(turns, I32V), integers(23))
     scaled = builder.bitcast(builder.add(builder.bitcast(value, I32V), power), F32V)
     return builder.select(low, floats(0.0), scaled)
+
+
+@lowered(Lanes, Lanes)
+def exponential(builder: Builder, lanes: Value) -> Value:
+    """e^x, see `emit_exponential`."""
+    return emit_exponential(builder, lanes)
+
+
+_ERF, _ERF_STEP = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592), 0.3275911
+
+
+@lowered(Lanes, Lanes)
+def error_function(builder: Builder, lanes: Value) -> Value:
+    """erf(x) to 1.5e-7: 1 - e^(-x^2) times a polynomial of 1 / (1 + 0.33 |x|) (Abramowitz and Stegun, 7.1.26)."""
+    size = call_named(builder, "llvm.fabs.v16f32", F32V, lanes)
+    share = builder.fdiv(floats(1.0), fused(builder, size, floats(_ERF_STEP), floats(1.0)))
+    value = floats(_ERF[0])
+    for factor in _ERF[1:]:
+        value = fused(builder, value, share, floats(factor))
+    rest = builder.fmul(builder.fmul(value, share), emit_exponential(builder, builder.fneg(builder.fmul(size, size))))
+    return call_named(builder, "llvm.copysign.v16f32", F32V, builder.fsub(floats(1.0), rest), lanes)
 
 
 @lowered(Float, Float)
@@ -298,16 +318,16 @@ def write(builder: Builder, address: Value, value: Value) -> None:
     store_at(builder, address, value)
 
 
+@lowered(Nothing, Int, Float)
+def write_float(builder: Builder, address: Value, value: Value) -> None:
+    """A float32 to an address."""
+    store_at(builder, address, value)
+
+
 @lowered(Float, Int)
 def read_float(builder: Builder, address: Value) -> Value:
     """The float32 at an address."""
     return load_at(builder, address, FLOAT)
-
-
-@lowered(Nothing, Int)
-def call(builder: Builder, address: Value) -> None:
-    """Call the C function `void f(void)` at an address."""
-    builder.call(builder.inttoptr(address, ir.FunctionType(ir.VoidType(), []).as_pointer()), [])
 
 
 @lowered(Int, Int)

@@ -1,0 +1,216 @@
+"""The sub-layers of one layer in compiled code: projections of attention, and the gated MLP.
+
+Every thread of the team makes its own strips of each matrix. Norms before a sub-layer are computed by every thread for
+itself, which costs less than a meeting; a norm behind one needs whole rows, so the projection waits in the buffer of
+the queries, keys and values, and threads divide the rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention import copy_row, scaled_norm
+from paceline.models.cpu.integer_products import to_bytes
+from paceline.models.cpu.matrix import as_bytes, product, steps_of, strip_size, strip_sums
+from paceline.models.cpu.threads import wait_for_all
+from paceline.models.cpu.tiles import BYTES, DOT, NIBBLES, STRIP
+from paceline.models.cpu.vectors import (
+    add,
+    broadcast,
+    div,
+    error_function,
+    exponential,
+    fma,
+    load,
+    load_half,
+    mul,
+    read,
+    read_float,
+    store,
+    store_half,
+)  # fmt: skip
+
+STRIP_BYTES = 4 * STRIP
+
+SILU, GELU_TANH, GELU = 0, 1, 2
+"""Activations of the gate."""
+
+
+@njit(error_model="numpy")
+def add_bias(sums: int, rows: int, bias: int) -> None:
+    """Add 64 float32, unless their address is 0, to sums (rows, 64)."""
+    if bias != 0:
+        for row in range(rows):
+            for i in range(0, STRIP_BYTES, 64):
+                store(sums + row * STRIP_BYTES + i, add(load(sums + row * STRIP_BYTES + i), load(bias + i)))
+
+
+@njit(error_model="numpy")
+def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> None:
+    """One row of the residual stream, normed where there is a norm."""
+    if weight != 0:
+        scaled_norm(x, read(frame + at.HIDDEN), weight, read_float(frame + at.EPSILON), target, half)
+    else:
+        copy_row(x, read(frame + at.HIDDEN), target, half)
+
+
+@njit(error_model="numpy")
+def normed_rows(frame: int, me: int, weight: int) -> int:
+    """This thread's own normed copy of all rows."""
+    target, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
+    kind, spare = product(frame), target + read(frame + at.SPARE)
+    for row in range(read(frame + at.ROWS)):
+        x = read(frame + at.X) + row * read(frame + at.X_PITCH)
+        if kind >= BYTES:
+            norm_or_copy(frame, x, weight, spare, False)
+            to_bytes(spare, read(frame + at.HIDDEN), target + row * pitch, pitch, kind == NIBBLES)
+        else:
+            norm_or_copy(frame, x, weight, target + row * pitch, kind == DOT)
+    return target
+
+
+@njit(error_model="numpy")
+def _store_strip(sums: int, rows: int, target: int, pitch: int) -> None:
+    for row in range(rows):
+        for i in range(0, STRIP_BYTES, 64):
+            store(target + row * pitch + i, load(sums + row * STRIP_BYTES + i))
+
+
+@njit(error_model="numpy")
+def _add_residual(x: int, source: int, size: int, factor: np.float32, rounded: bool, spare: int) -> None:
+    """Add `size` bytes of float32, times a factor, to the residual stream."""
+    lanes = broadcast(factor)
+    for i in range(0, size, 64):
+        value = fma(load(source + i), lanes, load(x + i))
+        if rounded:
+            store_half(spare, value)
+            value = load_half(spare)
+        store(x + i, value)
+
+
+@njit(error_model="numpy")
+def put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> None:
+    """A strip of a sub-layer's output: to the residual stream, or where a norm follows to the buffer that it reads."""
+    column, rows = strip * STRIP_BYTES, read(frame + at.ROWS)
+    if norm != 0:
+        _store_strip(sums, rows, read(frame + at.QKV) + column, read(frame + at.QKV_PITCH))
+        return
+    for row in range(rows):
+        x, own = read(frame + at.X) + row * read(frame + at.X_PITCH) + column, sums + row * STRIP_BYTES
+        _add_residual(x, own, STRIP_BYTES, read_float(frame + at.RESIDUAL), rounded, sums)
+
+
+@njit(error_model="numpy")
+def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None:
+    """What `put_output` left for a norm: norm it and add it to the residual stream, the rows divided among threads."""
+    if norm == 0:
+        return
+    wait_for_all(frame, team)
+    rows, hidden = read(frame + at.ROWS), read(frame + at.HIDDEN)
+    spare = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        out = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH)
+        scaled_norm(out, hidden, norm, read_float(frame + at.EPSILON), out, False)
+        x = read(frame + at.X) + row * read(frame + at.X_PITCH)
+        _add_residual(x, out, 4 * hidden, read_float(frame + at.RESIDUAL), rounded, spare)
+
+
+@njit(error_model="numpy")
+def put_gated(frame: int, sums: int, target: int, rows: int) -> None:
+    """act(gate) * up for 32 inner activations of rows from `target` on.
+
+    gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3)).
+    """
+    one, half, kind = broadcast(np.float32(1.0)), read(frame + at.KIND) == DOT, read(frame + at.ACTIVATE)
+    for row in range(rows):
+        inner = target + row * read(frame + at.INNER_PITCH)
+        for i in range(2):
+            gate, up = load(sums + row * STRIP_BYTES + 64 * i), load(sums + row * STRIP_BYTES + 128 + 64 * i)
+            if kind == GELU:
+                share = error_function(mul(gate, broadcast(np.float32(0.7071067811865476))))
+                acted = mul(mul(gate, broadcast(np.float32(0.5))), add(one, share))
+            else:
+                turned = mul(gate, broadcast(np.float32(-1.0)))
+                if kind == GELU_TANH:
+                    cubic = fma(mul(gate, gate), broadcast(np.float32(0.044715)), one)
+                    turned = mul(mul(gate, cubic), broadcast(np.float32(-1.5957691216057308)))
+                acted = div(gate, add(one, exponential(turned)))
+            if half:
+                store_half(inner + 32 * i, mul(acted, up))
+            else:
+                store(inner + 64 * i, mul(acted, up))
+
+
+@njit(error_model="numpy")
+def qkv(frame: int, layer: int, me: int, team: int) -> None:
+    """Queries, keys and values of all rows."""
+    x = normed_rows(frame, me, read(layer + at.ATTENTION_NORM))
+    sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
+    strips, rows, kind = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), product(frame)
+    steps = steps_of(kind, read(frame + at.HIDDEN))
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        weight = read(layer + at.QKV_WEIGHT) + strip * strip_size(kind, steps)
+        strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
+        bias = read(layer + at.QKV_BIAS)
+        add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        _store_strip(sums, rows, read(frame + at.QKV) + strip * STRIP_BYTES, read(frame + at.QKV_PITCH))
+
+
+@njit(error_model="numpy")
+def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
+    """Norms over all heads of the queries and over all heads of the keys, the rows divided among threads (OLMo-2)."""
+    if read(frame + at.WHOLE_NORM) == 0:
+        return
+    rows, size, epsilon = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read_float(frame + at.EPSILON)
+    queries, keys = read(frame + at.HEADS) * size, read(frame + at.KV_HEADS) * size
+    for row in range(rows * me // team, rows * (me + 1) // team):
+        start = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH)
+        scaled_norm(start, queries, read(layer + at.Q_NORM), epsilon, start, False)
+        start += 4 * queries
+        scaled_norm(start, keys, read(layer + at.K_NORM), epsilon, start, False)
+    wait_for_all(frame, team)
+
+
+@njit(error_model="numpy")
+def project(
+    frame: int, me: int, team: int, weights: int, bias: int, x: int, pitch: int, inputs: int, norm: int, rounded: bool
+) -> None:  # fmt: skip
+    """A projection back to the residual stream, normed where `norm` is not 0."""
+    sums, rows, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS), product(frame)
+    strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
+    if kind >= BYTES:
+        x, pitch = as_bytes(frame, me, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
+        add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        put_output(frame, sums, strip, norm, rounded)
+    add_normed(frame, me, team, norm, rounded)
+
+
+@njit(error_model="numpy")
+def gate_up(frame: int, layer: int, me: int, team: int) -> None:
+    """The MLP's inner activations of all rows."""
+    x, sums = normed_rows(frame, me, read(layer + at.MLP_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    rows, kind, bias = read(frame + at.ROWS), product(frame), read(layer + at.GATE_UP_BIAS)
+    strips, steps = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
+    item = 2 if read(frame + at.KIND) == DOT else 4
+    for strip in range(strips * me // team, strips * (me + 1) // team):
+        weight = read(layer + at.GATE_UP_WEIGHT) + strip * strip_size(kind, steps)
+        strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
+        add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        put_gated(frame, sums, read(frame + at.INNER) + strip * (STRIP // 2) * item, rows)
+
+
+@njit(error_model="numpy")
+def mlp(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
+    """The gated MLP of all rows."""
+    gate_up(frame, layer, me, team)
+    wait_for_all(frame, team)
+    project(
+        frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_BIAS),
+        read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE),
+        read(layer + at.POST_MLP_NORM), rounded,
+    )  # fmt: skip
