@@ -6,14 +6,36 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import DifferentOutputError, time_in_turn, turns
+from paceline.bench import DifferentOutputError, in_turn, repeated, time_in_turn, timed
 
 
 def test_every_setting_has_one_turn_on_every_item_of_every_repeat() -> None:
-    made = list(turns(3, 4, 5))
-    assert [(repeat, item) for repeat, item, _ in made] == [(r, i) for r in range(5) for i in range(4)]
-    assert all(sorted(order) == [0, 1, 2] for *_, order in made)
-    assert len({tuple(order) for *_, order in made}) > 3, "the order is drawn anew"
+    ran: list[tuple[str, str, int]] = []
+    runs = {name: lambda item, repeat, name=name: ran.append((name, item, repeat)) for name in "abc"}
+    made = list(in_turn(runs, "wxyz", 5))
+    assert [(turn.repeat, turn.item) for turn in made] == [(r, i) for r in range(5) for i in range(4)]
+    orders = []
+    for number, turn in enumerate(made):
+        names, items, repeats = zip(*ran[3 * number : 3 * number + 3], strict=True)
+        assert (set(items), set(repeats)) == ({"wxyz"[turn.item]}, {turn.repeat})
+        orders.append(names)
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert len(set(orders)) > 3, "the order is drawn anew"
+
+
+def test_turns_end_where_the_user_has_enough() -> None:
+    ran: list[int] = []
+    for turn in in_turn({"one": lambda item, _: ran.append(item)}, range(10), 3):
+        if turn.item == 2:
+            break
+    assert ran == [0, 1, 2]
+
+
+def test_a_call_and_its_repeats() -> None:
+    now, calls = [0.0], list[int]()
+    assert timed(lambda: now.__setitem__(0, 2.5) or "text", lambda: now[0]) == ("text", 2.5)
+    assert len(repeated(lambda: calls.append(1), 3, warm_up=2)) == 3
+    assert len(calls) == 5
 
 
 def slower_by(now: list[float], step: float) -> Any:

@@ -16,7 +16,7 @@ from .harness import text_seconds as text_seconds
 from .harness import texts_to_score as texts_to_score
 from .harness import texts_to_time as texts_to_time
 from .harness import time_methods as time_methods
-from .harness import timed as timed
+from .harness import timing_figures as timing_figures
 from .harness import wilson as wilson
 from .harness import with_method_times as with_method_times
 from .lines import DiffusionLine as DiffusionLine

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from paceline.bench.run import aggregate
 from paceline.bench.run.measures import quantiles
 from paceline.bench.run.records import Cell, Piece, Run, waking
 from paceline.bench.run.settings import Setting
+from paceline.bench.timing import timed
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
 
@@ -128,15 +128,17 @@ class PeersInTurn:
 
     def _timed(self, cell: Cell, lane: Lane, group: int, repeat: int) -> None:
         """One timed run of one group."""
-        pieces, error, runs = cell.groups[group], None, list[PeerRun]()
-        start = perf_counter()
-        try:
-            lane.decode([waking(pieces[0])], counts=False)
-            start = perf_counter()
-            runs = lane.decode(pieces)
-        except Exception as problem:  # the row says what it was
-            error = str(problem)
-        seconds = runs[0].seconds if runs else perf_counter() - start
+        pieces = cell.groups[group]
+
+        def decode() -> tuple[list[PeerRun], str | None]:
+            try:
+                lane.decode([waking(pieces[0])], counts=False)
+                return lane.decode(pieces), None
+            except Exception as problem:  # the row says what it was
+                return [], str(problem)
+
+        (runs, error), seconds = timed(decode)
+        seconds = runs[0].seconds if runs else seconds
         shared = {"group": group, "repeat": repeat, "seconds": seconds, "error": error}
         given = [None] * len(pieces) if error is not None else runs
         ends = self.llm.defaults.eos_ids
