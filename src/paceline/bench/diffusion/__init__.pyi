@@ -34,16 +34,11 @@ from .tasks import NAMES as NAMES
 from .tasks import TASKS as TASKS
 from .tasks import Item as Item
 from .tasks import Split as Split
-from .tasks import insert_success as insert_success
 from .tasks import is_latin as is_latin
 from .tasks import is_sudoku as is_sudoku
 from .tasks import items as items
 from .tasks import parse_grid as parse_grid
 from .tasks import parse_queue as parse_queue
-from .tasks import remove_success as remove_success
-from .tasks import replace_success as replace_success
-from .tasks import shuffle_correlation as shuffle_correlation
-from .tasks import shuffle_success as shuffle_success
 from .tasks import solutions as solutions
 from .tasks import split_of as split_of
 from .tasks import squares as squares

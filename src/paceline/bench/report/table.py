@@ -21,11 +21,11 @@ TASKS = 6
 """Tasks in one table, so that it fits into 80 columns."""
 
 
-def interval(estimate: Mapping[str, Any] | None, digits: int = 2, unit: str = "") -> str:
+def interval(estimate: Mapping[str, Any] | None, digits: int = 2) -> str:
     """A figure with its interval, or a dash."""
     if estimate is None:
         return NOTHING
-    return f"{estimate['value']:.{digits}f}{unit} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
+    return f"{estimate['value']:.{digits}f} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 
 def milliseconds(seconds: float | None, figures: int = 3) -> str:
