@@ -154,7 +154,7 @@ def open_peer(
     """Start a peer on a checkpoint.
 
     Args:
-        name: of `names()`; "openai" is an endpoint and needs `options["url"]`.
+        name: of the table; "openai" is an endpoint and needs `options["url"]`.
         model_folder: the checkpoint (config.json, safetensors); for an endpoint, the name of the model it serves.
         dtype: float32, bfloat16, float16 or int8, where the peer has it.
         threads: of the CPU.
@@ -173,16 +173,11 @@ def open_peer(
     if dtype not in found.dtypes:
         raise ConfigError(f"peer {name} has no dtype {dtype!r}; it has {', '.join(found.dtypes)}")
     folder = _checkpoint(model_folder)
-    request = {
-        "model": str(folder),
-        "work": str(catalogue.converted(folder)),
-        "dtype": dtype,
-        "threads": threads,
-        "options": given,
-    }
+    work = {"model": str(folder), "work": str(catalogue.converted(folder))}
     if given["method"] == "draft_model":
         draft = _draft(name, given)
-        given["model"], request["draft_work"] = str(draft), str(catalogue.converted(draft))
+        given["model"], work["draft_work"] = str(draft), str(catalogue.converted(draft))
+    request = {**work, "dtype": dtype, "threads": threads, "options": given}
     command = (_python(name), DRIVERS, found.driver)
     return SubprocessPeer(name, command, request, request_timeout=request_timeout)
 
@@ -381,11 +376,6 @@ class PeerAgreement:
     first_difference: int | None
     equal_share: float
     length: int
-
-    @property
-    def identical(self) -> bool:
-        """Whether all tokens are equal."""
-        return self.first_difference is None
 
 
 def agreement_with(ours: Sequence[int], theirs: Sequence[int]) -> PeerAgreement:

@@ -302,7 +302,6 @@ def tune(
         llm: loaded; its own speculative_config plays no part.
         folder: of the checkpoint.
         prompts: as for `LLM.generate`.
-        drafts: draft models to try.
         cores: physical cores at hand, for the numbers of threads to try; 0 tries the present number only.
         budget: seconds; RUNS runs are made in any case, of fewer tokens where they would take longer.
         batch_size: prompts that are decoded at once. clock: seconds.
@@ -312,9 +311,8 @@ def tune(
     threads, groups = thread_counts(conditions.threads, cores, info.device.type), _groups(prompts, batch_size)
     tried = find_candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
-    found = Tuning(
-        info.name, conditions.dtype, str(info.device), conditions.threads, sum(map(len, groups)), len(groups[0])
-    )
+    count = sum(map(len, groups))
+    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))
     found.budget, found.asked_tokens, found.skipped = budget, max_tokens, dict(tried.skipped)
     found.beyond = [setting.words(found.threads) for setting in tried.beyond]
     try:
