@@ -7,7 +7,7 @@ usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [
 Every drafter is a group of its own, in which plain decoding and all policies decode each prompt in turn. Outputs must
 equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. All policies have
 their published defaults; "fixed" has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted
-(`paceline.bench.run.OracleLength`). Results: `results/policies_MODEL.json`, `.png`.
+(`oracle_length.py`). Results: `results/policies_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
+from oracle_length import LengthRecorder, Lengths, OracleLength
 
 from paceline import LLM, SamplingParams
 from paceline.bench import Estimate, speedup, time_in_turn, tokens_per_second
-from paceline.bench.run import LengthRecorder, Lengths, OracleLength, dial_registered
+from paceline.bench.run import dial_registered
 
 POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},

@@ -41,7 +41,7 @@ def test_a_call_and_its_repeats() -> None:
 def slower_by(now: list[float], step: float) -> Any:
     """A setting whose n-th item takes n steps."""
 
-    def run(item: int) -> str:
+    def run(item: int, repeat: int) -> str:
         now[0] += step * item
         return f"text {item}"
 
@@ -49,12 +49,11 @@ def slower_by(now: list[float], step: float) -> Any:
 
 
 def test_seconds_stand_by_item_and_repeat() -> None:
-    now, told = [0.0], list[tuple[int, int]]()
+    now = [0.0]
     runs = {"one": slower_by(now, 1.0), "two": slower_by(now, 2.0)}
-    found = time_in_turn(runs, [1, 5], 3, progress=lambda *done: told.append(done), clock=lambda: now[0])
-    assert found["one"].tolist() == [[1.0] * 3, [5.0] * 3]
-    assert found["two"].tolist() == [[2.0] * 3, [10.0] * 3]
-    assert told == [(number, 6) for number in range(1, 7)]
+    for turn in in_turn(runs, [1, 5], 3, clock=lambda: now[0]):
+        assert turn.seconds == {"one": (1.0, 5.0)[turn.item], "two": (2.0, 10.0)[turn.item]}
+        assert turn.outputs == dict.fromkeys(runs, f"text {(1, 5)[turn.item]}")
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -79,15 +79,12 @@ def time_in_turn(
     repeats: int,
     *,
     differs: Differs | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    clock: Clock = perf_counter,
 ) -> dict[str, FloatArray]:
     """Seconds (items, repeats) of every setting, after one run of each to warm up.
 
     Args:
         runs: name -> what is timed, called with an item; the first is what others are compared with.
         differs: asked about the outputs of every turn.
-        progress: told the turns that are done, and all.
     Raises:
         DifferentOutputError: a setting's output differs.
     """
@@ -96,11 +93,10 @@ def time_in_turn(
         run(items[0])
     seconds = {name: np.zeros((len(items), repeats)) for name in runs}
     calls = {name: lambda item, _, run=run: run(item) for name, run in runs.items()}
-    for done, turn in enumerate(in_turn(calls, items, repeats, clock=clock)):
+    for turn in in_turn(calls, items, repeats):
         for name, taken in turn.seconds.items():
             seconds[name][turn.item, turn.repeat] = taken
         for name in others if differs is not None else ():
             if differs is not None and (why := differs(items[turn.item], turn.outputs[base], turn.outputs[name])):
                 raise DifferentOutputError(f"{name} differs from {base}, nothing is timed: {why}")
-        progress(done + 1, repeats * len(items))
     return seconds
