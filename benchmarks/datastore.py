@@ -20,13 +20,13 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from common import RESULTS, save
 from decoding import add_model, model_of
 
+from paceline.bench import timed
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.lookup import AdedDrafter
 from paceline.drafters.retrieval import (
@@ -82,13 +82,16 @@ def build(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     with Writer(folder / "warm", tokenizer) as writer:
         writer.add([1, 2, 3])
         writer.finish(1)
-    before, start = memory(), perf_counter()
-    with Writer(folder / str(tokens), tokenizer) as writer:
-        for document in documents(ids):
-            writer.add(document)
-            writer.end_document()
-        writer.finish(1)
-    seconds, peak = perf_counter() - start, memory()["VmHWM"]
+
+    def write() -> None:
+        with Writer(folder / str(tokens), tokenizer) as writer:
+            for document in documents(ids):
+                writer.add(document)
+                writer.end_document()
+            writer.finish(1)
+
+    before = memory()
+    seconds, peak = timed(write)[1], memory()["VmHWM"]
     size = (folder / str(tokens)).stat().st_size
     return {
         "seconds": seconds,
@@ -110,9 +113,8 @@ def look_up(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     held_out = np.load(folder / "held_out.npy")
     args = DrafterArgs(vocab_size=tokenizer.vocab_size, index=0, max_context=2048, fingerprint=tokenizer.fingerprint)
     RestDrafter(args, datastore=str(folder / "warm"))
-    before, start = memory(), perf_counter()
-    drafter = RestDrafter(args, datastore=str(folder / str(tokens)))
-    opened = perf_counter() - start
+    before = memory()
+    drafter, opened = timed(lambda: RestDrafter(args, datastore=str(folder / str(tokens))))
     rng = np.random.default_rng(0)
     places = [int(i) for i in rng.integers(64, len(held_out) - 1, LOOKUPS) if held_out[i - 64 : i + 1].min() >= 0]
     contexts = [Context("r", held_out[i - 64 : i].tolist(), 64) for i in places]
@@ -120,17 +122,17 @@ def look_up(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     for batch in (1, 16):
         groups = [drafter.begin(contexts[i : i + batch]) for i in range(0, len(contexts) - batch + 1, batch)]
         for turn in ("first", "again"):
-            seconds = [timed(drafter, group) / batch for group in groups]
+            seconds = [proposing(drafter, group) / batch for group in groups]
             quantiles = np.quantile(seconds, [0.5, 0.99]) * 1e6
             found[f"microseconds_batch_{batch}_{turn}"] = {"median": quantiles[0], "p99": quantiles[1]}
     now = memory()
     return found | {name: now[name] - before[name] for name in ("RssAnon", "RssFile")}
 
 
-def timed(drafter: Any, states: Sequence[Any]) -> float:
-    start = perf_counter()
-    drafter.propose(states, [Budget(NODES, DEPTH)] * len(states), [EMPTY_TREE] * len(states))
-    return perf_counter() - start
+def proposing(drafter: Any, states: Sequence[Any]) -> float:
+    """Seconds of one proposal for all states."""
+    budgets, so_far = [Budget(NODES, DEPTH)] * len(states), [EMPTY_TREE] * len(states)
+    return timed(lambda: drafter.propose(states, budgets, so_far))[1]
 
 
 def table(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
@@ -138,14 +140,12 @@ def table(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     ids, held_out = np.load(folder / "ids.npy", mmap_mode="r")[:tokens].tolist(), np.load(folder / "held_out.npy")
     ids = [token for token in ids if token != BETWEEN]
     drafter = AdedDrafter(DrafterArgs(vocab_size=tokenizer.vocab_size, index=0, max_context=2048))
-    before, start = memory(), perf_counter()
-    learned = drafter.tables.of("default")
-    learned.learn(ids)
-    seconds = perf_counter() - start
+    before, learned = memory(), drafter.tables.of("default")
+    _, seconds = timed(lambda: learned.learn(ids))
     states = drafter.begin(
         [Context("r", held_out[i - 3 : i].tolist(), 3) for i in range(3, LOOKUPS) if held_out[i - 3 : i].min() >= 0]
     )
-    spent = np.quantile([timed(drafter, [state]) for state in states], [0.5, 0.99]) * 1e6
+    spent = np.quantile([proposing(drafter, [state]) for state in states], [0.5, 0.99]) * 1e6
     return {
         "tokens": len(ids),
         "microseconds_per_token_learned": 1e6 * seconds / len(ids),

@@ -11,11 +11,11 @@ decode the same requests, batch after batch, each in an order drawn anew, after 
 trees: `--extra 'dyspec 16={"controller": "fixed", "num_speculative_tokens": 16, "tree_policy": "dyspec"}'`.
 
 Outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. After a
-few turns (`--screening`) plain decoding, `auto` and the settings within 15 % of the best go on by themselves for
+few turns (`--screening`) plain decoding, `auto` and the settings within 15 % of the fastest go on by themselves for
 `--repeats` further turns, and ratios are taken of those alone: so the time goes where it decides something, and the
-best fixed setting (plain decoding counts as length 0), the one with the best median, did not win by its luck among
-many. Ratios are paired, with 95 % bootstrap intervals. A cell whose batch is smaller decodes `--requests`. Every cell
-is written when it is done, and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
+fastest fixed setting (plain decoding counts as length 0), by its median, did not win by its luck among many. Ratios are
+paired, with 95 % bootstrap intervals. A cell whose batch is smaller decodes `--requests`. Every cell is written when it
+is done, and a run that is stopped goes on where it was. Results: `results/dial_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from common import RESULTS, kept, pyplot, ratio, save
 from decoding import Ids, Model, add_model, counted, decode, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import turns
+from paceline.bench import in_turn
 from paceline.bench.run import dial_registered
 
 REQUESTS = 4
 """Requests of a cell whose batch is smaller, one after the other."""
 
 CONTENDER = 1.15
-"""A fixed length that takes at most so many times what the best one takes goes on after the screening."""
+"""A fixed length that takes at most so many times what the fastest one takes goes on after the screening."""
 
 WARM_UP = 4
 ALWAYS_WRONG = {"acceptance": 0.0, "confidence": 0.97}
@@ -77,44 +76,45 @@ class Dial:
         """Seconds of every setting at one batch size and acceptance; after `screening` turns, if any, of the contenders
         alone.
         """
+        settings = self._settings(acceptance, fixed, spread, extra or {})
+        groups = [self.prompts[first : first + batch] for first in range(0, max(batch, self.requests), batch)]
+        drafting = {name: self._check(llm, groups) for name, llm in settings.items()}
+        for _ in range(WARM_UP):
+            decode(settings["auto"], groups[0], self.params)
+        first = self.turns(settings, groups, screening)
+        left = contenders(first) if screening else list(settings)
+        seconds = self.turns({name: settings[name] for name in left}, groups, repeats)
+        made = max(batch, self.requests) // batch * batch * self.params.max_tokens
+        fastest = min((name for name in seconds if name != "auto"), key=lambda name: median(seconds[name]))
+        return {
+            "batch": batch,
+            "acceptance": acceptance,
+            "tokens_per_second": {name: made / median(values) for name, values in (first | seconds).items()},
+            "fastest fixed": fastest,
+            "auto over plain": ratio(seconds["plain"], seconds["auto"]),
+            "auto over the fastest fixed": ratio(seconds[fastest], seconds["auto"]),
+            "drafting": drafting,
+            "screening": first,
+            "seconds": seconds,
+        }
+
+    def _settings(self, acceptance: float, fixed: list[int], spread: float, extra: Mapping[str, Any]) -> dict[str, LLM]:
         oracle: dict[str, Any] = {"method": "corrupted_oracle", "continuations": self.records, "acceptance": acceptance}
         oracle |= {"spread": spread} | (ALWAYS_WRONG if acceptance == 0.0 else {})
         named = {"plain": None, "auto": {"controller": "auto", **oracle}}
         named |= {
             f"fixed {number}": {"controller": "fixed", "num_speculative_tokens": number, **oracle} for number in fixed
         }
-        named |= {name: {**oracle, **options} for name, options in (extra or {}).items()}
-        settings = {name: self.plain.with_speculative_config(config) for name, config in named.items()}
-        groups = [self.prompts[first : first + batch] for first in range(0, max(batch, self.requests), batch)]
-        drafting = {name: self._check(llm, groups) for name, llm in settings.items()}
-        for _ in range(WARM_UP):
-            self._run(settings["auto"], groups[:1])
-        first = self.turns(settings, groups, screening)
-        left = contenders(first) if screening else list(settings)
-        seconds = self.turns({name: settings[name] for name in left}, groups, repeats)
-        made = max(batch, self.requests) // batch * batch * self.params.max_tokens
-        best = min((name for name in seconds if name != "auto"), key=lambda name: median(seconds[name]))
-        return {
-            "batch": batch,
-            "acceptance": acceptance,
-            "tokens_per_second": {name: made / median(values) for name, values in (first | seconds).items()},
-            "best fixed": best,
-            "auto over plain": ratio(seconds["plain"], seconds["auto"]),
-            "auto over the best fixed": ratio(seconds[best], seconds["auto"]),
-            "drafting": drafting,
-            "screening": first,
-            "seconds": seconds,
-        }
+        named |= {name: {**oracle, **options} for name, options in extra.items()}
+        return {name: self.plain.with_speculative_config(config) for name, config in named.items()}
 
     def turns(self, settings: dict[str, LLM], groups: list[list[Ids]], repeats: int) -> dict[str, list[float]]:
-        """Seconds of every setting, a number a repeat. All settings decode a group before the next one comes, for a
-        machine's speed may change within a second, and in an order drawn anew, for what ran just before leaves its
-        traces.
-        """
-        names, seconds = list(settings), {name: [0.0] * repeats for name in settings}
-        for repeat, group, order in turns(len(names), len(groups), repeats):
-            for name in (names[index] for index in order):
-                seconds[name][repeat] += self._run(settings[name], [groups[group]])
+        """Seconds of every setting in turn, a number a repeat."""
+        seconds = {name: [0.0] * repeats for name in settings}
+        runs = {name: lambda group, _, llm=llm: decode(llm, group, self.params) for name, llm in settings.items()}
+        for turn in in_turn(runs, groups, repeats):
+            for name, taken in turn.seconds.items():
+                seconds[name][turn.repeat] += taken
         return seconds
 
     def _check(self, llm: LLM, groups: list[list[Ids]]) -> dict[str, Any]:
@@ -122,15 +122,9 @@ class Dial:
         made = [one.outputs[0].token_ids for one in found]
         return must_agree(self.plain, self.prompts[: len(made)], self.reference[: len(made)], made) | counted(found)
 
-    def _run(self, llm: LLM, groups: list[list[Ids]]) -> float:
-        start = perf_counter()
-        for group in groups:
-            decode(llm, group, self.params)
-        return perf_counter() - start
-
 
 def contenders(seconds: dict[str, list[float]]) -> list[str]:
-    """Plain decoding, `auto`, and what may be the best fixed length."""
+    """Plain decoding, `auto`, and what may be the fastest fixed length."""
     middle = {name: median(values) for name, values in seconds.items()}
     least = min(value for name, value in middle.items() if name != "auto")
     return [name for name, value in middle.items() if name in ("plain", "auto") or value <= CONTENDER * least]
@@ -138,12 +132,12 @@ def contenders(seconds: dict[str, list[float]]) -> list[str]:
 
 def words(cell: dict[str, Any]) -> str:
     """One line on a cell."""
-    over, best = cell["auto over plain"], cell["auto over the best fixed"]
+    over, fixed = cell["auto over plain"], cell["auto over the fastest fixed"]
     rates = ", ".join(f"{name} {rate:.0f}" for name, rate in cell["tokens_per_second"].items())
     return (
         f"batch {cell['batch']:2d}, acceptance {cell['acceptance']:g}: tokens/s {rates}; auto / plain "
-        f"{over['median']:.2f} ({over['low']:.2f} to {over['high']:.2f}), auto / {cell['best fixed']} "
-        f"{best['median']:.2f} ({best['low']:.2f} to {best['high']:.2f})"
+        f"{over['median']:.2f} ({over['low']:.2f} to {over['high']:.2f}), auto / {cell['fastest fixed']} "
+        f"{fixed['median']:.2f} ({fixed['low']:.2f} to {fixed['high']:.2f})"
     )
 
 

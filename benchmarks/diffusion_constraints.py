@@ -20,9 +20,9 @@ import argparse
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import jsonschema
@@ -32,6 +32,7 @@ from common import save
 from lark import Lark
 
 import paceline
+from paceline.bench import timed
 from paceline.diffusion import Canvas, ConfiguredMethod, GrammarCheck, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
 from paceline.models.denoiser import Call
@@ -114,10 +115,8 @@ class Bench:
         """Made anew: another `TokenTexts` is another vocabulary."""
         self.parts(8, config)
         fresh = Bench()
-        started = perf_counter()
-        check: GrammarCheck = fresh.parts(8, config)[2].transition.check
-        seconds = perf_counter() - started
-        lexicon = check.lexicon
+        parts, seconds = timed(lambda: fresh.parts(8, config)[2])
+        lexicon = parts.transition.check.lexicon
         found = {"states": lexicon.accepts.size, "kinds": lexicon.steps.shape[0], "joins": lexicon.joins}
         return {"seconds": seconds, **found, "symbols": lexicon.cfg.size, "terminals": len(lexicon.cfg.terminals)}
 
@@ -131,24 +130,26 @@ class Bench:
             example = canvas.example()[slot]
             if example is not None:
                 canvas.put(slot, int(check.kinds[example]))
-        seconds, found = list[float](), set[bool]()
+
+        def test(slot: int) -> bool:
+            canvas.put(slot, int(rng.integers(kinds)))
+            return canvas.possible
+
+        seconds = []
         for slot in rng.choice(order[int(part * length) :], 30).tolist():
             assert canvas.possible
-            started = perf_counter()
-            canvas.put(slot, int(rng.integers(kinds)))
-            found.add(canvas.possible)
-            seconds.append(perf_counter() - started)
+            seconds.append(timed(partial(test, slot))[1])
             canvas.put(slot, MASKED)
         return 1e3 * median(seconds)
 
     def rounds(
         self, config: dict[str, Any], truth: Callable[[str], object], length: int, texts: int
     ) -> dict[str, float]:
-        seconds, rounds, tests, rejections, completions, parsed = 0.0, 0, 0, 0, 0, 0
+        seconds, rounds, tests, rejections, completions, parsed = list[float](), 0, 0, 0, 0, 0
         for seed in range(texts):
             toy, canvas, parts = self.parts(length, config, seed)
-            timed = _Timed(parts.transition.check)
-            parts.transition.check = timed
+            check: GrammarCheck = parts.transition.check
+            check.constrain = partial(_clocked, check.constrain, seconds)
             [outcome] = decode([canvas], toy, [parts])
             assert outcome.error is None
             tokens = outcome.canvas.output
@@ -158,11 +159,10 @@ class Bench:
             truth(text)
             parsed += 1
             rounds += len(outcome.trajectory.rounds)
-            seconds += timed.seconds
-            tests, rejections = tests + timed.inner.checks, rejections + timed.inner.rejections
-            completions += timed.inner.completions
+            tests, rejections = tests + check.checks, rejections + check.rejections
+            completions += check.completions
         return {
-            "check_ms_per_round": 1e3 * seconds / rounds,
+            "check_ms_per_round": 1e3 * sum(seconds) / rounds,
             "tests_per_round": tests / rounds,
             "rejections_per_round": rejections / rounds,
             "completed_tokens": completions / texts,
@@ -171,20 +171,10 @@ class Bench:
         }
 
 
-class _Timed:
-    """A check with a clock."""
-
-    stateless = True
-
-    def __init__(self, inner: GrammarCheck) -> None:
-        self.inner, self.seconds = inner, 0.0
-        self.cuts = inner.cuts
-
-    def settle(self, step: Any, chosen: Any) -> Any:
-        started = perf_counter()
-        found = self.inner.settle(step, chosen)
-        self.seconds += perf_counter() - started
-        return found
+def _clocked(constrain: Callable[..., Any], seconds: list[float], *given: Any) -> Any:
+    found, taken = timed(partial(constrain, *given))
+    seconds.append(taken)
+    return found
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import monotonic
 from typing import Any, cast
 
 import torch
@@ -40,7 +40,7 @@ from dial import REQUESTS, Dial, words
 from given_weights import GivenLLM, open_transformers, random_weights, transformers_names
 
 from paceline import SamplingParams
-from paceline.bench import RandomShape, parse_shape, shape_config
+from paceline.bench import RandomShape, parse_shape, repeated, shape_config, timed
 from paceline.bench.judge import TIE_UNITS, first_difference
 from paceline.bench.run import dial_registered
 from paceline.models.loading import spec_from_config
@@ -106,7 +106,7 @@ class Shape(Dial):
         for _ in range(repeats):
             limits.append(read_bandwidth(self.device))
             steps.append(self.step_seconds(prompts))
-            seconds.append(self._run(self.plain, [prompts]))
+            seconds.append(timed(lambda: decode(self.plain, prompts, self.params))[1])
         read, rate = self.plain.runner.info.weight_bytes, batch * self.tokens / median(seconds)
         return {
             "agreement": agreement,
@@ -121,16 +121,18 @@ class Shape(Dial):
 
     def step_seconds(self, prompts: Tokens, repeats: int = 20) -> float:
         """Median seconds of scoring one token of every sequence, without the engine around it."""
-        runner, seconds = self.plain.runner, []
+        runner = self.plain.runner
         caches = [runner.open() for _ in prompts]
         runner.extend(caches, prompts)
-        for _ in range(repeats + 3):
-            start = perf_counter()
-            runner.score(caches, [1] * len(caches), [EMPTY_TREE] * len(caches)).logits[-1, 0].item()
-            seconds.append(perf_counter() - start)
+        roots, trees = [1] * len(caches), [EMPTY_TREE] * len(caches)
+
+        def score() -> None:
+            runner.score(caches, roots, trees).logits[-1, 0].item()
+
+        seconds = repeated(score, repeats, warm_up=3)
         for cache in caches:
             runner.release(cache)
-        return median(seconds[3:])
+        return median(seconds)
 
     def peer_cell(self, batch: int, form: str, repeats: int) -> dict[str, Any]:
         """transformers against plain decoding, or the reason why not."""
@@ -138,9 +140,7 @@ class Shape(Dial):
         if form == COMPILED:
             torch.compiler.reset()
         try:
-            begun = perf_counter()
-            made = self.theirs(prompts, FORMS[form])
-            first = perf_counter() - begun
+            made, first = timed(lambda: self.theirs(prompts, FORMS[form]))
             agreement = self.compare(prompts, made)
             if form == COMPILED and compiled_frames() == frames:
                 return {"agreement": agreement, "reason": f"generate compiles nothing on {self.device}"}
@@ -231,7 +231,7 @@ class Run:
     """What was asked for, what is known, and the time that is left."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.name, self.end = given, f"gpu_shapes_{given.device}", perf_counter() + given.budget
+        self.given, self.name, self.end = given, f"gpu_shapes_{given.device}", monotonic() + given.budget
         self.cells: list[dict[str, Any]] = kept(self.name, given.folder).get("cells", [])
         self.here = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
         self.left = self.wrong = 0
@@ -246,7 +246,7 @@ class Run:
             if any(key.items() <= cell.items() for cell in self.cells):
                 continue
             slow = COMPILE_SECONDS if part[1] == COMPILED and given.device == "cuda" else 0.0
-            if perf_counter() + slow > self.end:
+            if monotonic() + slow > self.end:
                 self.left += 1
                 continue
             sizes = TINY if name == "tiny" else parse_shape(name)

@@ -25,15 +25,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from common import estimated, save
 from real_models import WEIGHTS, smollm2
 
-from paceline import LLM, SamplingParams
-from paceline.bench import turns
+from paceline import LLM, RequestOutput, SamplingParams
+from paceline.bench import in_turn
 from paceline.bench.judge import first_difference
 from paceline.utils import read_prompts
 
@@ -125,21 +124,22 @@ class Bench:
         """Setting -> piece -> repeat."""
         found: dict[str, list[list[Timing]]] = {name: [[] for _ in pieces] for name in names}
         for name in names:
-            self._decode(name, pieces[0], min(tokens, 32))
-        for repeat, number, order in turns(len(names), len(pieces), repeats):
-            piece = pieces[number]
-            for name in (names[index] for index in order):
-                found[name][number].append(self._decode(name, piece, tokens))
-            print(
-                f"  repeat {repeat + 1}, {number + 1}/{len(pieces)} {piece.set} {piece.conversation}", file=sys.stderr
-            )
+            self._decode(name, min(tokens, 32), pieces[0])
+        runs = {name: lambda piece, _, name=name: self._decode(name, tokens, piece) for name in names}
+        for turn in in_turn(runs, pieces, repeats):
+            piece = pieces[turn.item]
+            for name, output in turn.outputs.items():
+                found[name][turn.item].append(self._timing(name, piece, output, turn.seconds[name]))
+            place = f"repeat {turn.repeat + 1}, {turn.item + 1}/{len(pieces)}"
+            print(f"  {place} {piece.set} {piece.conversation}", file=sys.stderr)
         return found
 
-    def _decode(self, name: str, piece: Piece, tokens: int) -> Timing:
+    def _decode(self, name: str, tokens: int, piece: Piece) -> RequestOutput:
         prompt = {"prompt_token_ids": piece.ids, "cache_salt": f"run {next(RUNS)}"}
-        start = perf_counter()
-        output = self.llms[name].generate(prompt, _params(tokens))[0]
-        seconds, ids = perf_counter() - start, output.outputs[0].token_ids
+        return self.llms[name].generate(prompt, _params(tokens))[0]
+
+    def _timing(self, name: str, piece: Piece, output: RequestOutput, seconds: float) -> Timing:
+        ids = output.outputs[0].token_ids
         same = ids == piece.answer[: len(ids)]
         if (
             not same

@@ -4,11 +4,10 @@ run.
 usage: policies.py [--model smollm2] [--threads 2] [--repeats 3] [--prompts 4] [--tokens 64] [--dial 0.5,0.8,0.95]
                    [--plot-only]
 
-Every drafter is a group of its own: plain decoding and all policies decode each prompt in turn, in an order that
-rotates, so that every ratio compares runs made next to each other. Outputs must equal those of plain decoding, or
-differ first at a near tie (counted); otherwise nothing is timed. All policies have their published defaults; "fixed"
-has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted (`paceline.bench.run.OracleLength`).
-Results: `results/policies_MODEL.json`, `.png`.
+Every drafter is a group of its own, in which plain decoding and all policies decode each prompt in turn. Outputs must
+equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is timed. All policies have
+their published defaults; "fixed" has 4 and 8 tokens. "oracle length" knows how much of each draft will be accepted
+(`oracle_length.py`). Results: `results/policies_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, model_of, must_agree, prompts_of, run
+from oracle_length import LengthRecorder, Lengths, OracleLength
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, speedup, tokens_per_second, turns
-from paceline.bench.run import LengthRecorder, Lengths, OracleLength, dial_registered
+from paceline.bench import Estimate, speedup, time_in_turn, tokens_per_second
+from paceline.bench.run import dial_registered
 
 POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},
@@ -45,7 +45,7 @@ class Group:
         drafter: its speculative_config.
         reference: what plain decoding says to each prompt.
     Attributes:
-        seconds: per setting and prompt, a list with one entry a repeat.
+        seconds: per setting, (prompts, repeats).
         agreement: how many outputs were the same as plain decoding's.
     """
 
@@ -60,7 +60,7 @@ class Group:
         self.oracle = OracleLength()
         self.settings[ORACLE] = _controlled(plain.with_speculative_config(dict(drafter)), self.oracle)
         self.lengths = self._record(_controlled(plain.with_speculative_config(dict(drafter)), LengthRecorder(48)))
-        self.seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in self.settings}
+        self.seconds: dict[str, Any] = {}
         self.agreement: dict[str, dict[str, int]] = {}
         self.drafting: dict[str, dict[str, float]] = {}
 
@@ -74,36 +74,32 @@ class Group:
     def _decode(self, llm: LLM, prompt: Ids) -> Any:
         return run(llm, [prompt], self.params)[0]
 
-    def run(self, name: str, number: int) -> tuple[Any, float]:
-        """One setting on one prompt: its result and its seconds."""
+    def run(self, name: str, number: int) -> Any:
+        """One setting on one prompt."""
         if name == ORACLE:
             self.oracle.told = [self.lengths[number]]
-        start = perf_counter()
-        found = self._decode(self.settings[name], self.prompts[number])
-        return found, perf_counter() - start
+        return self._decode(self.settings[name], self.prompts[number])
 
     def check(self) -> None:
         """Every setting on all prompts: to warm up and to compare; what it drafts is noted."""
         for name in self.settings:
-            everything = [self.run(name, number)[0] for number in range(len(self.prompts))]
+            everything = [self.run(name, number) for number in range(len(self.prompts))]
             outputs = [found.outputs[0].token_ids for found in everything]
             self.agreement[name] = must_agree(self.plain, self.prompts, self.reference, outputs)
             self.drafting[name] = counted(everything)
 
-    def turn(self, repeat: int) -> None:
-        """Every setting on every prompt, once."""
-        names = list(self.settings)
-        for _, number, order in turns(len(names), len(self.prompts), 1, np.random.default_rng(repeat)):
-            for name in (names[index] for index in order):
-                self.seconds[name][number].append(self.run(name, number)[1])
+    def time(self, repeats: int) -> None:
+        """Every setting on every prompt, in turn."""
+        self.seconds = time_in_turn(
+            {name: partial(self.run, name) for name in self.settings}, range(len(self.prompts)), repeats
+        )
 
     def to_dict(self, tokens: int) -> dict[str, Any]:
         """Tokens/s and the paired ratio over plain decoding, with their 95 % intervals."""
         found = {}
-        base_pr = np.array(self.seconds[PLAIN])
+        base_pr = self.seconds[PLAIN]
         tokens_pr = np.full_like(base_pr, tokens)
-        for name, seconds in self.seconds.items():
-            seconds_pr = np.array(seconds)
+        for name, seconds_pr in self.seconds.items():
             found[name] = {
                 "tokens_per_second": _dict(tokens_per_second(tokens_pr, seconds_pr)),
                 "over_plain": _dict(speedup(tokens_pr, base_pr, tokens_pr, seconds_pr)),
@@ -142,9 +138,8 @@ def measure(given: argparse.Namespace, model: Model, dial: Sequence[float]) -> d
     groups = {name: Group(plain, drafter, prompts, reference, given.tokens) for name, drafter in drafters.items()}
     for group in groups.values():
         group.check()
-    for repeat in range(given.repeats):
-        for group in groups.values():
-            group.turn(repeat)
+    for group in groups.values():
+        group.time(given.repeats)
     return {
         "model": model.weights,
         "draft": model.draft["method"],

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,10 +26,11 @@ from common import RESULTS, ratio, read_bandwidth, save
 from decoding import add_model, model_of
 
 from paceline import LLM, SamplingParams
-from paceline.bench import bundled_prompts
+from paceline.bench import bundled_prompts, in_turn
 from paceline.bench.peers import Peer, open_peer
 
-Run = Callable[[], tuple[float, list[int]]]
+Run = Callable[[], tuple[list[int], float | None]]
+"""Gives tokens, and the seconds that an engine in another process took by its own clock."""
 
 FORMS = {"paceline int4": "int4", "paceline int8": "int8", "paceline bfloat16": None}
 
@@ -38,18 +38,17 @@ FORMS = {"paceline int4": "int4", "paceline int8": "int8", "paceline bfloat16": 
 def ours(llm: LLM, prompt: list[int], tokens: int) -> Run:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
-    def run() -> tuple[float, list[int]]:
-        start = perf_counter()
+    def run() -> tuple[list[int], None]:
         (found,) = llm.generate({"prompt_token_ids": prompt}, params)
-        return perf_counter() - start, list(found.outputs[0].token_ids)
+        return list(found.outputs[0].token_ids), None
 
     return run
 
 
 def theirs(peer: Peer, prompt: list[int], tokens: int) -> Run:
-    def run() -> tuple[float, list[int]]:
+    def run() -> tuple[list[int], float]:
         found = peer.generate(prompt, tokens)
-        return found.seconds, list(found.token_ids)
+        return list(found.token_ids), found.seconds
 
     return run
 
@@ -75,14 +74,15 @@ def errors(llms: Mapping[str | None, LLM], ids: list[int]) -> dict[str, dict[str
     return found
 
 
-def timed(runs: dict[str, Run], repeats: int, device: str) -> tuple[dict[str, list[float]], list[float]]:
+def seconds_of(runs: dict[str, Run], repeats: int, device: str) -> tuple[dict[str, list[float]], list[float]]:
     """Seconds of each run, in turn, and the speed of reading memory beside them."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     bandwidth = []
-    for _ in range(repeats):
+    calls = {name: lambda *_, run=run: run() for name, run in runs.items()}
+    for turn in in_turn(calls, [None], repeats):
         bandwidth.append(read_bandwidth(device=device))
-        for name, run in runs.items():
-            seconds[name].append(run()[0])
+        for name, (_, own) in turn.outputs.items():
+            seconds[name].append(own or turn.seconds[name])
     return seconds, bandwidth
 
 
@@ -93,7 +93,7 @@ def checked(llms: Mapping[str | None, LLM], prompt: list[int], given: argparse.N
         runs[name] = ours(llms[form], prompt, given.tokens)
         if given.device == "cpu" and form:
             drafted = ours(llms[form].with_speculative_config({"method": "ngram"}), prompt, given.tokens)
-            if drafted()[1] != runs[name]()[1]:
+            if drafted()[0] != runs[name]()[0]:
                 sys.exit(f"{form} decoding with drafts differs from plain {form} decoding: nothing is timed")
     return runs
 
@@ -130,8 +130,8 @@ def main() -> None:
             )
             runs[f"{name} int8"] = theirs(peer, prompt, given.tokens)
         runs |= checked(llms, prompt, given)
-        tokens = {name: run()[1] for name, run in runs.items()}
-        seconds, bandwidth = timed(runs, given.repeats, given.device)
+        tokens = {name: run()[0] for name, run in runs.items()}
+        seconds, bandwidth = seconds_of(runs, given.repeats, given.device)
     for name in FORMS:
         same = {other: sum(a == b for a, b in zip(tokens[name], own, strict=True)) for other, own in tokens.items()}
         found[f"{name} over"] = {other: ratio(v, seconds[name]) for other, v in seconds.items() if other != name}

@@ -10,12 +10,10 @@ longer" goes on until these are used up as well. FOLDER holds the published prom
 model is its own int4 copy, which is nearly always right; look at `--model bundled` too.
 
 "counts" decodes all prompts together and counts tokens per target pass. "times" decodes them one by one, plain decoding
-and every shape in turn, in an order that rotates, so that every ratio compares runs made next to each other; after
---seconds no further prompt is begun. All rules are exact in distribution, so outputs differ from run to run and are not
-compared
-here: the tests of the rules enumerate their distributions. A run leaves what other runs put into
-`results/rsd_MODEL.json`: estimates with 95 % intervals over prompts, and the raw figures of every prompt. The plot
-beside it shows, for each method and budget, the best of its shapes.
+and every shape in turn; after --seconds no further prompt is begun. All rules are exact in distribution, so outputs
+differ from run to run and are not compared here: the tests of the rules enumerate their distributions. A run leaves
+what other runs put into `results/rsd_MODEL.json`: estimates with 95 % intervals over prompts, and the raw figures of
+every prompt. The plot beside it shows, for each method and budget, the best of its shapes.
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from decoding import Model, add_model, model_of, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import speedup, tokens_per_second, turns
+from paceline.bench import in_turn, speedup, tokens_per_second
 
 PLAIN = "plain"
 CHAIN, SPECTR, LONGER, RSD_C, RSD_S = "chain", "SpecTr", "SpecTr, longer", "RSD-C", "RSD-S"
@@ -110,22 +109,20 @@ def times(
     given: argparse.Namespace, temperature: float, llms: Mapping[str, LLM], prompts: list[list[int]]
 ) -> dict[str, Any]:
     """Seconds of every setting by prompt."""
-    names, deadline = list(llms), perf_counter() + given.seconds
+    deadline = monotonic() + given.seconds
 
-    def decode(name: str, number: int) -> float:
-        start = perf_counter()
-        llms[name].generate([{"prompt_token_ids": prompts[number]}], params_of(given, temperature, number))
-        return perf_counter() - start
+    def decode(llm: LLM, number: int, _: int = 0) -> None:
+        llm.generate([{"prompt_token_ids": prompts[number]}], params_of(given, temperature, number))
 
-    for name in names:
-        decode(name, 0)
-    raw: dict[str, list[list[float]]] = {name: [] for name in names}
-    for _, number, order in turns(len(names), len(prompts), 1):
-        if perf_counter() > deadline:
+    for llm in llms.values():
+        decode(llm, 0)
+    raw: dict[str, list[list[float]]] = {name: [] for name in llms}
+    for turn in in_turn({name: partial(decode, llm) for name, llm in llms.items()}, range(len(prompts)), 1):
+        for name, taken in turn.seconds.items():
+            raw[name].append([taken])
+        if monotonic() > deadline:
             break
-        for name in (names[index] for index in order):
-            raw[name].append([decode(name, number)])
-    return {name: rates(given.tokens, raw[PLAIN], raw[name]) for name in names}
+    return {name: rates(given.tokens, raw[PLAIN], own) for name, own in raw.items()}
 
 
 def rates(tokens: int, plain: Sequence[Sequence[float]], own: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -5,11 +5,10 @@ usage: self_speculation.py --data FOLDER [--model smollm2] [--tasks spec-bench,h
 
 SmolLM2 was not trained to exit early, so that its first layers guess badly: give a model that was, as what
 recipes/bundled_pair/early_exit.py makes. FOLDER holds the published prompt sets (`methods.py`). Plain decoding, DEL and
-all fixed settings decode each prompt in turn, in an order that rotates, so that every ratio compares runs made next to
-each other. Outputs must equal those of plain decoding, or differ first at a near tie (counted); otherwise nothing is
-timed. Every task has its own engines, so that DEL comes to it without being told anything; what it learns from one
-prompt serves the next ones of the same turn. The fixed setting that it is compared with is the best of the other half
-of the turns. Results: `results/self_speculation_MODEL.json`, `.png`.
+all fixed settings decode each prompt in turn. Outputs must equal those of plain decoding, or differ first at a near tie
+(counted); otherwise nothing is timed. Every task has its own engines, so that DEL comes to it without being told
+anything; what it learns from one prompt serves the next ones of the same turn. The fixed setting that it is compared
+with is the fastest of the other half of the turns. Results: `results/self_speculation_MODEL.json`, `.png`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from decoding import Ids, add_model, counted, model_of, must_agree, published, r
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, speedup, turns
+from paceline.bench import Estimate, in_turn, speedup
 
 Array = npt.NDArray[np.float64]
 PLAIN, DEL = "plain", "del"
@@ -61,42 +60,43 @@ def task(plain: LLM, given: argparse.Namespace, prompts: list[Ids]) -> dict[str,
             "agreement": must_agree(plain, prompts, reference, outputs, what=name),
             "drafting": counted(results),
         }
-    names, seconds = list(llms), {name: np.zeros((len(prompts), given.repeats)) for name in llms}
-    for repeat, number, order in turns(len(names), len(prompts), given.repeats):
-        asked = {"prompt_token_ids": prompts[number], "cache_salt": f"turn {repeat}"}
-        for name in (names[index] for index in order):
-            start = perf_counter()
-            llms[name].generate([asked], params)
-            seconds[name][number, repeat] = perf_counter() - start
+
+    def decode(llm: LLM, prompt: Ids, repeat: int) -> None:
+        llm.generate([{"prompt_token_ids": prompt, "cache_salt": f"turn {repeat}"}], params)
+
+    seconds = {name: np.zeros((len(prompts), given.repeats)) for name in llms}
+    for turn in in_turn({name: partial(decode, llm) for name, llm in llms.items()}, prompts, given.repeats):
+        for name, taken in turn.seconds.items():
+            seconds[name][turn.item, turn.repeat] = taken
     return {"checked": checked, "figures": figures(seconds, given.tokens)}
 
 
 def figures(seconds: Mapping[str, Array], tokens: int) -> dict[str, Any]:
-    """Ratios over plain decoding, and of DEL over the best fixed setting, with 95 % intervals."""
+    """Ratios over plain decoding, and of DEL over the fastest fixed setting, with 95 % intervals."""
     count = np.full_like(seconds[PLAIN], tokens)
     over = {name: _dict(speedup(count, seconds[PLAIN], count, own)) for name, own in seconds.items() if name != PLAIN}
     fixed = {name: one["value"] for name, one in over.items() if name.startswith("exit")}
-    turns, best = best_of_others(seconds)
-    against = _dict(speedup(count[:, turns], best, count[:, turns], seconds[DEL][:, turns]))
+    turns, fastest = fastest_of_others(seconds)
+    against = _dict(speedup(count[:, turns], fastest, count[:, turns], seconds[DEL][:, turns]))
     return {
         "over_plain": over,
-        "best_fixed": max(fixed, key=lambda name: fixed[name]),
-        "over_best_fixed": {DEL: against},
+        "fastest_fixed": max(fixed, key=lambda name: fixed[name]),
+        "over_fastest_fixed": {DEL: against},
     }
 
 
-def best_of_others(seconds: Mapping[str, Array]) -> tuple[list[int], Array]:
+def fastest_of_others(seconds: Mapping[str, Array]) -> tuple[list[int], Array]:
     """The turns in another order, and (prompts, turns) seconds of the fixed setting that was fastest in the *other*
-    half of the turns: the best of many in the very turns that are compared would owe that to luck in part.
+    half of the turns: the fastest of many in the very turns that are compared would owe that to luck in part.
     """
     turns = seconds[PLAIN].shape[1]
     halves = [list(range(first, turns, 2)) for first in (0, 1)] if turns > 1 else [[0], [0]]
     parts = []
     for own, other in (halves, halves[::-1]):
-        best = min(
+        fastest = min(
             (name for name in seconds if name.startswith("exit")), key=lambda name: float(seconds[name][:, other].sum())
         )
-        parts.append(seconds[best][:, own])
+        parts.append(seconds[fastest][:, own])
     return halves[0] + halves[1], np.concatenate(parts, 1)
 
 

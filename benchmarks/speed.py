@@ -8,7 +8,7 @@ demo    the shipped prompts: Paceline plain and `auto` against transformers' gen
 large   a random 291M Llama in bfloat16: plain decoding against `generate`, the share of the memory-bandwidth limit, and
         the cost of scoring trees
 
-Prompts go through the chat template; settings decode each prompt in turn, in an order that rotates. Outputs must be
+Prompts go through the chat template; settings decode each prompt in turn. Outputs must be
 equal, or differ first at a near tie (counted); otherwise nothing is timed. Parts that are not asked for, and other
 models, stay as they are in `results/speed_DEVICE.json`, which says of every part which run made it; `table.py` writes
 the table of the README from it.
@@ -20,7 +20,6 @@ import argparse
 from itertools import count
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
 from decoding import Ids, Model, add_model, asked, differs, model_of, must_agree
 
 from paceline import LLM, SamplingParams
-from paceline.bench import BUNDLED_DRAFT, bundled_prompts, time_in_turn
+from paceline.bench import BUNDLED_DRAFT, bundled_prompts, repeated, time_in_turn
 from paceline.tree import TokenTree
 
 DEVICE = "cpu"
@@ -100,13 +99,13 @@ def score_seconds(llm: LLM, nodes: int, context: int = 96, repeats: int = 9) -> 
     cache = llm.runner.open()
     llm.runner.extend([cache], [[(7 * i) % 8192 for i in range(context)]])
     tree = TokenTree.build([(11 * i) % 8192 for i in range(nodes)], [max(-1, i - 2) for i in range(nodes)])
-    seconds = []
-    for _ in range(repeats + 2):
-        start = perf_counter()
+
+    def score() -> None:
         llm.runner.score([cache], [1], [tree]).logits[-1, 0].item()
-        seconds.append(perf_counter() - start)
+
+    seconds = repeated(score, repeats, warm_up=2)
     llm.runner.release(cache)
-    return median(seconds[2:])
+    return median(seconds)
 
 
 def demo(model: Model, repeats: int, prompts: int, tokens: int) -> dict[str, Any]:

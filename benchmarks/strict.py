@@ -21,7 +21,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -251,13 +250,11 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    start = perf_counter()
     strict = Strict(model_of(asked.model), asked.folder)
     if asked.part == "count":
         strict.count(asked.tokens, asked.dtypes, asked.batches, asked.drafters)
     else:
         strict.cost(asked.repeats)
-    print(f"{perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

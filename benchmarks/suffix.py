@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ from common import RESULTS, kept, ratio, save
 from decoding import add_model, asked, model_of, must_agree
 from methods import FILES
 
-from paceline import LLM, SamplingParams
-from paceline.bench import bundled_prompts
+from paceline import LLM, RequestOutput, SamplingParams
+from paceline.bench import bundled_prompts, in_turn, repeated, timed
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.tree import EMPTY_TREE, Budget
@@ -54,6 +54,9 @@ METHODS: dict[str, Any] = {
     "auto": {"method": "auto"},
 }
 
+Row = tuple[list[int], float, float, int]
+"""An output, seconds, seconds without those up to the first token, passes of the target."""
+
 
 def texts() -> Iterator[np.ndarray]:
     """Token ids in pieces of a request's length, without end."""
@@ -70,26 +73,27 @@ def tree(llm: LLM) -> list[dict[str, float]]:
     args = DrafterArgs(vocab_size=llm.runner.info.vocab_size, index=0, max_context=2048)
     drafter = SuffixDrafter(args, max_cached_tokens=2 * SIZES[-1])
     cache, source, rows = drafter.tables.of("default"), texts(), []
+
+    def add(pieces: list[np.ndarray]) -> None:
+        for piece in pieces:
+            cache.add(piece.astype(np.int32))
+
     propose(drafter, next(source))  # compiles
     cache.add(next(source))
     cache.forget()
     for size in SIZES:
         pieces = list(islice(source, max(0, size - cache.tokens) // REQUEST + 1))
-        start = perf_counter()
-        for piece in pieces:
-            cache.add(piece.astype(np.int32))
-        added = (perf_counter() - start) / sum(map(len, pieces))
+        _, adding = timed(partial(add, pieces))
         proposals = [propose(drafter, piece) for piece in (pieces[0], pieces[-1], next(source))]
         seconds = np.concatenate(proposals)
-        held, start = cache.tokens, perf_counter()
-        for _ in range(3):
-            cache.forget()
+        held = cache.tokens
+        forgetting = sum(repeated(cache.forget, 3, warm_up=0))
         row = {
             "cached_tokens": held,
             "propose_us_median": 1e6 * float(np.median(seconds)),
             "propose_us_p99": 1e6 * float(np.quantile(seconds, 0.99)),
-            "add_us_per_token": 1e6 * added,
-            "forget_us_per_token": 1e6 * (perf_counter() - start) / (held - cache.tokens),
+            "add_us_per_token": 1e6 * adding / sum(map(len, pieces)),
+            "forget_us_per_token": 1e6 * forgetting / (held - cache.tokens),
             "bytes_per_token": cache.tree.nbytes / held,
         }
         print({key: round(value, 2) for key, value in row.items()})
@@ -104,9 +108,7 @@ def propose(drafter: SuffixDrafter, text: np.ndarray) -> list[float]:
     (state,) = drafter.begin([context])
     for token in tokens[32:]:
         context.tokens.append(token)
-        start = perf_counter()
-        drafter.propose([state], [Budget(16, 16)], [EMPTY_TREE])
-        seconds.append(perf_counter() - start)
+        seconds.append(timed(lambda: drafter.propose([state], [Budget(16, 16)], [EMPTY_TREE]))[1])
     return seconds
 
 
@@ -126,7 +128,7 @@ def agent_load(plain: LLM, messages: list[str], tokens: int) -> list[tuple[str, 
     """(kind, prompt) of all requests: every task first, then its variations, round by round."""
     user = [[{"role": "user", "content": task}] for task in messages]
     first = [asked(plain, task) for task in messages]
-    answers = [decode(plain, ids, tokens)[0] for ids in first]
+    answers = [decode(plain, ids, tokens).outputs[0].token_ids for ids in first]
     load = [("first", ids) for ids in first]
     for n, form in enumerate(AGAIN, start=2):
         load += [("again", asked(plain, form.format(n=n, task=task))) for task in messages]
@@ -140,37 +142,34 @@ def agent_load(plain: LLM, messages: list[str], tokens: int) -> list[tuple[str, 
     return load + [("rerun", ids) for ids in first]
 
 
-def decode(llm: LLM, ids: list[int], tokens: int, tenant: str = "default") -> tuple[list[int], float, float, int]:
-    """The output, seconds, seconds without those up to the first token, passes of the target."""
-    start = perf_counter()
-    (found,) = llm.generate(
-        {"prompt_token_ids": ids, "cache_salt": tenant}, SamplingParams(temperature=0.0, max_tokens=tokens)
-    )
-    seconds = perf_counter() - start
-    return (
-        found.outputs[0].token_ids,
-        seconds,
-        seconds - (found.metrics.time_to_first_token or 0.0),
-        found.metrics.num_steps,
-    )
+def decode(llm: LLM, ids: list[int], tokens: int, tenant: str = "default") -> RequestOutput:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens)
+    return llm.generate({"prompt_token_ids": ids, "cache_salt": tenant}, params)[0]
+
+
+def row_of(found: RequestOutput, seconds: float) -> Row:
+    metrics = found.metrics
+    return found.outputs[0].token_ids, seconds, seconds - (metrics.time_to_first_token or 0.0), metrics.num_steps
 
 
 def load(plain: LLM, messages: list[str], repeats: int, tokens: int) -> dict[str, Any]:
     """Tokens a second of every method, in turn, with tables that start empty in every turn, as a new tenant's do."""
     requests = agent_load(plain, messages, tokens)
-    base = [decode(plain, ids, tokens)[0] for _, ids in requests]
+    prompts = [ids for _, ids in requests]
+    base = [decode(plain, ids, tokens).outputs[0].token_ids for ids in prompts]
     llms = {name: plain.with_speculative_config(METHODS.get(name)) for name in ("plain", *METHODS)}
-    runs: dict[str, list[list[tuple[list[int], float, float, int]]]] = {name: [] for name in llms}
-    agreement, rng = dict[str, Any](), np.random.default_rng(0)
-    for turn in range(repeats + 1):
-        made: dict[str, list[tuple[list[int], float, float, int]]] = {name: [] for name in llms}
-        for _, ids in requests:
-            for name in rng.permutation(list(llms)).tolist():
-                made[name].append(decode(llms[name], ids, tokens, f"turn {turn}"))
-        for name, own in made.items():
-            agreement[name] = must_agree(plain, [ids for _, ids in requests], base, [one[0] for one in own], what=name)
-            if turn:  # the first turn warms up
-                runs[name].append(own)
+    calls = {
+        name: lambda ids, repeat, llm=llm: decode(llm, ids, tokens, f"turn {repeat}") for name, llm in llms.items()
+    }
+    made: dict[str, list[list[Row]]] = {name: [[] for _ in range(repeats + 1)] for name in llms}
+    for turn in in_turn(calls, prompts, repeats + 1):
+        for name, output in turn.outputs.items():
+            made[name][turn.repeat].append(row_of(output, turn.seconds[name]))
+    agreement = dict[str, Any]()
+    for name, own in made.items():
+        for rows in own:
+            agreement[name] = must_agree(plain, prompts, base, [one[0] for one in rows], what=name)
+    runs = {name: own[1:] for name, own in made.items()}  # the first turn warms up
     found: dict[str, Any] = {"agreement": agreement}
     for kind in ("all", *dict.fromkeys(kind for kind, _ in requests)):
         picked = [i for i, (one, _) in enumerate(requests) if kind in ("all", one)]
@@ -178,7 +177,7 @@ def load(plain: LLM, messages: list[str], repeats: int, tokens: int) -> dict[str
     return found
 
 
-def summary(runs: dict[str, list[list[tuple[list[int], float, float, int]]]], picked: list[int]) -> dict[str, Any]:
+def summary(runs: dict[str, list[list[Row]]], picked: list[int]) -> dict[str, Any]:
     """Rates, acceptance and paired speed-ups over some of the requests."""
     result: dict[str, Any] = {"requests": len(picked), "tokens": sum(len(runs["plain"][0][i][0]) for i in picked)}
     for what, column in (("with prompts", 1), ("decoding", 2)):

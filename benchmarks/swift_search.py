@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from decoding import add_model, model_of, must_agree, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
+from paceline.bench import timed
 from paceline.drafters.self import SwiftDrafter
 
 PLAIN, SEARCHES, FIRST, FOUND = "plain", "searches", "first set", "found set"
@@ -43,9 +44,7 @@ class Watched:
         self.drafter._try = self._timed
 
     def _timed(self, state: Any) -> None:
-        start = perf_counter()
-        self._tries(state)
-        self.seconds += perf_counter() - start
+        self.seconds += timed(lambda: self._tries(state))[1]
 
 
 def stream(
@@ -54,9 +53,9 @@ def stream(
     """Outputs, seconds and steps of each prompt, one after the other."""
     outputs, seconds, steps = [], [], []
     for prompt in prompts:
-        start = perf_counter()
-        (found,) = llm.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params)
-        seconds.append(perf_counter() - start)
+        asked = [{"prompt_token_ids": prompt, "cache_salt": salt}]
+        (found,), taken = timed(partial(llm.generate, asked, params))
+        seconds.append(taken)
         outputs.append(found.outputs[0].token_ids)
         steps.append(found.metrics.num_steps)
     return outputs, seconds, steps
@@ -65,7 +64,7 @@ def stream(
 def once(
     plain: LLM, engines: dict[str, Watched], prompts: list[list[int]], params: SamplingParams, salt: str
 ) -> dict[str, Any]:
-    """All streams once; the last one begins with what the first found."""
+    """All streams once, in this order, since the last one begins with what the search found in the same turn."""
     reference, plain_seconds, _ = stream(plain, prompts, params, salt)
     found: dict[str, Any] = {PLAIN: {"seconds": plain_seconds}}
     for name in (SEARCHES, FIRST, FOUND):

@@ -138,7 +138,7 @@ def test_the_acceptance_dial_is_known_to_bench_alone() -> None:
     with dial_registered():
         assert registry.load("drafters", DIAL).name == DIAL
     with pytest.raises(ConfigError, match=f"unknown drafter '{DIAL}'"):
-        LLM(speculative_config={"method": DIAL, "continuations": []})
+        LLM(speculative_config={"method": DIAL, "continuations": {}})
 
 
 def test_a_third_partys_drafter_serves_by_module_and_class() -> None:

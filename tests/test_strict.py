@@ -60,7 +60,7 @@ def _dial() -> Iterator[None]:
 
 def oracle(plain: Found, llm: LLM) -> dict[str, Any]:
     pairs = zip(PROMPTS, plain, strict=True)
-    record = [{"prompt": llm.tokenizer.encode(text), "continuation": tokens} for text, (tokens, _) in pairs]
+    record = {tuple(llm.tokenizer.encode(text)): tokens for text, (tokens, _) in pairs}
     return {"method": "corrupted_oracle", "continuations": record, "acceptance": 0.7, **GUESSES}
 
 

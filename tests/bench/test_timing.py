@@ -6,20 +6,42 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import DifferentOutputError, time_in_turn, turns
+from paceline.bench import DifferentOutputError, in_turn, repeated, time_in_turn, timed
 
 
 def test_every_setting_has_one_turn_on_every_item_of_every_repeat() -> None:
-    made = list(turns(3, 4, 5))
-    assert [(repeat, item) for repeat, item, _ in made] == [(r, i) for r in range(5) for i in range(4)]
-    assert all(sorted(order) == [0, 1, 2] for *_, order in made)
-    assert len({tuple(order) for *_, order in made}) > 3, "the order is drawn anew"
+    ran: list[tuple[str, str, int]] = []
+    runs = {name: lambda item, repeat, name=name: ran.append((name, item, repeat)) for name in "abc"}
+    made = list(in_turn(runs, "wxyz", 5))
+    assert [(turn.repeat, turn.item) for turn in made] == [(r, i) for r in range(5) for i in range(4)]
+    orders = []
+    for number, turn in enumerate(made):
+        names, items, repeats = zip(*ran[3 * number : 3 * number + 3], strict=True)
+        assert (set(items), set(repeats)) == ({"wxyz"[turn.item]}, {turn.repeat})
+        orders.append(names)
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert len(set(orders)) > 3, "the order is drawn anew"
+
+
+def test_turns_end_where_the_user_has_enough() -> None:
+    ran: list[int] = []
+    for turn in in_turn({"one": lambda item, _: ran.append(item)}, range(10), 3):
+        if turn.item == 2:
+            break
+    assert ran == [0, 1, 2]
+
+
+def test_a_call_and_its_repeats() -> None:
+    now, calls = [0.0], list[int]()
+    assert timed(lambda: now.__setitem__(0, 2.5) or "text", lambda: now[0]) == ("text", 2.5)
+    assert len(repeated(lambda: calls.append(1), 3, warm_up=2)) == 3
+    assert len(calls) == 5
 
 
 def slower_by(now: list[float], step: float) -> Any:
     """A setting whose n-th item takes n steps."""
 
-    def run(item: int) -> str:
+    def run(item: int, repeat: int) -> str:
         now[0] += step * item
         return f"text {item}"
 
@@ -27,12 +49,11 @@ def slower_by(now: list[float], step: float) -> Any:
 
 
 def test_seconds_stand_by_item_and_repeat() -> None:
-    now, told = [0.0], list[tuple[int, int]]()
+    now = [0.0]
     runs = {"one": slower_by(now, 1.0), "two": slower_by(now, 2.0)}
-    found = time_in_turn(runs, [1, 5], 3, progress=lambda *done: told.append(done), clock=lambda: now[0])
-    assert found["one"].tolist() == [[1.0] * 3, [5.0] * 3]
-    assert found["two"].tolist() == [[2.0] * 3, [10.0] * 3]
-    assert told == [(number, 6) for number in range(1, 7)]
+    for turn in in_turn(runs, [1, 5], 3, clock=lambda: now[0]):
+        assert turn.seconds == {"one": (1.0, 5.0)[turn.item], "two": (2.0, 10.0)[turn.item]}
+        assert turn.outputs == dict.fromkeys(runs, f"text {(1, 5)[turn.item]}")
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -30,7 +30,7 @@ STORE = written(
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
-RECORD = [{"prompt": PROMPT, "continuation": [3, 4, 1, 2, 3, 4, 5, 6]}]
+RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ngram": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 3}, {"num_speculative_tokens": 2}],

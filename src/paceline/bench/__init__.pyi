@@ -34,5 +34,8 @@ from .stats import median_ratio as median_ratio
 from .stats import speedup as speedup
 from .stats import tokens_per_second as tokens_per_second
 from .timing import DifferentOutputError as DifferentOutputError
+from .timing import Turn as Turn
+from .timing import in_turn as in_turn
+from .timing import repeated as repeated
 from .timing import time_in_turn as time_in_turn
-from .timing import turns as turns
+from .timing import timed as timed

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from paceline.bench.judge.proof import plain_from
 from paceline.bench.judge.tokens import Difference, differences
-from paceline.bench.timing import turns
+from paceline.bench.timing import Turn, in_turn
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.llm import BUNDLED, LLM
 from paceline.utils import user_cache
-
-Timed = tuple[float, RequestOutput]
 
 BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 
@@ -111,24 +109,25 @@ def run_demo(
     """Decode every prompt plainly and accelerated in turn, `repeats` times, after one warm-up prompt."""
     plain, params = llm.with_speculative_config(None), SamplingParams(temperature=0.0, max_tokens=max_tokens)
     ids = [_tokens(llm, prompt.prompt) for prompt in prompts]
-    for one in (plain, llm):
-        _timed(one, ids[0], params, "warm-up")
-    runs: list[tuple[list[Timed], list[Timed]]] = [([], []) for _ in ids]
-    for repeat, number, order in turns(2, len(ids), repeats):
-        for which in order:  # under a name of its own, so that nobody learns from its answer in an earlier repeat
-            runs[number][which].append(_timed((plain, llm)[which], ids[number], params, f"repeat {repeat}"))
-        progress(repeat * len(ids) + number + 1, repeats * len(ids))
+    runs = {name: partial(_decode, one, params) for name, one in (("plain", plain), ("fast", llm))}
+    for run in runs.values():
+        run(ids[0], -1)
+    turns: list[list[Turn[RequestOutput]]] = [[] for _ in ids]
+    for done, turn in enumerate(in_turn(runs, ids, repeats)):
+        turns[turn.item].append(turn)
+        progress(done + 1, repeats * len(ids))
     rows = []
-    for prompt, tokens, (slow, fast) in zip(prompts, ids, runs, strict=True):
-        outputs = slow[0][1].outputs[0].token_ids, fast[0][1].outputs[0].token_ids
+    for prompt, tokens, mine in zip(prompts, ids, turns, strict=True):
+        slow, fast = mine[0].outputs["plain"], mine[0].outputs["fast"]
+        outputs = slow.outputs[0].token_ids, fast.outputs[0].token_ids
         rows.append(
             DemoRow(
                 prompt,
                 tokens=len(outputs[0]),
-                plain_seconds=median(seconds for seconds, _ in slow),
-                fast_seconds=median(seconds for seconds, _ in fast),
-                steps=fast[0][1].metrics.num_steps,
-                accepted=fast[0][1].metrics.num_accepted_tokens,
+                plain_seconds=median(turn.seconds["plain"] for turn in mine),
+                fast_seconds=median(turn.seconds["fast"] for turn in mine),
+                steps=fast.metrics.num_steps,
+                accepted=fast.metrics.num_accepted_tokens,
                 differences=differences(llm.runner, tokens, *outputs, plain_from(plain, tokens, params)),
             )
         )
@@ -141,11 +140,11 @@ def _tokens(llm: LLM, message: str) -> list[int]:
     return llm.tokenizer.encode(message)
 
 
-def _timed(llm: LLM, tokens: list[int], params: SamplingParams, turn: str) -> Timed:
-    start = perf_counter()
-    (found,) = llm.generate({"prompt_token_ids": tokens, "cache_salt": turn}, params)
+def _decode(llm: LLM, params: SamplingParams, tokens: list[int], repeat: int) -> RequestOutput:
+    """Under a name of its own, so that nobody learns from its answer in an earlier repeat."""
+    (found,) = llm.generate({"prompt_token_ids": tokens, "cache_salt": f"repeat {repeat}"}, params)
     found.raise_for_error()
-    return perf_counter() - start, found
+    return found
 
 
 def total(name: str, rows: Iterable[DemoRow]) -> DemoTotal:

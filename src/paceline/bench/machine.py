@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.timing import repeated
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -88,12 +88,7 @@ def read_bandwidth(device: torch.device, *, megabytes: int = 256, repeats: int =
     megabytes *= 1 if device.type == "cpu" else 16
     size = megabytes * 1024 * 1024
     data = torch.ones(size // 4, device=device)
-    data.sum().item()
-    rates = []
-    for _ in range(repeats):
-        start = perf_counter()
-        data.sum().item()
-        rates.append(size / (perf_counter() - start))
+    rates = [size / seconds for seconds in repeated(lambda: data.sum().item(), repeats)]
     method = (
         f"sum of a {megabytes} MiB float32 tensor, {torch.get_num_threads() if device.type == 'cpu' else 'all'} threads"
     )

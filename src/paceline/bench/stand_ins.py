@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from paceline.bench.demo import BUNDLED_DRAFT
 
 
-def adapter_weights(width: int, *, scale: float = 0.3, seed: int = 0, mute: bool = False) -> dict[str, torch.Tensor]:
+def adapter_weights(width: int, *, mute: bool = False) -> dict[str, torch.Tensor]:
     """Random weights of one layer; `mute`: its attention adds nothing, so that the exit alone drafts."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     names = [f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]
-    found = {name: scale * torch.randn(width, width, generator=generator) for name in names}
+    found = {name: 0.3 * torch.randn(width, width, generator=generator) for name in names}
     if mute:
         found["layers.0.self_attn.o_proj.weight"].zero_()
     return found | {"layers.0.input_layernorm.weight": torch.ones(width), "norm.weight": torch.ones(width)}

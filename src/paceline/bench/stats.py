@@ -98,16 +98,14 @@ def quantiles_of(drawn: FloatArray, level: float = LEVEL) -> tuple[float, float]
     return float(low), float(high)
 
 
-def interval_apart(
-    samples: Sequence[FloatArray], statistic: Callable[..., FloatArray], *, seed: int = 0
-) -> tuple[float, float]:
+def interval_apart(samples: Sequence[FloatArray], statistic: Callable[..., FloatArray]) -> tuple[float, float]:
     """The interval of a statistic of samples that are not paired: each is resampled by itself.
 
     Args:
         samples: arrays (n, ...), each with its own n.
         statistic: of arrays (d, n, ...), gives (d,).
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return quantiles_of(statistic(*(one[rng.integers(0, len(one), (DRAWS, len(one)))] for one in samples)))
 
 

@@ -23,7 +23,7 @@ from paceline.bench.diffusion import (
     texts_to_score,
     texts_to_time,
     time_methods,
-    timed,
+    timing_figures,
     wilson,
     with_method_times,
 )
@@ -104,16 +104,16 @@ def test_ctrl_c_keeps_the_lines_that_were_finished(
     assert document["interrupted"] is (texts < 99)
 
 
-@pytest.mark.parametrize(("texts", "shape"), [(4, None), (6, (1, 1)), (8, (2, 1)), (12, (2, 1)), (14, (2, 2))])
+@pytest.mark.parametrize(("texts", "shape"), [(3, None), (4, (1, 1)), (6, (2, 1)), (9, (2, 1)), (10, (2, 2))])
 def test_ctrl_c_keeps_the_rounds_that_were_finished(
     monkeypatch: pytest.MonkeyPatch, texts: int, shape: tuple[int, int] | None
 ) -> None:
-    """Two to warm up, then three a prompt and round: the line, the baseline beside it, the other line."""
+    """Two to warm up, then two a prompt and round."""
     bench, lines = bench_of(), parse_lines(["threshold"])
-    assert texts_to_time(bench, lines) == 14
+    assert texts_to_time(bench, lines) == 10
     after(texts, monkeypatch)
     found, interrupted = time_methods(bench, lines, quiet)
-    assert interrupted is (texts < 14)
+    assert interrupted is (texts < 10)
     if shape is None:
         assert not found
         return
@@ -166,22 +166,21 @@ def _turning(inner: Any) -> Any:
     return logits
 
 
-def test_the_baseline_runs_between_every_two_lines_in_an_order_that_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, lines, ran = bench_of(), parse_lines(["threshold", "factor"]), list[str]()
+def test_all_lines_take_turns_on_every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, lines, ran = bench_of(), parse_lines(["threshold", "factor"]), list[tuple[str, str]]()
     names = {id(line.recipe): line.name for line in lines}
-    monkeypatch.setattr(DiffusionBench, "decode", lambda self, recipe, prompt: (ran.append(names[id(recipe)]), 2.0))
+    monkeypatch.setattr(DiffusionBench, "decode", lambda self, recipe, prompt: ran.append((names[id(recipe)], prompt)))
     found, _ = time_methods(bench, lines, quiet)
-    ran = ran[len(lines) :]  # to warm up
-    assert ran[:5] == ["static", "static", "threshold", "factor", "static"]
-    assert ran[5:10] == ["threshold", "static", "factor", "static", "static"]
-    assert len(ran) == 5 * bench.options.repeats * len(bench.to_time)
+    turns = [ran[low : low + 3] for low in range(3, len(ran), 3)]  # the first three warm up
+    assert [{prompt for _, prompt in turn} for turn in turns] == [{item.prompt} for item in bench.to_time] * 2
+    assert all({name for name, _ in turn} == set(names.values()) for turn in turns)
     for one in found.values():
-        assert [row.split() for row in one["raw"]["line"]] == [["2.00000"] * 2] * 2
-        assert one["raw"]["static"] == one["raw"]["line"]
+        assert [len(row.split()) for row in one["raw"]["line"]] == [2, 2]
+        assert one["raw"]["static"] == found["static"]["raw"]["line"]
 
 
 def test_ratios_are_paired() -> None:
-    found = timed([[2.0, 4.0], [20.0, 40.0]], [[1.0, 2.0], [10.0, 20.0]])
+    found = timing_figures([[2.0, 4.0], [20.0, 40.0]], [[1.0, 2.0], [10.0, 20.0]])
     assert found["over_static"]["value"] == found["over_static"]["low"] == 2.0
     assert found["median_over_static"]["value"] == 2.0
     assert found["seconds"] == (1.5 + 15.0) / 2

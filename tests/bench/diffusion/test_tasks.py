@@ -1,7 +1,7 @@
 """The tasks: right answers are right, wrong ones are not; what one step reaches equals the closed forms."""
 
 from itertools import permutations, product
-from math import e, factorial
+from math import factorial
 
 import numpy as np
 import pytest
@@ -9,16 +9,11 @@ import pytest
 from paceline.bench.diffusion import (
     TASKS,
     Item,
-    insert_success,
     is_latin,
     is_sudoku,
     items,
     parse_grid,
     parse_queue,
-    remove_success,
-    replace_success,
-    shuffle_correlation,
-    shuffle_success,
     solutions,
     split_of,
     squares,
@@ -118,40 +113,11 @@ def test_unknown_names_are_refused() -> None:
         items("copy", split="dev", count=1)  # type: ignore[arg-type]
 
 
-def by_slots(joint: np.ndarray) -> float:
-    """Chance that slots drawn apart from each other, from the marginals of a distribution, give a text that the
-    distribution knows."""
-    axes = range(joint.ndim)
-    marginals = [joint.sum(axis=tuple(a for a in axes if a != axis)) for axis in axes]
-    return float(sum(np.prod([m[i] for m, i in zip(marginals, index, strict=True)]) for index in np.argwhere(joint)))
-
-
 def distribution(texts: list[tuple[int, ...]], symbols: int) -> np.ndarray:
     joint = np.zeros((symbols,) * len(texts[0]))
     for text in texts:
         joint[text] += 1 / len(texts)
     return joint
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_closed_forms_are_sums_over_all_texts(n: int) -> None:
-    queue, new = tuple(range(n)), n
-    shuffles = list(permutations(queue))
-    assert by_slots(distribution(shuffles, n)) == pytest.approx(shuffle_success(n, may_repeat_input=True))
-    assert shuffle_success(n, may_repeat_input=True) - shuffle_success(n) == pytest.approx(1 / n**n)
-    replaced = [(*queue[:k], new, *queue[k + 1 :]) for k in range(n)]
-    assert by_slots(distribution(replaced, n + 1)) == pytest.approx(replace_success(n))
-    inserted = [(*queue[:k], new, *queue[k:]) for k in range(n + 1)]
-    assert by_slots(distribution(inserted, n + 1)) == pytest.approx(insert_success(n))
-    removed = [(*queue[:k], *queue[k + 1 :]) for k in range(n)]
-    assert by_slots(distribution(removed, n)) == pytest.approx(remove_success(n))
-    copied = [queue]
-    assert by_slots(distribution(copied, n)) == 1
-
-
-def test_the_total_correlation_of_a_permutation() -> None:
-    assert shuffle_correlation(3) == pytest.approx(np.log(27 / 6))
-    assert e ** -shuffle_correlation(4) == pytest.approx(shuffle_success(4, may_repeat_input=True))
 
 
 def fraction(steps: int, n: int = 3, samples: int = 100) -> float:

@@ -29,7 +29,6 @@ from paceline.bench.doctor import (
     diagnose,
     draft_names,
     gather,
-    token_class,
     visit,
 )
 from paceline.config import SpeculativeConfig
@@ -41,14 +40,10 @@ PROMPTS = ["One day, a little girl named Lily found a needle", "Q: Tom has 3 app
 WORDS = Tokenizer.load(TARGET)
 
 
-def guesses(
-    number: int, rate: float, *, position: int = 1, confidence: float = 0.6, text: str = " cat"
-) -> list[DraftedToken]:
+def guesses(number: int, rate: float, *, confidence: float = 0.6) -> list[DraftedToken]:
     """Guesses of which a share stands; tokens are all different, so that chance is 0."""
     hits = [int((i + 1) * rate) > int(i * rate) for i in range(number)]
-    return [
-        DraftedToken(position, 2 * i if hit else 2 * i + 1, 2 * i, hit, confidence, text) for i, hit in enumerate(hits)
-    ]
+    return [DraftedToken(1, 2 * i if hit else 2 * i + 1, 2 * i, hit, confidence) for i, hit in enumerate(hits)]
 
 
 def probe(found: list[DraftedToken] | None = None, **changes: Any) -> ProbeFacts:
@@ -162,7 +157,6 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     ("setup", "failed: it raised", with_probe(dropped="it raised")),
     ("tokenizer", "has another vocabulary: token", with_draft(swapped)),
     ("tokenizer", "splits text differently", with_draft(other_merges)),
-    ("special tokens", "the end token is 3 in the target, 1", with_draft(eos_token="<|user|>")),
     ("chat template", "other special tokens", with_template("{{ messages[0]['content'] }}")),
     ("chat template", "other wording", with_template("New chat. " + (TEMPLATE or ""))),
     ("chat template", "has no chat template", with_template(None)),
@@ -175,12 +169,6 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     ("acceptance", "as if untrained", with_probe(guesses(40, 0.05, confidence=0.01))),
     ("acceptance", "feature layers, its norm", with_probe(guesses(40, 0.05), kind="head")),
     ("acceptance", "proposed nothing", with_probe([])),
-    (
-        "acceptance by position",
-        "60% of its first tokens are accepted, then 0%",
-        with_probe(guesses(40, 0.6) + guesses(20, 0, position=2)),
-    ),
-    ("acceptance by token", "never right on digits", with_probe(guesses(40, 0.6) + guesses(15, 0, text=" 17"))),
 ]
 
 
@@ -217,7 +205,7 @@ def test_few_guesses_prove_nothing() -> None:
 
 
 def test_a_target_that_repeats_itself_is_no_fault_of_the_drafter() -> None:
-    assert lines(with_probe([DraftedToken(1, 5, 5, True, 0.9, " a")] * 40)(Path()), "acceptance") == []
+    assert lines(with_probe([DraftedToken(1, 5, 5, True, 0.9)] * 40)(Path()), "acceptance") == []
 
 
 def test_on_a_gpu_the_cpus_matter_less() -> None:
@@ -232,32 +220,11 @@ def test_break_even_solves_the_balance() -> None:
 
 
 def test_chance_is_agreement_at_other_places() -> None:
-    same = [DraftedToken(1, 7, 7, True, 0.5, "a")] * 10
+    same = [DraftedToken(1, 7, 7, True, 0.5)] * 10
     assert chance_of(same) == 1.0
     assert chance_of(guesses(40, 1.0)) == 0.0
-    half = [DraftedToken(1, i % 2, i % 2, True, 0.5, "a") for i in range(1000)]
+    half = [DraftedToken(1, i % 2, i % 2, True, 0.5) for i in range(1000)]
     assert chance_of(half) == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (" \n", "whitespace"),
-        (" 17", "digits"),
-        ("():", "code"),
-        (" foo_bar", "code"),
-        (".", "punctuation"),
-        (" größer", "words"),
-    ],
-)
-def test_token_class(text: str, name: str) -> None:
-    assert token_class(text) == name
-
-
-@pytest.mark.parametrize("text", ["<|end|>", "</s>", ""])
-def test_special_tokens_are_a_class_of_their_own(text: str) -> None:
-    assert token_class(text) == "special"
-    assert token_class(" <") == "code"
 
 
 class TestMachine:

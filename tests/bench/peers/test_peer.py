@@ -142,4 +142,4 @@ def test_agreement_counts_first_difference_and_share(
     ours: list[int], theirs: list[int], first: int | None, share: float
 ) -> None:
     found = agreement_with(ours, theirs)
-    assert (found.first_difference, found.equal_share, found.identical) == (first, share, first is None)
+    assert (found.first_difference, found.equal_share) == (first, share)

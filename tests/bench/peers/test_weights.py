@@ -11,7 +11,7 @@ import torch
 from tiny_llama import tiny_llama
 
 from paceline.bench.peers.drivers.gguf_weights import pair_neighbours, tensor_names, write_gguf
-from paceline.bench.peers.drivers.llama_weights import LlamaWeights, bf16_bits, rope_factors
+from paceline.bench.peers.drivers.llama_weights import LlamaWeights, rope_factors
 from paceline.bench.peers.drivers.openvino_graph import int8_rows
 
 
@@ -32,15 +32,6 @@ def test_every_tensor_is_read_exactly(saved: tuple[Path, dict[str, torch.Tensor]
     assert set(names) == set(state)
     for name in names:
         assert np.array_equal(weights.f32(name), state[name].float().numpy()), name
-
-
-def test_rounding_to_bfloat16_is_that_of_torch() -> None:
-    values = torch.randn(10_000) * 10.0 ** torch.randint(-20, 20, (10_000,))
-    theirs = values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-    assert np.array_equal(bf16_bits(values.numpy()), theirs)
-    assert not np.array_equal(
-        bf16_bits(values.numpy()), values.numpy().view(np.uint32) >> 16
-    )  # cutting off is not rounding
 
 
 def scores(query: np.ndarray, key: np.ndarray, angle: np.ndarray, neighbours: bool) -> np.ndarray:

@@ -16,7 +16,7 @@ from .harness import text_seconds as text_seconds
 from .harness import texts_to_score as texts_to_score
 from .harness import texts_to_time as texts_to_time
 from .harness import time_methods as time_methods
-from .harness import timed as timed
+from .harness import timing_figures as timing_figures
 from .harness import wilson as wilson
 from .harness import with_method_times as with_method_times
 from .lines import DiffusionLine as DiffusionLine
@@ -34,16 +34,11 @@ from .tasks import NAMES as NAMES
 from .tasks import TASKS as TASKS
 from .tasks import Item as Item
 from .tasks import Split as Split
-from .tasks import insert_success as insert_success
 from .tasks import is_latin as is_latin
 from .tasks import is_sudoku as is_sudoku
 from .tasks import items as items
 from .tasks import parse_grid as parse_grid
 from .tasks import parse_queue as parse_queue
-from .tasks import remove_success as remove_success
-from .tasks import replace_success as replace_success
-from .tasks import shuffle_correlation as shuffle_correlation
-from .tasks import shuffle_success as shuffle_success
 from .tasks import solutions as solutions
 from .tasks import split_of as split_of
 from .tasks import squares as squares

@@ -11,11 +11,12 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from paceline.bench.diffusion.harness import DiffusionBench, Progress, timed, wilson
+from paceline.bench.diffusion.harness import DiffusionBench, Progress, timing_figures, wilson
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
 from paceline.bench.stats import FloatArray, bootstrap, median_ratio
-from paceline.diffusion import ConfiguredMethod, Deviation, deviation, options_of, part, pooled
+from paceline.bench.timing import in_turn, time_in_turn
+from paceline.diffusion import Deviation, Outcome, Parts, deviation, options_of, part, pooled
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
     "prefix": {"cache": "prefix"},
@@ -95,16 +96,10 @@ def without(line: DiffusionLine) -> DiffusionLine:
 
 def _times(bench: DiffusionBench, line: DiffusionLine) -> dict[str, Any]:
     """Without and with the cache, in turn; `static` in the record is the run without."""
-    plain = without(line)
-    theirs: list[list[float]] = [[] for _ in bench.to_time]
-    ours: list[list[float]] = [[] for _ in bench.to_time]
-    for recipe in (plain.recipe, line.recipe):
-        bench.decode(recipe, bench.to_time[0].prompt)
-    for _ in range(bench.options.repeats):
-        for number, item in enumerate(bench.to_time):
-            theirs[number].append(bench.decode(plain.recipe, item.prompt)[1])
-            ours[number].append(bench.decode(line.recipe, item.prompt)[1])
-    return timed(theirs, ours)
+    recipes = {"without": without(line).recipe, "with": line.recipe}
+    runs = {name: lambda item, recipe=recipe: bench.decode(recipe, item.prompt) for name, recipe in recipes.items()}
+    seconds = time_in_turn(runs, bench.to_time, bench.options.repeats)
+    return timing_figures(seconds["without"], seconds["with"])
 
 
 QUEUE = r" ?[A-Z][a-z]+(, [A-Z][a-z]+)*"
@@ -172,12 +167,17 @@ def measure_constrained(
 def _one(bench: DiffusionBench, name: str, case: Case, asked: list[Item], progress: Progress) -> dict[str, Any]:
     plain = DiffusionLine.of("static", bench.options.block_length)
     line = DiffusionLine.of({**plain.config, **case.config})
+    recipes = {"without": plain.recipe, "with": line.recipe}
+    calls = {
+        key: lambda item, _, recipe=recipe: bench.decode_with_parts(recipe, item.prompt)
+        for key, recipe in recipes.items()
+    }
     runs: list[tuple[_Run, _Run]] = []
-    _run(bench, line.recipe, case, asked[0])  # makes the tables
-    for number, item in enumerate(asked):
-        progress(name, number, len(asked))
-        free = _run(bench, plain.recipe, case, item)
-        runs.append((free, _run(bench, line.recipe, case, item)))
+    calls["with"](asked[0], 0)  # makes the tables
+    for turn in in_turn(calls, asked, 1):
+        free, held = (_judged(bench, case, asked[turn.item], turn.seconds[key], turn.outputs[key]) for key in recipes)
+        runs.append((free, held))
+        progress(name, len(runs), len(asked))
     n, rounds = len(runs), sum(held.rounds for _, held in runs)
     ms = 1e3 * np.array([[run.seconds / run.rounds for run in pair] for pair in runs])
     return {
@@ -207,8 +207,8 @@ class _Run:
     completed: int = 0
 
 
-def _run(bench: DiffusionBench, recipe: ConfiguredMethod, case: Case, item: Item) -> _Run:
-    outcome, seconds, parts = bench.decode_with_parts(recipe, item.prompt)
+def _judged(bench: DiffusionBench, case: Case, item: Item, seconds: float, made: tuple[Outcome, Parts]) -> _Run:
+    outcome, parts = made
     text = bench.tokenizer.decode(bench.written(outcome))
     check: Any = parts.transition.check
     counts = (0, 0, 0) if check is None else (check.checks, check.rejections, check.completions)

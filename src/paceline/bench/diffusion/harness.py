@@ -2,18 +2,17 @@
 information.
 
 Every line decodes the same held-out prompts into canvases of the same length. Calls and scores do not depend on the
-machine and are taken on all prompts; seconds are taken on some of them, the static baseline between every two lines, so
-that a ratio is always of two runs made next to each other. A line that claims to be lossless must write the baseline's
-canvas on every prompt, or it gets no speed at all.
+machine and are taken on all prompts; seconds are taken on some of them, where all lines take turns on every prompt. A
+line that claims to be lossless must write the baseline's canvas on every prompt, or it gets no speed at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import sqrt
 from statistics import NormalDist
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from paceline.bench import stats
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
+from paceline.bench.timing import in_turn, repeated
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
@@ -40,6 +40,10 @@ from paceline.models.loading import Tokenizer
 from paceline.utils import integer, need
 
 Z = NormalDist().inv_cdf(0.975)
+
+Progress = Callable[[str, int, int], None]
+Table = Sequence[Sequence[float]] | stats.FloatArray
+"""Seconds by prompt and repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ def difference(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[st
     return None if found is None else found.to_dict()
 
 
-def timed(baseline: list[list[float]], seconds: list[list[float]]) -> dict[str, Any]:
+def timing_figures(baseline: Table, seconds: Table) -> dict[str, Any]:
     """Seconds of a text, from those of prompts x repeats.
 
     Returns:
@@ -154,7 +158,6 @@ def _rows(values: stats.FloatArray) -> list[str]:
     return [" ".join(f"{value:.5f}" for value in row) for row in values]
 
 
-Progress = Callable[[str, int, int], None]
 EXACT = ("float32", "float64")
 """Numbers in which lossless lines are lossless."""
 
@@ -225,24 +228,22 @@ class DiffusionBench:
         ends = self.denoiser.eos_token_ids
         return Canvas.of(ids, self.options.length + more, mask_token_id=self.denoiser.mask_token_id, eos_token_ids=ends)
 
-    def decode(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, float]:
-        """A text and the seconds it took, from its empty canvas on.
+    def decode(self, recipe: ConfiguredMethod, prompt: str) -> Outcome:
+        """A text.
 
         Raises:
             PacelineError: what stopped it.
         """
-        return self.decode_with_parts(recipe, prompt)[:2]
+        return self.decode_with_parts(recipe, prompt)[0]
 
-    def decode_with_parts(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, float, Parts]:
+    def decode_with_parts(self, recipe: ConfiguredMethod, prompt: str) -> tuple[Outcome, Parts]:
         """The same, with the parts that wrote it, which hold counts of their own."""
         canvas = self.canvas(prompt)
-        started = perf_counter()
         parts = recipe.parts(self.denoiser, canvas, seed=self.options.seed, token_text=self.token_text)
         [outcome] = decode([canvas], self.denoiser, [parts])
-        seconds = perf_counter() - started
         if outcome.error is not None:
             raise outcome.error
-        return outcome, seconds, parts
+        return outcome, parts
 
     def written(self, outcome: Outcome) -> list[int]:
         """The tokens of a text before its end."""
@@ -253,7 +254,7 @@ class DiffusionBench:
 
     def sample(self, recipe: ConfiguredMethod, item: Item) -> Sample:
         """One text, judged."""
-        outcome, _ = self.decode(recipe, item.prompt)
+        outcome = self.decode(recipe, item.prompt)
         trajectory, ids = outcome.trajectory, self.written(outcome)
         bits, order = BitsToRounds.of(trajectory), order_of(trajectory)
         filled = int((outcome.canvas.status == Status.COMMITTED).sum())
@@ -270,7 +271,7 @@ class DiffusionBench:
 
 def text_seconds(bench: DiffusionBench, line: DiffusionLine) -> float:
     """Of one text, after one to warm up."""
-    return [bench.decode(line.recipe, bench.asked[0].prompt)[1] for _ in range(2)][-1]
+    return repeated(lambda: bench.decode(line.recipe, bench.asked[0].prompt), 1)[0]
 
 
 def texts_to_score(bench: DiffusionBench, lines: Sequence[DiffusionLine]) -> int:
@@ -280,9 +281,9 @@ def texts_to_score(bench: DiffusionBench, lines: Sequence[DiffusionLine]) -> int
 
 
 def texts_to_time(bench: DiffusionBench, lines: Sequence[DiffusionLine]) -> int:
-    """Texts that `time_methods` decodes: every line, and the baseline beside every two."""
-    rounds = bench.options.repeats * len(bench.to_time)
-    return rounds * (len(lines) + -(-len(lines) // 2)) + len(lines) if rounds else 0
+    """Texts that `time_methods` decodes: one of every line to warm up, and one in every turn."""
+    turns = bench.options.repeats * len(bench.to_time)
+    return (turns + 1) * len(lines) if turns else 0
 
 
 def score_methods(
@@ -390,9 +391,7 @@ def trusted(line: dict[str, Any]) -> bool:
 def time_methods(
     bench: DiffusionBench, lines: Sequence[DiffusionLine], progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Seconds of every line, by name, prompt by prompt.
-
-    The baseline runs next to each, between two, in an order that rotates.
+    """Seconds of every line, by name, prompt by prompt, in turn.
 
     Args:
         lines: the first is the baseline.
@@ -401,47 +400,28 @@ def time_methods(
         Ctrl-C ended it. Then they are those of the repeats that were finished, or in the first one of the prompts that
         were.
     """
-    raw: dict[str, tuple[list[list[float]], list[list[float]]]] = {
-        line.name: ([[] for _ in bench.to_time], [[] for _ in bench.to_time]) for line in lines
-    }
-    if not bench.to_time:
-        return {}, False
-    turns, finished = bench.options.repeats * len(bench.to_time), 0
+    total, finished = bench.options.repeats * len(bench.to_time), 0
+    seconds: dict[str, list[list[float]]] = {line.name: [[] for _ in bench.to_time] for line in lines}
+    runs = {line.name: partial(_decode, bench, line) for line in lines}
     try:
-        for line in lines:
-            bench.decode(line.recipe, bench.to_time[0].prompt)
-        for turn in range(turns):
-            progress("timing", turn, turns)
-            number, first = turn % len(bench.to_time), turn % len(lines)
-            _turn(bench, [*lines[first:], *lines[:first]], lines[0], number, raw)
-            finished = turn + 1
+        for line in lines if total else ():
+            _decode(bench, line, bench.to_time[0], 0)
+        for turn in in_turn(runs, bench.to_time, bench.options.repeats):
+            for name, taken in turn.seconds.items():
+                seconds[name][turn.item].append(taken)
+            finished += 1
+            progress("timing", finished, total)
     except KeyboardInterrupt:
         pass  # what was finished is counted
-    repeats = finished // len(bench.to_time)
+    repeats = finished // max(1, len(bench.to_time))
     prompts = len(bench.to_time) if repeats else finished
-    if not prompts:
-        return {}, True
-    cut = {name: [[row[: max(1, repeats)] for row in side[:prompts]] for side in both] for name, both in raw.items()}
-    return {name: timed(*both) for name, both in cut.items()}, finished < turns
+    cut = {name: [row[: max(1, repeats)] for row in rows[:prompts]] for name, rows in seconds.items()}
+    figures = {name: timing_figures(cut[lines[0].name], own) for name, own in cut.items()} if prompts else {}
+    return figures, finished < total
 
 
-def _turn(
-    bench: DiffusionBench,
-    lines: Sequence[DiffusionLine],
-    baseline: DiffusionLine,
-    number: int,
-    raw: dict[str, tuple[list[list[float]], list[list[float]]]],
-) -> None:
-    """One prompt by every line: a line, the baseline, a line, and so on by twos."""
-    prompt = bench.to_time[number].prompt
-    for low in range(0, len(lines), 2):
-        before, after = lines[low], lines[low + 1 : low + 2]
-        raw[before.name][1][number].append(bench.decode(before.recipe, prompt)[1])
-        seconds = bench.decode(baseline.recipe, prompt)[1]
-        for line in (before, *after):
-            raw[line.name][0][number].append(seconds)
-        for line in after:
-            raw[line.name][1][number].append(bench.decode(line.recipe, prompt)[1])
+def _decode(bench: DiffusionBench, line: DiffusionLine, item: Item, _repeat: int) -> Outcome:
+    return bench.decode(line.recipe, item.prompt)
 
 
 def facts(bench: DiffusionBench) -> dict[str, Any]:

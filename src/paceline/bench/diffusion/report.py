@@ -202,8 +202,8 @@ def _span(values: Sequence[float]) -> float:
     return max(values) - min(values) or 1.0
 
 
-def _wrapped(numbers: Sequence[int], most: int = 4) -> str:
-    rows = [numbers[i : i + most] for i in range(0, len(numbers), most)]
+def _wrapped(numbers: Sequence[int]) -> str:
+    rows = [numbers[i : i + 4] for i in range(0, len(numbers), 4)]
     return "\n".join(",".join(map(str, row)) for row in rows)
 
 

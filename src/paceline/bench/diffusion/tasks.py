@@ -1,4 +1,4 @@
-"""Tasks with closed-form answers that tell what deciding several slots at once costs.
+"""Tasks with exact answers that tell what deciding several slots at once costs.
 
 Some tasks have one right answer (copy, reverse, sort, anything at a given place, sudoku): slots can be decided
 together. Others leave a choice that all slots must agree on (shuffle, anything at random, a Latin square, a sentence
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from math import factorial, log, prod
 from typing import Any, Literal
 
 from paceline.utils import integer, need
@@ -198,9 +197,9 @@ def parse_queue(text: str) -> tuple[str, ...] | None:
     return names if all(re.fullmatch(r"[A-Z][a-z]+", name) for name in names) else None
 
 
-def _queue(rng: random.Random, shortest: int = SHORTEST, extra: int = 0) -> tuple[tuple[str, ...], list[str]]:
+def _queue(rng: random.Random, extra: int = 0) -> tuple[tuple[str, ...], list[str]]:
     """Names in a line, and others that are not in it."""
-    length = rng.randint(shortest, LONGEST)
+    length = rng.randint(SHORTEST, LONGEST)
     drawn = rng.sample(NAMES, length + extra)
     return tuple(drawn[:length]), drawn[length:]
 
@@ -334,43 +333,3 @@ TASKS: Mapping[str, Task] = {
     "sudoku": _grid("sudoku", sudoku_puzzle, is_sudoku, determined=True),
 }
 """All tasks; those with one right answer are `determined`."""
-
-
-def shuffle_success(n: int, *, may_repeat_input: bool = False) -> float:
-    """Chance that n slots, each drawn uniformly from n items, form a permutation: n! / n^n, or (n! - 1) / n^n without
-    the input.
-    """
-    return (factorial(n) - (0 if may_repeat_input else 1)) / float(n**n)
-
-
-def shuffle_correlation(n: int) -> float:
-    """Total correlation in nats of a uniform permutation of n items: n log n - log n!."""
-    return n * log(n) - log(factorial(n))
-
-
-def replace_success(n: int) -> float:
-    """Chance that exactly one of n slots takes the new item, each with probability 1 / n: ((n - 1) / n)^(n - 1)."""
-    return float(((n - 1) / n) ** (n - 1))
-
-
-def remove_success(n: int) -> float:
-    """Chance that n - 1 slots hold the n items but one, in order.
-
-    With the removed place uniform, slot i holds item i with probability (n - i) / n, else item i + 1. The text is right
-    if for some k the slots before k hold their own item and the others the next one: sum_k prod_{i<k} (n - i) / n *
-    prod_{k<=i<n} i / n.
-    """
-    return sum(prod((n - i) / n for i in range(1, k)) * prod(i / n for i in range(k, n)) for k in range(1, n + 1))
-
-
-def insert_success(n: int) -> float:
-    """Chance that n + 1 slots hold the n items in order with a new one among them, at any of n + 1 places.
-
-    With the place uniform over n + 1, slot i (from 1) holds item i with probability (n + 1 - i) / (n + 1), the new one
-    with 1 / (n + 1), item i - 1 with (i - 1) / (n + 1).
-    """
-    m = n + 1
-    return sum(
-        prod((m - i) / m for i in range(1, k)) / m * prod((i - 1) / m for i in range(k + 1, m + 1))
-        for k in range(1, m + 1)
-    )

@@ -2,7 +2,6 @@ from .checks import CHECKS as CHECKS
 from .checks import break_even as break_even
 from .checks import chance_of as chance_of
 from .checks import diagnose as diagnose
-from .checks import token_class as token_class
 from .facts import DraftedToken as DraftedToken
 from .facts import DraftFacts as DraftFacts
 from .facts import Facts as Facts

@@ -91,10 +91,10 @@ def busy(facts: Facts) -> Iterator[Complaint]:
     free = machine.cpus - machine.load
     if facts.target.device == "cpu" and machine.load > SPARE and machine.threads > free + SPARE:
         if machine.threads == 1:
-            yield Complaint(f"other processeskeep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
+            yield Complaint(f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy", "stop them")
             return
         yield Complaint(
-            f"other processeskeep {machine.load:.1f} of {machine.cpus} CPUs busy, so {machine.threads} threads wait "
+            f"other processes keep {machine.load:.1f} of {machine.cpus} CPUs busy, so {machine.threads} threads wait "
             "for each other",
             f"stop them, or use --threads {max(1, int(free))}",
         )
@@ -211,23 +211,6 @@ def tokenizer(facts: Facts) -> Iterator[Complaint]:
             yield Complaint(f"{_short(draft)} splits text differently: a sample differs from token {at} on", FAMILY)
 
 
-def special_tokens(facts: Facts) -> Iterator[Complaint]:
-    """Named tokens (start, end) that are others in the draft."""
-    mine = facts.target.tokenizer
-    for draft, theirs in _readable(facts):
-        for name, a, b in (("start", mine.bos_id, theirs.bos_id), ("end", mine.eos_id, theirs.eos_id)):
-            if a is not None and b is not None and a != b:
-                yield Complaint(
-                    f"the {name} token is {a} in the target, {b} in {_short(draft)}",
-                    "correct its tokenizer_config.json, or " + FAMILY,
-                )
-        odd = {i for i in mine.special_ids ^ theirs.special_ids if i < min(mine.vocab_size, theirs.vocab_size)}
-        if odd:
-            first = min(odd)
-            where = "the target" if first in mine.special_ids else _short(draft)
-            yield Complaint(f"token {first} is special in {where} only (and {len(odd) - 1} more)", FAMILY, hint=True)
-
-
 def chat_template(facts: Facts) -> Iterator[Complaint]:
     """Messages that the draft was trained to see in another form."""
     mine = facts.target.tokenizer
@@ -269,10 +252,6 @@ ENOUGH: Final = 12
 """Fewer drafted tokens than this prove nothing."""
 
 NEAR_ZERO: Final = 0.1
-GOOD: Final = 0.3
-"""An acceptance from which on a drafter works, as a whole."""
-
-CODE: Final = frozenset("{}[]()<>=_;/\\|&*+#@$^~`")
 TABLE: Final = "table"
 """Kind of drafters that copy text: they find nothing in most texts, and that is no fault."""
 
@@ -376,12 +355,10 @@ def chance_of(drafted_tokens: Sequence[DraftedToken]) -> float:
 
 
 def _looks(probe: ProbeFacts) -> str:
-    """By position, by token class, and whether the drafter knows that it is wrong."""
+    """By position, and whether the drafter knows that it is wrong."""
     first = [one for one in probe.drafted_tokens if one.position == 1]
     later = [one for one in probe.drafted_tokens if one.position > 1]
     parts = [f"first tokens {_rate_words(first)}" + (f", later ones {_rate_words(later)}" if later else "")]
-    classes = [f"{name} {_rate_words(some)}" for name, some in _classes(probe.drafted_tokens)[:3]]
-    parts.append(", ".join(classes))
     sure = fmean(one.confidence for one in probe.drafted_tokens)
     rate = _rate(probe.drafted_tokens) or 0.0
     if sure > rate + 0.3:
@@ -391,55 +368,6 @@ def _looks(probe: ProbeFacts) -> str:
     else:
         parts.append(f"its mean confidence is {sure:.0%}")
     return "; ".join(parts)
-
-
-def by_position(facts: Facts) -> Iterator[Complaint]:
-    """First tokens that are accepted and second ones that are not."""
-    for probe in facts.probes:
-        first, second = ([one for one in probe.drafted_tokens if one.position == p] for p in (1, 2))
-        a, b = _rate(first), _rate(second)
-        if probe.kind != TABLE and a is not None and b is not None and a >= GOOD and b < NEAR_ZERO:
-            yield Complaint(
-                f"{probe.drafter}: {a:.0%} of its first tokens are accepted, then {b:.0%} of the second ones",
-                "draft one token a step, or check how it goes on from its own tokens",
-            )
-
-
-def by_token_class(facts: Facts) -> Iterator[Complaint]:
-    """A class of tokens that it never gets right although it works as a whole."""
-    for probe in facts.probes:
-        if probe.kind == TABLE or (_rate(probe.drafted_tokens) or 0.0) < GOOD:
-            continue
-        for name, some in _classes(probe.drafted_tokens):
-            rate = _rate(some)
-            if rate is not None and rate < NEAR_ZERO / 2:
-                yield Complaint(
-                    f"{probe.drafter} is never right on {name} ({_rate_words(some)} of {len(some)})",
-                    "train it on such text, or add ngram to the methods",
-                    hint=True,
-                )
-
-
-def token_class(text: str) -> str:
-    """whitespace, digits, code, punctuation or words; special tokens have no text of their own and count as special."""
-    bare = text.strip()
-    if not bare:
-        return "whitespace" if text else "special"
-    if bare.startswith("<|") or (bare[0] == "<" and bare[-1] == ">" and len(bare) > 2):
-        return "special"
-    if any(character.isdigit() for character in bare):
-        return "digits"
-    if any(character in CODE for character in bare):
-        return "code"
-    return "words" if any(character.isalpha() for character in bare) else "punctuation"
-
-
-def _classes(drafted_tokens: Sequence[DraftedToken]) -> list[tuple[str, list[DraftedToken]]]:
-    """Drafted tokens by the class of the target's token, the largest class first."""
-    found: dict[str, list[DraftedToken]] = {}
-    for one in drafted_tokens:
-        found.setdefault(token_class(one.text), []).append(one)
-    return sorted(found.items(), key=lambda pair: -len(pair[1]))
 
 
 def _rate(drafted_tokens: Sequence[DraftedToken]) -> float | None:
@@ -480,13 +408,10 @@ CHECKS: Sequence[Check] = (
     Check("sampling defaults", sampling_defaults),
     Check("setup", setup),
     Check("tokenizer", tokenizer),
-    Check("special tokens", special_tokens),
     Check("chat template", chat_template),
     Check("feature layers", feature_layers),
     Check("draft speed", draft_speed),
     Check("acceptance", acceptance),
-    Check("acceptance by position", by_position),
-    Check("acceptance by token", by_token_class),
 )
 
 

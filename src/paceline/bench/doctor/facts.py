@@ -99,7 +99,6 @@ class DraftedToken:
         token: the drafter's first choice there; `target`: the target's token.
         hit: whether one of the drafter's choices was that.
         confidence: the drafter's own, of its first choice.
-        text: of the target's token.
     """
 
     position: int
@@ -107,7 +106,6 @@ class DraftedToken:
     target: int
     hit: bool
     confidence: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

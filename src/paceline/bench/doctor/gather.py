@@ -16,6 +16,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import registry
+from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET
 from paceline.bench.doctor.checks import Diagnosis, diagnose
 from paceline.bench.doctor.facts import DraftedToken, DraftFacts, Facts, MachineFacts, ProbeFacts, TargetFacts
 from paceline.config import SamplingParams, SpeculativeConfig
@@ -23,7 +24,7 @@ from paceline.controllers import Controller, Plan, Signal
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.errors import PacelineError
-from paceline.llm import BUNDLED, LLM
+from paceline.llm import LLM
 from paceline.models import Runner
 from paceline.models.loading import Tokenizer, resolve
 from paceline.tree import NO_BUDGET, Budget, Verdict
@@ -162,20 +163,16 @@ class OnlyOne(Controller):
 
     Args:
         drafter: its number. drafters: how many there are.
-        tokens: nodes and levels.
     """
 
     name = "probe"
 
-    def __init__(self, drafter: int, drafters: int, tokens: int = DEPTH) -> None:
-        self.drafter, self.drafters, self.tokens = drafter, drafters, tokens
+    def __init__(self, drafter: int, drafters: int) -> None:
+        self.drafter, self.drafters = drafter, drafters
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
         """All for the one."""
-        budgets = [
-            Budget(self.tokens, self.tokens) if drafter == self.drafter else NO_BUDGET
-            for drafter in range(self.drafters)
-        ]
+        budgets = [Budget(DEPTH, DEPTH) if drafter == self.drafter else NO_BUDGET for drafter in range(self.drafters)]
         return Plan([budgets] * len(signals))
 
 
@@ -223,7 +220,7 @@ def probe(
                 drafter=drafter_set.names[number],
                 kind=kind,
                 taps=tuple(drafter.taps),
-                drafted_tokens=[one for record in records for one in drafted_tokens(record, llm.tokenizer.token_text)],
+                drafted_tokens=[one for record in records for one in drafted_tokens(record)],
                 draft_seconds=median(spent[1:] or spent) if spent else 0.0,
                 target_seconds=seconds,
                 dropped=dropped,
@@ -245,12 +242,8 @@ def _decode(llm: LLM, prompts: Sequence[Any], tokens: int) -> tuple[list[StepRec
     return records, dropped
 
 
-def drafted_tokens(record: StepRecord, text: Any) -> list[DraftedToken]:
-    """What was drafted on the path that the target took, as far as there were drafts, for every sequence of a step.
-
-    Args:
-        text: token id -> its text.
-    """
+def drafted_tokens(record: StepRecord) -> list[DraftedToken]:
+    """What was drafted on the path that the target took, as far as there were drafts, for every sequence of a step."""
     found = []
     for tree, verdict in zip(record.trees, record.verdicts, strict=True):
         if not isinstance(verdict, Verdict) or not len(tree):
@@ -263,11 +256,8 @@ def drafted_tokens(record: StepRecord, text: Any) -> list[DraftedToken]:
                 break
             hit = position <= len(verdict.path)
             first = children[0]
-            found.append(DraftedToken(position, tokens[first], target, hit, confidence[first], text(target)))
+            found.append(DraftedToken(position, tokens[first], target, hit, confidence[first]))
     return found
-
-
-BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 
 
 @dataclass(frozen=True, slots=True)

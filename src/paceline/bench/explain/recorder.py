@@ -361,7 +361,9 @@ class Recorder:
         output = self.output
         if output is None:
             raise RuntimeError("nothing has been recorded; run() comes first")
-        made, first = self._own, output.outputs[0]
+        made, first, prompt = self._own, output.outputs[0], output.prompt
+        if prompt is None:
+            prompt = self.llm.tokenizer.decode(output.prompt_token_ids, False)
         _mark_missed(made.steps, first.token_ids)
         text = self._add_texts(made.tokens, output)
         return {
@@ -372,12 +374,7 @@ class Recorder:
             "methods": list(self.llm.drafter_methods),
             "controller": str(self.llm.engine.parts.controller.name),
             "sampling": _sampling(self._params),
-            "prompt": {
-                "text": output.prompt
-                if output.prompt is not None
-                else self.llm.tokenizer.decode(output.prompt_token_ids, False),
-                "tokens": len(output.prompt_token_ids),
-            },
+            "prompt": {"text": prompt, "tokens": len(output.prompt_token_ids)},
             "drafters": _distinct(self._names),
             "output": {
                 "text": text,

@@ -16,12 +16,8 @@ from .acceptance_rules import violations as violations
 from .compare import ComparedLine as ComparedLine
 from .compare import Comparison as Comparison
 from .compare import compare_documents as compare_documents
-from .optimum import Tuples as Tuples
-from .optimum import draft_tuples as draft_tuples
 from .optimum import greedy_draft_acceptance as greedy_draft_acceptance
-from .optimum import greedy_tuples as greedy_tuples
 from .optimum import optimal_acceptance as optimal_acceptance
-from .optimum import transport_plan as transport_plan
 from .optimum import without_replacement as without_replacement
 from .proof import VerifyReport as VerifyReport
 from .proof import claimed_class as claimed_class

@@ -89,7 +89,7 @@ class Comparison:
         }
 
 
-def compare_documents(a: Mapping[str, Any], b: Mapping[str, Any], *, seed: int = 0) -> Comparison:
+def compare_documents(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     """Compare two checked documents, cell by cell.
 
     Raises:
@@ -99,7 +99,7 @@ def compare_documents(a: Mapping[str, Any], b: Mapping[str, Any], *, seed: int =
     shared = [key for key in cells_a if key in cells_b]
     plain_a, plain_b = str(a["baseline"]), str(b["baseline"])
     looked = sum(2 if key[0] not in (plain_a, plain_b) else 1 for key in shared)
-    lines = [_line(key, _Sides(cells_a, cells_b, plain_a, plain_b), max(1, looked), seed) for key in shared]
+    lines = [_line(key, _Sides(cells_a, cells_b, plain_a, plain_b), max(1, looked)) for key in shared]
     only = [[key for key in mine if key not in other] for mine, other in ((cells_a, cells_b), (cells_b, cells_a))]
     return Comparison(lines, _warnings(a, b), only[0], only[1], looked)
 
@@ -122,17 +122,17 @@ def _cells(document: Mapping[str, Any], name: str) -> dict[Key, Mapping[str, Any
     return found
 
 
-def _line(key: Key, sides: _Sides, comparisons: int, seed: int) -> ComparedLine:
+def _line(key: Key, sides: _Sides, comparisons: int) -> ComparedLine:
     cell_a, cell_b = sides.a[key], sides.b[key]
     for name, cell in (("A", cell_a), ("B", cell_b)):
         if not cell["comparable"]:
             return ComparedLine(key, 0, reason=f"{name}: {cell['reason']}")
     base_a, base_b = sides.a.get((sides.plain_a, *key[1:])), sides.b.get((sides.plain_b, *key[1:]))
     tables = [None if cell is None else _rates(cell) for cell in (cell_a, cell_b, base_a, base_b)]
-    speed, speed_wide = _ratio(tables[:2], comparisons, seed)
+    speed, speed_wide = _ratio(tables[:2], comparisons)
     gain = gain_wide = None
     if key[0] not in (sides.plain_a, sides.plain_b):
-        gain, gain_wide = _ratio(tables, comparisons, seed)
+        gain, gain_wide = _ratio(tables, comparisons)
     prompts = sum(map(len, set(tables[0] or ()) & set(tables[1] or ())))
     reason = (
         None
@@ -160,7 +160,7 @@ def _rates(cell: Mapping[str, Any]) -> Tables:
     return found
 
 
-def _ratio(tables: Sequence[Tables | None], comparisons: int, seed: int) -> tuple[Estimate | None, Estimate | None]:
+def _ratio(tables: Sequence[Tables | None], comparisons: int) -> tuple[Estimate | None, Estimate | None]:
     """B / A, or (B / plain B) / (A / plain A): at 95 %, and at the level corrected for the number of comparisons."""
     known = [table for table in tables if table is not None]
     if len(known) < len(tables):
@@ -179,10 +179,8 @@ def _ratio(tables: Sequence[Tables | None], comparisons: int, seed: int) -> tupl
     if len(columns) == 4:
         ratios = ratios * columns[2] / columns[3]
     draws = max(stats.DRAWS, int(100 * comparisons / ERROR))
-    wide = stats.bootstrap(
-        [ratios], stats.median_ratio, level=1 - ERROR / comparisons, seed=seed, draws=min(draws, 20_000)
-    )
-    return stats.bootstrap([ratios], stats.median_ratio, seed=seed), wide
+    wide = stats.bootstrap([ratios], stats.median_ratio, level=1 - ERROR / comparisons, draws=min(draws, 20_000))
+    return stats.bootstrap([ratios], stats.median_ratio), wide
 
 
 def _differs(estimate: Estimate | None) -> bool:

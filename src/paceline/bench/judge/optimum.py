@@ -1,5 +1,4 @@
-"""The most that any exact rule can accept of n drafts of one place: by duality in near-linear time, and by linear
-programming.
+"""The most that any exact rule can accept of n drafts of one place: by duality, in near-linear time.
 
 A rule is a coupling of the drafts' distribution Q with p, and accepts where its token is among the drafts. By duality
 the best accepts 1 + min over sets H of tokens of p(H) - Q(all drafts in H). A minimising H is a beginning of the tokens
@@ -10,32 +9,17 @@ Without replacement draws come in the order in which independent clocks ring, to
 of its tokens ring before the first outside, whose time is exponential with rate 1 - q(H): an integral over that time of
 the chance that at least n of H have rung, a recursion over the tokens at every time of a quadrature.
 
-Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779); the transport plan: SpecTr
-(arXiv:2310.15141).
+Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779).
 Axes: v = vocabulary, t = times, j = tokens that have rung.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from paceline.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 Array = npt.NDArray[np.float64]
-Tuples = dict[tuple[int, ...], float]
-
-MAX_VARIABLES = 20_000
-"""Of the linear programme: tuples of drafts times their tokens."""
 
 STEP = 0.15
 """Of the quadrature, in logarithms of time; smaller ones change results by less than 1e-12."""
@@ -123,105 +107,3 @@ def _rung(q: Array, outside: Array, times: Array, widths: Array, drafts: int) ->
             if late < NEVER:
                 found[x] += widths[t] * outside[x] * np.exp(-late) * many
     return found
-
-
-# ------------------------------------------------------------------------------------------------ by linear programming
-
-
-@dataclass(frozen=True, slots=True)
-class TransportPlan:
-    """The best rule for given drafts, as a table.
-
-    Attributes:
-        tuples: drafts in their order -> their chance.
-        tokens: drafts -> (v,) distribution of the token that the rule answers with.
-        acceptance: chance that this token is among the drafts.
-    """
-
-    tuples: Tuples
-    tokens: dict[tuple[int, ...], Array]
-    acceptance: float
-
-    def distribution(self) -> Array:
-        """(v,) distribution of the token, over all drafts: p."""
-        return np.asarray(sum(chance * self.tokens[drafts] for drafts, chance in self.tuples.items()))
-
-
-def draft_tuples(q: Array, drafts: int, *, replacement: bool) -> Tuples:
-    """Every outcome of `drafts` draws from q, in their order, with its chance."""
-    found: Tuples = {}
-    for drawn in product(np.flatnonzero(q).tolist(), repeat=drafts):
-        chance, left = 1.0, q.copy()
-        for token in drawn:
-            chance *= left[token] / left.sum() if left[token] > 0 else 0.0
-            left[token] *= float(replacement)
-        if chance > 0.0:
-            found[drawn] = float(chance)
-    return found
-
-
-def greedy_tuples(q: Array, drafts: int) -> Tuples:
-    """The same where all drafts but one are the likeliest tokens and one is drawn from the others."""
-    top = tuple(np.argsort(-q, kind="stable")[: drafts - 1].tolist())
-    left = float(q.sum() - q[list(top)].sum())
-    return {(*top, int(token)): float(q[token] / left) for token in np.flatnonzero(q) if token not in top}
-
-
-def transport_plan(p: Array, tuples: Tuples) -> TransportPlan:
-    """The optimal transport of the drafts' distribution to p, to the solver's tolerance, for small vocabularies.
-
-    Args:
-        p: (v,) probabilities. tuples: as from `draft_tuples`.
-    Raises:
-        ConfigError: too many variables, or SciPy is not installed.
-    """
-    keys = list(tuples)
-    moves = list(_moves(keys))
-    if len(moves) > MAX_VARIABLES:
-        raise ConfigError(
-            f"a transport plan must have at most {MAX_VARIABLES} variables, got {len(moves)}; use fewer tokens or "
-            "drafts"
-        )
-    matched = _solve(p, [tuples[key] for key in keys], moves)
-    tokens = {key: np.zeros(len(p)) for key in keys}
-    for (row, token), mass in zip(moves, matched, strict=True):
-        tokens[keys[row]][token] += mass
-    left = np.maximum(p - sum(tokens.values()), 0.0)
-    for key in keys:
-        missing = max(tuples[key] - float(tokens[key].sum()), 0.0)
-        if left.sum() > 0:
-            tokens[key] += missing * left / left.sum()
-        tokens[key] /= tokens[key].sum() if tokens[key].any() else 1.0
-    return TransportPlan(tuples, tokens, float(matched.sum()))
-
-
-def _moves(keys: list[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """(drafts, token among them): what may be matched; all else costs the same, and needs no variables."""
-    for row, key in enumerate(keys):
-        for token in dict.fromkeys(key):
-            yield row, token
-
-
-def _solve(p: Array, chances: list[float], moves: list[tuple[int, int]]) -> Array:
-    """Masses of the moves that match the most, where none is overdrawn."""
-    linprog, csr = _scipy()
-    column = np.arange(len(moves))
-    rows, tokens = np.array(moves).T
-    shape = (len(chances) + len(p), len(moves))
-    ones = np.ones(2 * len(moves))
-    table = csr((ones, (np.concatenate([rows, len(chances) + tokens]), np.concatenate([column, column]))), shape=shape)
-    found = linprog(-np.ones(len(moves)), A_ub=table, b_ub=np.concatenate([chances, p]), method="highs")
-    if not found.success:
-        raise ConfigError(
-            f"p and q must be probabilities, but the transport between them has no solution ({found.message})"
-        )
-    return np.asarray(found.x)
-
-
-def _scipy() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    try:
-        from scipy.optimize import linprog  # type: ignore[import-untyped]
-        from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
-    except ImportError:
-        raise ConfigError("a transport plan needs SciPy, which is not installed; pip install scipy") from None
-    return linprog, csr_matrix

@@ -150,13 +150,11 @@ def rescore(runner: Runner, tokens: Sequence[int]) -> torch.Tensor:
         runner.release(cache)
 
 
-def gaps(
-    runner: Runner, prompt: Sequence[int], output: Sequence[int], units: float = TIE_UNITS
-) -> list[tuple[float, float]]:
+def gaps(runner: Runner, prompt: Sequence[int], output: Sequence[int]) -> list[tuple[float, float]]:
     """Per output token: the gap between the two best logits there, and the epsilon of a near tie."""
     logits = rescore(runner, [*prompt, *output][:-1])[len(prompt) - 1 :]
     best = logits.topk(2, dim=-1).values
-    return [(first - second, epsilon_of(runner.info.dtype, first, units)) for first, second in best.tolist()]
+    return [(first - second, epsilon_of(runner.info.dtype, first, TIE_UNITS)) for first, second in best.tolist()]
 
 
 def first_difference(

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from paceline.bench.run import aggregate
 from paceline.bench.run.measures import quantiles
 from paceline.bench.run.records import Cell, Piece, Run, waking
 from paceline.bench.run.settings import Setting
+from paceline.bench.timing import timed
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
 
@@ -128,15 +128,17 @@ class PeersInTurn:
 
     def _timed(self, cell: Cell, lane: Lane, group: int, repeat: int) -> None:
         """One timed run of one group."""
-        pieces, error, runs = cell.groups[group], None, list[PeerRun]()
-        start = perf_counter()
-        try:
-            lane.decode([waking(pieces[0])], counts=False)
-            start = perf_counter()
-            runs = lane.decode(pieces)
-        except Exception as problem:  # the row says what it was
-            error = str(problem)
-        seconds = runs[0].seconds if runs else perf_counter() - start
+        pieces = cell.groups[group]
+
+        def decode() -> tuple[list[PeerRun], str | None]:
+            try:
+                lane.decode([waking(pieces[0])], counts=False)
+                return lane.decode(pieces), None
+            except Exception as problem:  # the row says what it was
+                return [], str(problem)
+
+        (runs, error), seconds = timed(decode)
+        seconds = runs[0].seconds if runs else seconds
         shared = {"group": group, "repeat": repeat, "seconds": seconds, "error": error}
         given = [None] * len(pieces) if error is not None else runs
         ends = self.llm.defaults.eos_ids
@@ -216,22 +218,11 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
     same = equality.compare_pairs(llm.runner, pairs, equality.UP_TO_NEAR_TIES, 0.0, UNITS)
     rows: list[dict[str, Any]] = [row for run in cell.runs for row in run.rows]
     lost = {(row["prompt"], row["turn"]) for row in rows if row["error"]} | {(p.prompt, p.turn) for p in cell.failed}
-    reason = same.reason
-    if reason is None and rows and not any(row["tokens"] for row in rows):
-        reason = f"no prompt was decoded: {rows[0]['error']}"
-    slow, fast = aggregate.matrices(one.base, cell)
-    speeds = (
-        (stats.tokens_per_second(*fast), stats.speedup(*slow, *fast))
-        if reason is None and fast[0].size
-        else (None, None)
-    )
-    first = (
-        [row["time_to_first_token"] for row in rows if row["time_to_first_token"] is not None] if reason is None else []
-    )
+    reason = aggregate.why_withheld(same.reason, rows)
+    speeds = aggregate.speeds(one.base, cell, withheld=reason is not None)
+    first = [row["time_to_first_token"] for row in rows if reason is None and row["time_to_first_token"] is not None]
     counted = [row for row in rows if row.get("passes")]
     passes = sum(row["passes"] for row in counted)
-    agreements = [agreement_with(pair.base, pair.other) for pair in pairs]
-    length = sum(found.length for found in agreements)
     return {
         "name": lane.wanted.name,
         "setting": lane.wanted.setting + ("" if cell.batch == 1 or lane.at_once else ", one by one"),
@@ -245,17 +236,26 @@ def _entry(llm: LLM, one: Played, seed: int) -> dict[str, Any]:
         "prompts": sum(map(len, cell.groups)) + len(cell.failed),
         "failed": len(lost),
         "equality": same.to_dict() | {"label": f"tokens compared, ties within {UNITS:g} units of rounding allowed"},
-        "equal_share": sum(a.equal_share * a.length for a in agreements) / length if length else None,
-        "first_difference": min(
-            (a.first_difference for a in agreements if a.first_difference is not None), default=None
-        ),
+        **_agreement(pairs),
         "comparable": reason is None,
         "reason": reason,
-        "tokens_per_second": None if speeds[0] is None else speeds[0].to_dict(),
-        "speedup": None if speeds[1] is None else speeds[1].to_dict(),
+        "tokens_per_second": speeds["tokens_per_second"],
+        "speedup": speeds["speedup"],
         "mean_acceptance_length": sum(row["tokens"] for row in counted) / passes if passes else None,
         "time_to_first_token": quantiles(first),
         "rows": rows,
+    }
+
+
+def _agreement(pairs: Sequence[equality.Pair]) -> dict[str, Any]:
+    """Of all tokens: the share that is equal, and the first place of a difference."""
+    found = [agreement_with(pair.base, pair.other) for pair in pairs]
+    length = sum(one.length for one in found)
+    return {
+        "equal_share": sum(one.equal_share * one.length for one in found) / length if length else None,
+        "first_difference": min(
+            (one.first_difference for one in found if one.first_difference is not None), default=None
+        ),
     }
 
 

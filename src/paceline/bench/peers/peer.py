@@ -72,7 +72,7 @@ class SubprocessPeer:
         name: of the table.
         command: starts its driver.
         request: the open message, without `op`.
-        start_timeout, request_timeout: seconds.
+        request_timeout: seconds.
     Raises:
         PeerError: it does not start.
     """
@@ -83,7 +83,6 @@ class SubprocessPeer:
         command: Sequence[str | Path],
         request: Mapping[str, Any],
         *,
-        start_timeout: float = START_SECONDS,
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
         self.name = name
@@ -93,7 +92,7 @@ class SubprocessPeer:
             name, command, {"OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         )
         try:
-            answer = self._process.ask({"op": "open", **request}, start_timeout)
+            answer = self._process.ask({"op": "open", **request}, START_SECONDS)
             self.version = str(answer["version"])
             self.settings: Mapping[str, Any] = dict(answer["settings"])
         except KeyError as error:
@@ -150,19 +149,18 @@ def open_peer(
     dtype: str = "bfloat16",
     threads: int = 1,
     options: Mapping[str, Any] | None = None,
-    start_timeout: float = START_SECONDS,
     request_timeout: float = REQUEST_SECONDS,
 ) -> Peer:
     """Start a peer on a checkpoint.
 
     Args:
-        name: of `names()`; "openai" is an endpoint and needs `options["url"]`.
+        name: of the table; "openai" is an endpoint and needs `options["url"]`.
         model_folder: the checkpoint (config.json, safetensors); for an endpoint, the name of the model it serves.
         dtype: float32, bfloat16, float16 or int8, where the peer has it.
         threads: of the CPU.
         options: `method` (plain, ngram, draft_model), `num_speculative_tokens`, `prompt_lookup_max`, `model` (the
             draft's folder), and what the peer's driver names in its docstring.
-        start_timeout, request_timeout: seconds.
+        request_timeout: seconds.
     Raises:
         ConfigError: a wrong name, method, precision or folder.
         PeerError: not installed, or it does not start.
@@ -175,18 +173,13 @@ def open_peer(
     if dtype not in found.dtypes:
         raise ConfigError(f"peer {name} has no dtype {dtype!r}; it has {', '.join(found.dtypes)}")
     folder = _checkpoint(model_folder)
-    request = {
-        "model": str(folder),
-        "work": str(catalogue.converted(folder)),
-        "dtype": dtype,
-        "threads": threads,
-        "options": given,
-    }
+    work = {"model": str(folder), "work": str(catalogue.converted(folder))}
     if given["method"] == "draft_model":
         draft = _draft(name, given)
-        given["model"], request["draft_work"] = str(draft), str(catalogue.converted(draft))
+        given["model"], work["draft_work"] = str(draft), str(catalogue.converted(draft))
+    request = {**work, "dtype": dtype, "threads": threads, "options": given}
     command = (_python(name), DRIVERS, found.driver)
-    return SubprocessPeer(name, command, request, start_timeout=start_timeout, request_timeout=request_timeout)
+    return SubprocessPeer(name, command, request, request_timeout=request_timeout)
 
 
 def _draft(name: str, given: Mapping[str, Any]) -> Path:
@@ -383,11 +376,6 @@ class PeerAgreement:
     first_difference: int | None
     equal_share: float
     length: int
-
-    @property
-    def identical(self) -> bool:
-        """Whether all tokens are equal."""
-        return self.first_difference is None
 
 
 def agreement_with(ours: Sequence[int], theirs: Sequence[int]) -> PeerAgreement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from paceline.bench import stats
 from paceline.bench.explain.page import PAGES
 from paceline.bench.peers import measure
 from paceline.bench.report import figures
-from paceline.bench.report.table import NOTHING, interval, length, milliseconds, percent, same
+from paceline.bench.report.table import NOTHING, grouped, interval, length, milliseconds, percent, place_name, same
 from paceline.bench.run.document import write_whole
 from paceline.bench.stats import ENOUGH, rates_differ
 
@@ -79,11 +80,6 @@ COLUMNS = (
     "peak memory",
     "failed",
 )
-
-
-def place_name(cell: Record) -> str:
-    """Workload, temperature, batch."""
-    return f"{cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
 
 
 def headline(document: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
@@ -168,38 +164,32 @@ def warnings(document: Record) -> list[str]:
         found.append("The weights are random: speeds mean something, texts and acceptance do not.")
     for one in (*document["cells"], *document["peers"]):
         if one["reason"] is not None:
-            name = one["setting"] if "name" not in one else f"{one['name']} {one['setting']}"
-            found.append(f"No speed for {name} on {place_name(one)}: {one['reason']}")
+            found.append(f"No speed for {_who(one)} on {place_name(one)}: {one['reason']}")
     return found
+
+
+def _who(one: Record) -> str:
+    """A setting of ours, or a peer with its own."""
+    return f"{one['name']} {one['setting']}" if "name" in one else str(one["setting"])
 
 
 def failures(document: Record) -> list[list[str]]:
     """Distinct failures: who, where, prompt, error and how often."""
-    counts: dict[tuple[str, ...], int] = {}
+    counts = Counter[tuple[str, ...]]()
     for one in (*document["cells"], *document["peers"]):
-        name = one["setting"] if "name" not in one else f"{one['name']} {one['setting']}"
-        for row in one["rows"]:
-            if row["error"]:
-                key = (name, place_name(one), f"{row['prompt']}, turn {row['turn'] + 1}", row["error"])
-                counts[key] = counts.get(key, 0) + 1
+        prompts = ((f"{row['prompt']}, turn {row['turn'] + 1}", row["error"]) for row in one["rows"])
+        counts.update((_who(one), place_name(one), *prompt) for prompt in prompts if prompt[-1])
     for run in document["load"]:
-        for number, row in enumerate(run["rows"]):
-            if row["error"]:
-                key = (
-                    run["setting"],
-                    f"{run['workload']}, rate {run['rate']:g}",
-                    f"request {number + 1}",
-                    row["error"],
-                )
-                counts[key] = counts.get(key, 0) + 1
+        requests = ((f"request {number}", row["error"]) for number, row in enumerate(run["rows"], 1))
+        place = f"{run['workload']}, rate {run['rate']:g}"
+        counts.update((run["setting"], place, *request) for request in requests if request[-1])
     return [[*key, str(count)] for key, count in counts.items()]
 
 
 def differences(document: Record) -> list[list[str]]:
     """First differences of outputs from plain decoding's, each once however many repeats show it."""
-    found: dict[tuple[str, ...], int] = {}
+    found = Counter[tuple[str, ...]]()
     for one in (*document["cells"], *document["peers"]):
-        name = one["setting"] if "name" not in one else f"{one['name']} {one['setting']}"
         for d in one["equality"]["differences"] if one["equality"] is not None else ():
             tokens = f"{_token(d['baseline_token'])} / {_token(d['token'])}"
             gap = f"{d['gap']:.3g} / {d['epsilon']:.3g}"
@@ -210,7 +200,7 @@ def differences(document: Record) -> list[list[str]]:
                 gap,
                 "yes" if d["near_tie"] else "no",
             )
-            found[(name, place_name(one), *where)] = found.get((name, place_name(one), *where), 0) + 1
+            found[(_who(one), place_name(one), *where)] += 1
     return [[*key, str(count)] for key, count in sorted(found.items(), key=lambda item: item[0][6])]
 
 
@@ -221,12 +211,11 @@ def _token(token: int | None) -> str:
 def facts(document: Record) -> list[tuple[str, str]]:
     """Provenance: (what, value)."""
     made, model, options = document["provenance"], document["model"], document["options"]
-    machine, bandwidth = made["machine"], document["bandwidth"]
+    machine = made["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
     works = "; ".join(
         f"{w['name']} ({w['format']}, {w['source']}): {w['conversations']} conversations" for w in document["workloads"]
     )
-    cache = model["cache_bytes_per_token"]
     sampling = (
         f"seed {made['seed']}, at most {options['max_tokens']} "
         f"tokens{', end tokens ignored' if options['ignore_eos'] else ''}"
@@ -240,27 +229,29 @@ def facts(document: Record) -> list[tuple[str, str]]:
         ),
         ("GPU", machine["gpu"] or "none"),
         ("memory", size(machine["memory_bytes"])),
-        (
-            "bandwidth",
-            NOTHING if bandwidth is None else f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s ({bandwidth['method']})",
-        ),
+        ("bandwidth", _bandwidth(document["bandwidth"])),
         ("system", machine["system"]),
         ("versions", f"paceline {made['paceline']}, Python {made['python']}, {packages}"),
         (
             "model",
             f"{model['name']}: {model['family']}, {model['num_layers']} layers, {model['vocab_size']} tokens",
         ),
-        (
-            "read in a step",
-            f"{size(model['weight_bytes'])} of weights, {NOTHING if cache is None else f'{cache:,} bytes'} of cache "
-            f"per token",
-        ),
+        ("read in a step", f"{size(model['weight_bytes'])} of weights, {_cache(model)} of cache per token"),
         ("fingerprint", model["fingerprint"]),
         ("workloads", works or "none"),
         ("sampling", sampling),
         ("repeats", str(options["repeats"])),
         *_energy(document),
     ]
+
+
+def _bandwidth(found: Record | None) -> str:
+    return NOTHING if found is None else f"{found['bytes_per_second'] / 1e9:.1f} GB/s ({found['method']})"
+
+
+def _cache(model: Record) -> str:
+    count = model["cache_bytes_per_token"]
+    return NOTHING if count is None else f"{count:,} bytes"
 
 
 def _energy(document: Record) -> list[tuple[str, str]]:
@@ -394,10 +385,7 @@ def _usable(document: Record, cell: Record) -> bool:
 
 def _places(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
     """One entry per workload, temperature and batch size."""
-    groups: dict[str, list[Record]] = {}
-    for cell in document["cells"]:
-        groups.setdefault(place_name(cell), []).append(cell)
-    for name, cells in groups.items():
+    for name, cells in grouped(document["cells"], place_name).items():
         yield {
             "name": name,
             "rows": [row | {"colour": palette.colour(row["name"])} for row in headline(document, cells)],
@@ -418,19 +406,14 @@ def _present(*found: figures.Figure | None) -> Sequence[figures.Figure]:
 
 def _sweeps(document: Record, palette: figures.Palette) -> Iterator[tuple[str, figures.Figure]]:
     """Throughput by batch size, for every workload and temperature with several."""
-    groups: dict[str, list[Record]] = {}
-    for cell in document["cells"]:
-        groups.setdefault(f"{cell['workload']}, temperature {cell['temperature']:g}", []).append(cell)
+    groups = grouped(document["cells"], lambda cell: f"{cell['workload']}, temperature {cell['temperature']:g}")
     for name, cells in groups.items():
         if (figure := figures.batches(cells, palette)) is not None:
             yield name, figure
 
 
 def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
-    groups: dict[str, list[Record]] = {}
-    for peer in document["peers"]:
-        groups.setdefault(place_name(peer), []).append(peer)
-    for name, peers in groups.items():
+    for name, peers in grouped(document["peers"], place_name).items():
         ours = [cell for cell in document["cells"] if place_name(cell) == name]
         best = measure.fastest_setting(
             [cell for cell in ours if cell["setting"] == document["baseline"] or _usable(document, cell)]

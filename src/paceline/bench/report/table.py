@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.stats import ENOUGH, rates_differ, shown_faster
@@ -21,11 +21,11 @@ TASKS = 6
 """Tasks in one table, so that it fits into 80 columns."""
 
 
-def interval(estimate: Mapping[str, Any] | None, digits: int = 2, unit: str = "") -> str:
+def interval(estimate: Mapping[str, Any] | None, digits: int = 2) -> str:
     """A figure with its interval, or a dash."""
     if estimate is None:
         return NOTHING
-    return f"{estimate['value']:.{digits}f}{unit} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
+    return f"{estimate['value']:.{digits}f} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 
 def milliseconds(seconds: float | None, figures: int = 3) -> str:
@@ -41,6 +41,19 @@ def percent(share: float | None) -> str:
 def length(tokens: float | None) -> str:
     """A mean acceptance length, or a dash."""
     return NOTHING if tokens is None else f"{tokens:.2f}"
+
+
+def place_name(cell: Cell) -> str:
+    """Workload, temperature, batch."""
+    return f"{cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
+
+
+def grouped(found: Iterable[Cell], name: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+    """Name -> those that have it, in their order."""
+    groups: dict[str, list[Cell]] = {}
+    for one in found:
+        groups.setdefault(name(one), []).append(one)
+    return groups
 
 
 def document_tables(document: Mapping[str, Any], width: int = 80) -> Iterator[Table]:
@@ -62,24 +75,13 @@ def _fitted(table: Table, width: int) -> Table:
 
 
 def _tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    places: dict[tuple[str, float, int], list[Cell]] = {}
-    for cell in document["cells"]:
-        places.setdefault((cell["workload"], cell["temperature"], cell["batch"]), []).append(cell)
-    for (workload, temperature, batch), cells in places.items():
-        title = f"{workload}, temperature {temperature:g}, batch {batch}"
+    for title, cells in grouped(document["cells"], place_name).items():
         yield _settings(title, cells)
         yield from _by_task("speed-up by task", [cell for cell in cells if cell["setting"] != document["baseline"]])
-    rates: dict[str, list[Mapping[str, Any]]] = {}
-    for run in document["load"]:
-        rates.setdefault(f"{run['workload']} under load, rate {run['rate']:g}", []).append(run)
-    for title, runs in rates.items():
+    by_rate = grouped(document["load"], lambda run: f"{run['workload']} under load, rate {run['rate']:g}")
+    for title, runs in by_rate.items():
         yield _load(title, runs)
-    others: dict[str, list[Cell]] = {}
-    for peer in document["peers"]:
-        others.setdefault(f"{peer['workload']}, temperature {peer['temperature']:g}, batch {peer['batch']}", []).append(
-            peer
-        )
-    for title, peers in others.items():
+    for title, peers in grouped(document["peers"], place_name).items():
         yield _peers(f"{title}: other engines", peers)
 
 
@@ -107,11 +109,7 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
         made.add_row(
             cell["setting"],
             NOTHING if rate is None else f"{rate['value']:.0f}",
-            interval(cell["speedup"])
-            if cell["comparable"]
-            else "outputs differ"
-            if cell["failed"] < cell["prompts"]
-            else "failed",
+            _speedup(cell),
             f"{cell['mean_acceptance_length']:.2f}",
             milliseconds(cell["time_to_first_token"]["p50"]),
             f"{milliseconds(latency['p50'], 2)}/{milliseconds(latency['p99'], 2)}",
@@ -120,6 +118,12 @@ def _settings(title: str, cells: Sequence[Cell]) -> Table:
             style=None if cell["comparable"] else "red",
         )
     return made
+
+
+def _speedup(cell: Cell) -> str:
+    if cell["comparable"]:
+        return interval(cell["speedup"])
+    return "outputs differ" if cell["failed"] < cell["prompts"] else "failed"
 
 
 def _outcome(cell: Cell) -> str:
@@ -170,11 +174,9 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
     made = _new(
         title, ("setting", "tokens\n/s", latency, first, "ITL ms\np50", "mean\nlength", "failed"), (latency, first)
     )
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault(run["setting"], []).append(run)
+    groups = grouped(runs, lambda run: str(run["setting"]))
 
-    def mid(group: list[Mapping[str, Any]], name: str, key: str) -> float | None:
+    def mid(group: list[Cell], name: str, key: str) -> float | None:
         values = [run[name][key] for run in group if run[name][key] is not None]
         return median(values) if values else None
 
@@ -205,11 +207,7 @@ def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
             f"{peer['name']} {peer['setting']}",
             peer["precision"] or NOTHING,
             NOTHING if rate is None else f"{rate['value']:.0f}",
-            interval(peer["speedup"])
-            if peer["comparable"]
-            else "outputs differ"
-            if peer["failed"] < peer["prompts"]
-            else "failed",
+            _speedup(peer),
             length(peer["mean_acceptance_length"]),
             _outcome(peer),
             percent(peer["equal_share"]),
@@ -242,20 +240,7 @@ def document_remarks(document: Mapping[str, Any]) -> Iterator[str]:
             f"{workload}: all lengths are scaled by {scale:.3g}, so that the longest request fits the model's context."
         )
     for cell in document["cells"]:
-        place = f"{cell['setting']} on {cell['workload']}, temperature {cell['temperature']:g}, batch {cell['batch']}"
-        if cell["reason"] is not None:
-            yield (
-                f"no speed for {place}: outputs differ: {cell['reason']}"
-                if cell["equality"]["different"]
-                else (f"no speed for {place}: {cell['reason']}")
-            )
-        if cell["failed"]:
-            first = next(row for row in cell["rows"] if row["error"])
-            yield (
-                f"{cell['failed']} of {cell['prompts']} prompts failed for {place}, first {first['prompt']!r}: "
-                f"{first['error']}"
-            )
-        yield from (f"{place}: {note}" for note in cell["notes"])
+        yield from _remarks_on(cell)
     for peer in document["peers"]:
         yield from _trouble(peer)
     for skipped in (*document["skipped"], *document["peers_skipped"]):
@@ -263,6 +248,18 @@ def document_remarks(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _verdict(document)
     if document["interrupted"]:
         yield "interrupted: the figures are of what was done until then."
+
+
+def _remarks_on(cell: Cell) -> Iterator[str]:
+    """Why a cell has no speed, what failed in it, and its notes."""
+    place = f"{cell['setting']} on {place_name(cell)}"
+    if cell["reason"] is not None:
+        yield f"no speed for {place}: {'outputs differ: ' if cell['equality']['different'] else ''}{cell['reason']}"
+    if cell["failed"]:
+        first = next(row for row in cell["rows"] if row["error"])
+        failed = f"{cell['failed']} of {cell['prompts']} prompts failed"
+        yield f"{failed} for {place}, first {first['prompt']!r}: {first['error']}"
+    yield from (f"{place}: {note}" for note in cell["notes"])
 
 
 def _verdict(document: Mapping[str, Any]) -> Iterator[str]:

@@ -19,9 +19,6 @@ from .oracle import NEVER_ACCEPTED as NEVER_ACCEPTED
 from .oracle import CorruptedOracleDrafter as CorruptedOracleDrafter
 from .oracle import Noise as Noise
 from .oracle import key_of as key_of
-from .oracle_length import LengthRecorder as LengthRecorder
-from .oracle_length import Lengths as Lengths
-from .oracle_length import OracleLength as OracleLength
 from .records import Cell as Cell
 from .records import Options as Options
 from .records import Piece as Piece

@@ -62,9 +62,7 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
         if own
         else equality.compare_pairs(around.runner, pairs(base, cell, around.seed), cell.claimed, cell.temperature)
     )
-    reason = None if same is None else same.reason
-    if reason is None and rows and not any(row["tokens"] for row in rows):
-        reason = f"no prompt was decoded: {rows[0]['error']}"
+    reason = why_withheld(None if same is None else same.reason, rows)
     found: dict[str, Any] = {
         "setting": cell.setting.name,
         "workload": cell.workload,
@@ -77,10 +75,9 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
         "comparable": reason is None,
         "reason": reason,
     }
-    speeds = _speeds(base, cell) if reason is None else dict.fromkeys(("tokens_per_second", "speedup", "speedup_total"))
     return (
         found
-        | speeds
+        | speeds(base, cell, withheld=reason is not None)
         | _times(cell, rows, reason is None)
         | _work(cell, around)
         | figures_by_task(base, cell, reason)
@@ -89,6 +86,13 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
             "notes": sorted(cell.notes),
         }
     )
+
+
+def why_withheld(different: str | None, rows: Sequence[dict[str, Any]]) -> str | None:
+    """Why no speed is given: outputs differ, or nothing was decoded; None where one is."""
+    if different is None and rows and not any(row["tokens"] for row in rows):
+        return f"no prompt was decoded: {rows[0]['error']}"
+    return different
 
 
 def _failure(piece: Piece) -> dict[str, Any]:
@@ -142,9 +146,12 @@ def _most(cell: Cell) -> int:
     return 1 + max((run.repeat for run in cell.runs), default=-1)
 
 
-def _speeds(base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True) -> dict[str, Any]:
+def speeds(
+    base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True, *, withheld: bool = False
+) -> dict[str, Any]:
+    """The three speeds of a cell; None where they are withheld, or nothing was measured."""
     slow, fast = matrices(base, cell, keep)
-    empty = not fast[0].size
+    empty = withheld or not fast[0].size
     found = {
         "tokens_per_second": None if empty else stats.tokens_per_second(*fast),
         "speedup": None if empty else stats.speedup(*slow, *fast),
@@ -196,15 +203,15 @@ def figures_by_task(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any
         mine = [row for run in cell.runs for row in run.rows if task_of[row["prompt"], row["turn"]] == task]
         lost = {(row["prompt"], row["turn"]) for row in mine if row["error"]}
         lost |= {(piece.prompt, piece.turn) for piece in cell.failed if piece.task == task}
-        speeds = _speeds(base, cell, lambda piece, task=task: piece.task == task) if reason is None else {}  # type: ignore[misc]
+        fast = speeds(base, cell, lambda piece, task=task: piece.task == task, withheld=reason is not None)  # type: ignore[misc]
         steps, accepted = sum(row["steps"] for row in mine), sum(row["accepted_tokens"] for row in mine)
         made.append(
             {
                 "task": task,
                 "prompts": sum(piece.task == task for piece in everything),
                 "failed": len(lost),
-                "tokens_per_second": speeds.get("tokens_per_second"),
-                "speedup": speeds.get("speedup"),
+                "tokens_per_second": fast["tokens_per_second"],
+                "speedup": fast["speedup"],
                 "mean_acceptance_length": 1.0 + accepted / steps if steps else 1.0,
             }
         )

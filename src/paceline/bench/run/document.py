@@ -102,7 +102,6 @@ def build_document(
     bandwidth: Mapping[str, Any] | None = None,
     random: bool = False,
     peers: PeersInTurn | None = None,
-    arguments: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The document of a benchmark as far as it got.
 
@@ -111,14 +110,13 @@ def build_document(
         bandwidth: as from `machine.read_bandwidth`.
         random: the weights are random.
         peers: that took part, if any.
-        arguments: the command's words; None takes the process's own.
     """
     results, options = harness.results, harness.options
     found = {
         "format": DOCUMENT_FORMAT,
         "version": VERSION,
         "interrupted": results.interrupted,
-        "provenance": provenance(options.seed, arguments),
+        "provenance": provenance(options.seed),
         "model": model(harness, random),
         "options": options.to_dict(),
         "bandwidth": bandwidth,

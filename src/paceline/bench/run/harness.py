@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +27,7 @@ from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.run.measures import StepLog, Totals
 from paceline.bench.run.records import Cell, Options, Piece, Results, Run, params_of, prompts_of, row_of, waking
 from paceline.bench.run.settings import BASELINE, Records, Setting
-from paceline.bench.timing import turns
+from paceline.bench.timing import in_turn, timed
 from paceline.config import GREEDY_EPSILON
 from paceline.engine import RequestOutput, TimeSplit, watching
 from paceline.errors import PacelineError
@@ -151,15 +150,13 @@ class Harness:
             self.progress(f"{stage}: warm-up", done + 1, len(cells))
         others = self.peers.turns(cells[0]) if self.peers is not None else []
         awake = engines[0] if others else None
-        all_turns: list[Turn] = [
+        ours: list[Turn] = [
             partial(self._turn, cell, engine, awake) for cell, engine in zip(cells, engines, strict=True)
         ]
-        all_turns += others
-        for repeat, group, order in turns(len(all_turns), len(groups), self.options.repeats, self.order):
-            self.progress(stage, repeat * len(groups) + group, total)
-            for index in order:
-                all_turns[index](group, repeat)
-        self.progress(stage, total, total)
+        runs = {str(number): run for number, run in enumerate([*ours, *others])}
+        self.progress(stage, 0, total)
+        for done, _ in enumerate(in_turn(runs, range(len(groups)), self.options.repeats, order=self.order)):
+            self.progress(stage, done + 1, total)
 
     def _turn(self, cell: Cell, engine: LLM, awake: LLM | None, group: int, repeat: int) -> None:
         if awake is not None:
@@ -182,17 +179,20 @@ class Harness:
         pieces = cell.groups[group]
         seed = None if cell.claimed == "equal in distribution" else self.options.seed
         prompts, params = prompts_of(pieces, turn or f"repeat {repeat}"), params_of(pieces, cell.temperature, seed)
-        log, before, outputs, error = StepLog(), copy(engine.engine.times), None, None
-        self.memory.start()
-        self.energy.start()
-        start = perf_counter()
-        with watching(engine.engine, log):
+        log, before = StepLog(), copy(engine.engine.times)
+
+        def generate() -> tuple[list[RequestOutput], None] | tuple[None, str]:
             try:
-                outputs = engine.generate(prompts, params)
+                return engine.generate(prompts, params), None
             except Exception as one:  # whatever a method does, the run goes on; the row says what it was
                 error = f"{type(one).__name__}: {one}"
                 logger.warning("setting %s failed on %s: %s", cell.setting.name, pieces[0].prompt, error)
-        seconds = perf_counter() - start
+                return None, error
+
+        self.memory.start()
+        self.energy.start()
+        with watching(engine.engine, log):
+            (outputs, error), seconds = timed(generate)
         joules, (rss, cuda) = self.energy.stop(), self.memory.stop()
         cell.joules = joules if cell.joules is None or joules is None else cell.joules + joules
         cell.rss, cell.cuda = _most(cell.rss, rss), _most(cell.cuda, cuda)

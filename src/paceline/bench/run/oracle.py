@@ -6,11 +6,9 @@ can be compared without a draft model.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -284,9 +282,8 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
     """Drafts the recorded continuation with mistakes.
 
     Args:
-        continuations: what plain decoding generated: {prompt token ids as a tuple: continuation}, a list of pairs
-            {"prompt": [...], "continuation": [...]}, or the path of a JSON file with such a list. Prompts without a
-            record get no guesses.
+        continuations: what plain decoding generated: {prompt token ids as a tuple: continuation}. Prompts without a
+            record get no drafts.
         acceptance: chance that a drafted token is the recorded one, 0..1.
         confidence: what it says of every first candidate, 0..1; None tells the truth (`acceptance`, if `spread` is 0).
         spread: how far chances differ from place to place, evenly around `acceptance`: 1 reaches 0 or 1, whichever is
@@ -321,13 +318,15 @@ class CorruptedOracleDrafter(SingleDrafter[_State]):
             raise DrafterError(
                 "corrupted_oracle needs 'continuations', a record of plain decoding; `paceline bench` makes one"
             )
+        known = isinstance(continuations, Mapping) and all(isinstance(prompt, tuple) for prompt in continuations)
+        need(known, "continuations", "be a mapping from tuples of token ids to token ids", continuations)
         number("acceptance", acceptance, 0.0, 1.0, "be in 0..1")
         if confidence is not None:
             number("confidence", confidence, 0.0, 1.0, "be in 0..1")
         number("spread", spread, 0.0, 1.0, "be in 0..1")
         need(isinstance(seed, int) and not isinstance(seed, bool), "seed", "be an integer", seed)
         super().__init__(args, num_speculative_tokens)
-        self.records = read_continuations(continuations)
+        self.records: Continuations = continuations
         self._lengths = sorted({len(prompt) for prompt in self.records}, reverse=True)
         self.seed = seed
         self.noise = Noise(
@@ -371,39 +370,3 @@ def _follows(state: _State, done: int) -> bool:
         return False
     state.followed = done
     return True
-
-
-def read_continuations(given: Any) -> Continuations:
-    """Records as a mapping from prompt to continuation.
-
-    Raises:
-        ConfigError: neither a mapping, a list of pairs, nor the path of a JSON file with one.
-    """
-    rule = (
-        'be a mapping of prompts, a list of {"prompt": ids, "continuation": ids}, or the path of a JSON file with '
-        "such a list"
-    )
-    if isinstance(given, str | Path):
-        try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            need(False, "continuations", f"{rule} ({error})", str(given))
-    if isinstance(given, Mapping):
-        need(
-            all(isinstance(key, tuple) for key in given),
-            "continuations",
-            "have tuples of token ids as keys",
-            list(given)[:1],
-        )
-        return given
-    need(isinstance(given, Sequence) and not isinstance(given, str | bytes), "continuations", rule, given)
-    made = {}
-    for pair in given:
-        fine = isinstance(pair, Mapping) and _ids(pair.get("prompt")) and _ids(pair.get("continuation"))
-        need(fine, "continuations", rule, pair)
-        made[tuple(pair["prompt"])] = tuple(pair["continuation"])
-    return made
-
-
-def _ids(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str) and all(isinstance(token, int) for token in value)

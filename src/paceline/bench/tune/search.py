@@ -192,7 +192,7 @@ def confirm(
     return gains, False
 
 
-def interval(gains: Sequence[Gain], *, seed: int = 0, level: float = 0.95) -> Interval:
+def interval(gains: Sequence[Gain], *, seed: int = 0) -> Interval:
     """Median of the ratios with a percentile interval of the two-stage bootstrap.
 
     Items are drawn, then measurements of each.
@@ -207,6 +207,6 @@ def interval(gains: Sequence[Gain], *, seed: int = 0, level: float = 0.95) -> In
     for row, group in zip(padded, groups, strict=True):
         row[: len(group)] = group
     medians = stats.resampled([padded], lambda values: np.asarray(np.nanmedian(values, axis=(-2, -1))), seed=seed)
-    low, high = stats.quantiles_of(medians, level)
+    low, high = stats.quantiles_of(medians)
     middle = median(gain.ratio for gain in gains)
     return Interval(middle, low, high, float((medians > 1.0).mean()), len(gains), len(groups))

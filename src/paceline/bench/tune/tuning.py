@@ -14,13 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
+import numpy as np
+
 from paceline.bench.judge.tokens import first_difference
+from paceline.bench.timing import in_turn, timed
 from paceline.bench.tune.candidates import Arm, find_candidates, thread_counts, with_prediction
 from paceline.bench.tune.search import (
     LEAST_ARMS,
@@ -75,7 +79,7 @@ class Trial:
         self.identical = self.near_ties = 0
         self.seconds: list[float] = []
         self._built: dict[int, LLM] = {}
-        self._turns: Counter[int] = Counter()
+        self._order = np.random.default_rng(0)
         self._visits: Counter[tuple[int, int]] = Counter()
 
     def warm_up(self, item: int) -> None:
@@ -106,34 +110,32 @@ class Trial:
         such runs, as many as fit into `enough`: whatever else the machine does, makes runs longer and never shorter.
         """
         times: list[float] = []
-        longest = 0
+        longest, params = 0, replace(self.params, max_tokens=tokens)
         while not times or (len(times) < LOOKS and sum(times) < enough):
-            salt = f"{tokens} tokens, {len(times)}"
-            outputs, taken = self._run(self.plain, item, self.threads, salt, replace(self.params, max_tokens=tokens))
+            run = partial(self._run, self.plain, item, self.threads, f"{tokens} tokens, {len(times)}", params)
+            outputs, taken = timed(run, self.clock)
             longest = max(len(one.outputs[0].token_ids) for one in outputs)
             times.append(taken)
         return longest, min(times)
 
     def pull(self, arm: int, item: int) -> float:
-        """Tokens per second of a setting over those of plain decoding with the default threads; which goes first,
-        alternates.
+        """Tokens per second of a setting over those of plain decoding with the default threads, in turn.
 
         Raises:
             RefusedError: the setting cannot run on this model, or its output is wrong.
         """
         llm, threads = self._llm(arm, item), self.settings[arm].threads
-        self._turns[arm] += 1
         self._visits[arm, item] += 1
         salt = f"visit {self._visits[arm, item]}"
-        if self._turns[arm] % 2:
-            plain, slow = self._run(self.plain, item, self.threads, salt)
-            outputs, fast = self._run(llm, item, threads, salt)
-        else:
-            outputs, fast = self._run(llm, item, threads, salt)
-            plain, slow = self._run(self.plain, item, self.threads, salt)
-        self.seconds.append(slow + fast)
-        self._compare(plain, outputs)
-        return (_tokens(outputs) / fast) / (_tokens(plain) / slow)
+        runs = {
+            "plain": lambda item, _: self._run(self.plain, item, self.threads, salt),
+            "arm": lambda item, _: self._run(llm, item, threads, salt),
+        }
+        (turn,) = in_turn(runs, [item], 1, order=self._order, clock=self.clock)
+        self.seconds.append(sum(turn.seconds.values()))
+        self._compare(turn.outputs["plain"], turn.outputs["arm"])
+        slow, fast = (_tokens(turn.outputs[name]) / turn.seconds[name] for name in runs)
+        return fast / slow
 
     def restore(self) -> None:
         """Give PyTorch back the number of threads that it had."""
@@ -154,17 +156,14 @@ class Trial:
 
     def _run(
         self, llm: LLM, item: int, threads: int, salt: str, params: SamplingParams | None = None
-    ) -> tuple[list[RequestOutput], float]:
+    ) -> list[RequestOutput]:
         _set_threads(threads)
-        prompts = [salted(prompt, salt) for prompt in self.groups[item]]
-        start = self.clock()
-        outputs = llm.generate(prompts, params or self.params)
-        seconds = self.clock() - start
+        outputs = llm.generate([salted(prompt, salt) for prompt in self.groups[item]], params or self.params)
         for one in outputs:
             one.raise_for_error()
             for name, why in one.metrics.dropped_drafters.items():
                 raise RefusedError(f"drafter {name} failed: {why}")
-        return outputs, seconds
+        return outputs
 
     def _compare(self, plain: Sequence[RequestOutput], fast: Sequence[RequestOutput]) -> None:
         for slow, quick in zip(plain, fast, strict=True):
@@ -303,7 +302,6 @@ def tune(
         llm: loaded; its own speculative_config plays no part.
         folder: of the checkpoint.
         prompts: as for `LLM.generate`.
-        drafts: draft models to try.
         cores: physical cores at hand, for the numbers of threads to try; 0 tries the present number only.
         budget: seconds; RUNS runs are made in any case, of fewer tokens where they would take longer.
         batch_size: prompts that are decoded at once. clock: seconds.
@@ -313,9 +311,8 @@ def tune(
     threads, groups = thread_counts(conditions.threads, cores, info.device.type), _groups(prompts, batch_size)
     tried = find_candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
-    found = Tuning(
-        info.name, conditions.dtype, str(info.device), conditions.threads, sum(map(len, groups)), len(groups[0])
-    )
+    count = sum(map(len, groups))
+    found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))
     found.budget, found.asked_tokens, found.skipped = budget, max_tokens, dict(tried.skipped)
     found.beyond = [setting.words(found.threads) for setting in tried.beyond]
     try:

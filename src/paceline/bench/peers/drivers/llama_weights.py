@@ -75,12 +75,6 @@ class LlamaWeights:
         return data.astype(np.float32)
 
 
-def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Float32 rounded to the nearest bfloat16, ties to even, as its 16 bits."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
 def _shape(config: dict[str, Any]) -> LlamaShape:
     names = config.get("architectures") or ["?"]
     if names[0] not in ("LlamaForCausalLM", "MistralForCausalLM") or config.get("sliding_window"):

@@ -7,8 +7,8 @@ import pytest
 from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
+from benchmarks.oracle_length import LengthRecorder, Lengths, OracleLength
 from paceline import registry
-from paceline.bench.run import LengthRecorder, Lengths, OracleLength
 from paceline.config import SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
