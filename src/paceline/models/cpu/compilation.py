@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from numba import cfunc, types
 from numba.core.compiler import Compiler
 
+from paceline.models.cpu.matrix_tiles import has_matrix_unit
 from paceline.utils import waiting
 
 log = logging.getLogger("paceline")
@@ -80,8 +81,8 @@ def _wait_for(lock: FileLock) -> None:
 
 
 def source_number() -> int:
-    """A number that changes with any file of this package."""
-    digest = 0
+    """A number that changes with any file of this package, and with what this process may use of the CPU."""
+    digest = int(has_matrix_unit())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest = zlib.crc32(path.read_bytes(), digest)
     return digest or 1

@@ -23,6 +23,7 @@ from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
 from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import head_product, steps_of, strip_size, strip_sums
+from paceline.models.cpu.matrix_tiles import release
 from paceline.models.cpu.sublayers import STRIP_BYTES, mlp, norm_all_heads, norm_or_copy, project, qkv
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP
@@ -242,6 +243,7 @@ def forward(frame: int) -> None:
             wait_for_all(frame, team)
             if me == 0:
                 combine_best(frame, team)
+    release()
 
 
 @functools.cache

@@ -10,7 +10,8 @@ of high and low are taken away at the end. The loop over a strip is that of mode
 *Half bytes* (int4): sixteen values, a scale for every 32 inputs of an output. A block holds 64 outputs of one group:
 their scales, then four steps of 256 bytes, a byte being two inputs of an output, four inputs apart. Two instructions
 unpack sixteen outputs. Within a group sums begin at -8 times the sum of the group's activations, since weights are kept
-plus 8. Groups are added in float32 from the first to the last, for each row of bytes by itself.
+plus 8. A group's sums of high and low bytes are one whole number of 24 bits; groups are added in float32 from the first
+to the last.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from llvmlite import ir
 from numba import njit
 
+from paceline.models.cpu.matrix_tiles import TILE_ROWS, NibbleTiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.tiles import (
     AHEAD,
@@ -53,6 +55,7 @@ from paceline.models.cpu.vectors import (
     add,
     broadcast,
     call_named,
+    counted,
     floats,
     fma,
     fused,
@@ -220,6 +223,7 @@ NIBBLE_CHUNK = 16
 """Blocks of a strip (18 KiB) that all rows take before the next (see models.cpu.matrix)."""
 
 LOW = integers(0x0F0F0F0F)
+MATRIX_UNIT = has_matrix_unit()
 
 
 def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
@@ -240,7 +244,7 @@ def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torc
 
 
 class _NibbleLoop:
-    """The loop over groups for a number of rows of bytes; `lines` are fetched ahead with each group."""
+    """The loop over groups for a number of rows of high and low bytes; `lines` are fetched ahead with each group."""
 
     def __init__(self, builder: Builder, rows: int, lines: int) -> None:
         self.builder, self.rows, self.lines, self.native = builder, rows, lines, has_dot_bytes()
@@ -249,7 +253,7 @@ class _NibbleLoop:
         self, weights: Value, groups: Value, x: Value, x_sums: Value, stride: Value, sums: Value, ahead: Value
     ) -> None:
         builder, zero = self.builder, ir.Constant(I64, 0)
-        offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(self.rows)]
+        offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(2 * self.rows)]
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
@@ -263,7 +267,10 @@ class _NibbleLoop:
             whole += [splat(builder, load_at(builder, builder.add(starts, offset), I32))] * COLUMNS
         line = builder.add(ahead, builder.mul(index, ir.Constant(I64, 64 * self.lines)))
         whole = self._group(at, [builder.add(along, offset) for offset in offsets], whole, line)
-        self._add(at, whole, sums)
+        scales = scales_of(builder, at)
+        for row in range(self.rows):
+            high, low = (whole[(2 * row + half) * COLUMNS :][:COLUMNS] for half in (0, 1))
+            add_group(builder, high, low, scales, builder.add(sums, ir.Constant(I64, 4 * STRIP * row)))
         following = builder.add(index, ir.Constant(I64, 1))
         index.add_incoming(following, builder.block)
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
@@ -274,9 +281,7 @@ class _NibbleLoop:
         for step in range(GROUP):
             for i in range(step * self.lines // GROUP, (step + 1) * self.lines // GROUP):
                 prefetch(builder, line, i * 64, 2)
-            both = [load_at(builder, at, I32V, SCALES + step * STEP + column * 64) for column in range(COLUMNS)]
-            for half in range(2):
-                strip = [builder.and_(builder.lshr(one, integers(4)) if half else one, LOW) for one in both]
+            for half, strip in enumerate(nibbles(builder, at, step)):
                 for i, row in enumerate(rows):
                     four = splat(builder, load_at(builder, row, I32, 8 * step + 4 * half))
                     for column, weight in enumerate(strip):
@@ -284,13 +289,27 @@ class _NibbleLoop:
                         whole[cell] = dot_bytes(builder, whole[cell], weight, four, native=self.native)
         return whole
 
-    def _add(self, at: Value, whole: list[Value], sums: Value) -> None:
-        builder = self.builder
-        scales = [widen(builder, load_at(builder, at, I16V, 32 * column)) for column in range(COLUMNS)]
-        for cell, value in enumerate(whole):
-            total = load_at(builder, sums, F32V, 64 * cell)
-            total = fused(builder, builder.sitofp(value, F32V), scales[cell % COLUMNS], total)
-            store_at(builder, sums, total, 64 * cell)
+
+def nibbles(builder: Builder, block: Value, step: int) -> tuple[list[Value], list[Value]]:
+    """Emit the bytes of the first and of the last four inputs of a step, for each column of a block."""
+    both = [load_at(builder, block, I32V, SCALES + step * STEP + column * 64) for column in range(COLUMNS)]
+    return [builder.and_(one, LOW) for one in both], [builder.and_(builder.lshr(one, integers(4)), LOW) for one in both]
+
+
+def scales_of(builder: Builder, block: Value) -> list[Value]:
+    """Emit the scales of a block's columns."""
+    return [widen(builder, load_at(builder, block, I16V, 32 * column)) for column in range(COLUMNS)]
+
+
+def add_group(builder: Builder, high: list[Value], low: list[Value], scales: list[Value], sums: Value) -> None:
+    """Emit one row's sums (64) plus a group's (256 * high + low) * scale; the whole number has at most 24 bits."""
+    for column, (one, other, scale) in enumerate(zip(high, low, scales, strict=True)):
+        both = builder.sitofp(builder.add(builder.shl(one, integers(8)), other), F32V)
+        store_at(builder, sums, fused(builder, both, scale, load_at(builder, sums, F32V, 64 * column)), 64 * column)
+
+
+NIBBLE_ROWS = MAX_ROWS // 2
+"""Rows of high and low bytes that the loop takes at a time."""
 
 
 @lowered(Nothing, Int, Int, Int, Int, Int, Int, Int, Int, Int, outlined=True)
@@ -301,7 +320,7 @@ def _accumulate_nibbles(
     """Add blocks of a strip to sums (rows, 64) float32; `alone`: 1 where no other rows take the same weights."""
     done, nothing = builder.append_basic_block(), builder.append_basic_block()
     switch = builder.switch(builder.add(builder.mul(rows, ir.Constant(I64, 2)), alone), nothing)
-    for count in range(1, MAX_ROWS + 1):
+    for count in range(1, NIBBLE_ROWS + 1):
         for only in (0, 1):
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(I64, 2 * count + only), block)
@@ -317,34 +336,73 @@ def _accumulate_nibbles(
 
 @njit(error_model="numpy")
 def nibble_sums(weights: int, groups: int, x: int, pitch: int, rows: int, sums: int) -> None:
-    """Products of one strip with `rows` rows at `x`: sums (rows, 64) float32, in room for twice as many."""
-    start, stride, count = x + HEADER, pitch // 2, 2 * rows
-    for i in range(4 * count):
+    """Products of one strip with `rows` rows at `x`: sums (rows, 64) float32."""
+    start, stride = x + HEADER, pitch // 2
+    for i in range(4 * rows):
         store(sums + 64 * i, broadcast(np.float32(0.0)))
-    passes = (count + MAX_ROWS - 1) // MAX_ROWS
+    if MATRIX_UNIT and rows > 2 * NIBBLE_ROWS:
+        _nibbles_in_tiles(weights, groups, start, stride, rows, sums)
+    else:
+        _nibbles_in_loops(weights, groups, start, stride, rows, sums)
+    for row in range(rows):
+        factor = broadcast(read_float(x + row * pitch))
+        for i in range(sums + row * (4 * STRIP), sums + (row + 1) * (4 * STRIP), 64):
+            store(i, mul(load(i), factor))
+
+
+@njit(error_model="numpy")
+def _nibbles_in_loops(weights: int, groups: int, start: int, stride: int, rows: int, sums: int) -> None:
+    passes = (rows + NIBBLE_ROWS - 1) // NIBBLE_ROWS
     for at in range(0, groups, NIBBLE_CHUNK):
         size, done = min(NIBBLE_CHUNK, groups - at), 0
         block = weights + at * NIBBLE_BLOCK
         for turn in range(passes):
-            take = (count - done + passes - turn - 1) // (passes - turn)
+            take = (rows - done + passes - turn - 1) // (passes - turn)
             ahead = (
                 block + AHEAD if passes == 1 else block + size * NIBBLE_BLOCK + (turn & 1) * (size * NIBBLE_BLOCK // 2)
             )
-            row = start + done * stride
+            row = start + 2 * done * stride
             _accumulate_nibbles(
                 take, 1 if passes == 1 else 0, block, size, row + at * WIDTH, row + groups * WIDTH + 4 * at, stride,
                 sums + done * (4 * STRIP), ahead,
             )  # fmt: skip
             done += take
-    _settle_nibbles(x, pitch, rows, sums)
 
 
 @njit(error_model="numpy")
-def _settle_nibbles(x: int, pitch: int, rows: int, sums: int) -> None:
-    """Turn sums (2 * rows, 64) of high and low bytes into products (rows, 64), in place."""
-    shift = broadcast(np.float32(256.0))
-    for row in range(rows):
-        factor, high = broadcast(read_float(x + row * pitch)), sums + 2 * row * (4 * STRIP)
-        for i in range(0, 4 * STRIP, 64):
-            value = fma(load(high + i), shift, load(high + 4 * STRIP + i))
-            store(sums + row * (4 * STRIP) + i, mul(value, factor))
+def _nibbles_in_tiles(weights: int, groups: int, start: int, stride: int, rows: int, sums: int) -> None:
+    for at in range(0, groups, NIBBLE_CHUNK):
+        size = min(NIBBLE_CHUNK, groups - at)
+        for first in range(0, rows, TILE_ROWS // 2):
+            row = start + 2 * first * stride
+            accumulate_nibble_tiles(
+                min(TILE_ROWS // 2, rows - first), weights + at * NIBBLE_BLOCK, size, row + at * WIDTH,
+                row + groups * WIDTH + 4 * at, stride, sums + first * (4 * STRIP),
+            )  # fmt: skip
+
+
+@lowered(Nothing, *[Int] * 7, outlined=True)
+def accumulate_nibble_tiles(
+    builder: Builder, rows: Value, weights: Value, groups: Value, x: Value, x_sums: Value, stride: Value, sums: Value
+) -> Any:
+    """`_accumulate_nibbles` by the matrix unit: half bytes become bytes in memory, whose products come back from it."""
+    if not has_matrix_unit():
+        return
+    unit = NibbleTiles(builder, builder.mul(rows, ir.Constant(I64, 2)), stride)
+    with counted(builder, groups) as index:
+        at = builder.add(weights, builder.mul(index, ir.Constant(I64, NIBBLE_BLOCK)))
+        for line in range(NIBBLE_BLOCK // 64):
+            prefetch(builder, at, AHEAD + 64 * line, 2)
+        for step in range(GROUP):
+            for half, strip in enumerate(nibbles(builder, at, step)):
+                unit.put(2 * step + half, strip)
+        unit.multiply(builder.add(x, builder.mul(index, ir.Constant(I64, WIDTH))))
+        scales, starts = scales_of(builder, at), builder.add(x_sums, builder.mul(index, ir.Constant(I64, 4)))
+        with counted(builder, rows) as row:
+            own = builder.mul(row, ir.Constant(I64, 2))
+            halves = []
+            for number in (own, builder.add(own, ir.Constant(I64, 1))):
+                less = splat(builder, load_at(builder, builder.add(starts, builder.mul(number, stride)), I32))
+                halves.append([builder.add(one, less) for one in unit.products(number)])
+            high, low = halves
+            add_group(builder, high, low, scales, builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP))))

@@ -7,7 +7,8 @@ rows beside it: the lanes and the order of every sum are written down.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import binding, ir
@@ -112,6 +113,21 @@ def load_at(builder: Builder, address: Value, kind: Any, offset: int = 0) -> Val
 def store_at(builder: Builder, address: Value, value: Value, offset: int = 0) -> None:
     """Emit a store to an integer address; no alignment is assumed."""
     builder.store(value, builder.bitcast(pointer(builder, address, offset), value.type.as_pointer()), align=1)
+
+
+@contextmanager
+def counted(builder: Builder, count: Value) -> Iterator[Value]:
+    """Emit a loop from 0 to `count` - 1 around what the block emits; `count` is 1 or more."""
+    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    index.add_incoming(ir.Constant(I64, 0), before)
+    yield index
+    following = builder.add(index, ir.Constant(I64, 1))
+    index.add_incoming(following, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    builder.position_at_end(after)
 
 
 def call_named(builder: Builder, name: str, result: Any, *args: Value) -> Value:
