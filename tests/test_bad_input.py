@@ -121,6 +121,16 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         """speculative_config must be a JSON object, as {"method": "ngram"}, got 'ngram'""",
     ),
     "method no object": (("generate", "x", "-s", "[]"), "speculative_config must be a JSON object or null, got '[]'"),
+    "methods without an object": (
+        ("generate", "x", "-s", '["ngram"]'),
+        """speculative_config must be a JSON object, as {"method": ["ngram"]}, got '["ngram"]'""",
+    ),
+    "number that is none": (("demo", "--repeats", "x"), "--repeats must be an integer in 1..100, got 'x'; see"),
+    "number out of range": (("tune", "--budget", "0"), "--budget must be a number in 1..86400, got '0'; see"),
+    "number below a minimum": (
+        ("datastore", "build", "x", "--shard-tokens", "1"),
+        "--shard-tokens must be an integer of 2 or more, got '1'; see",
+    ),
     "nested too deep": (("generate", "x", "-s", "[" * 100_000), "speculative_config cannot be read"),
     "number too long": (
         ("generate", "x", "-s", '{"posterior_alpha": ' + "9" * 5000 + "}"),

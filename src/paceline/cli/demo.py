@@ -63,6 +63,7 @@ def command(
             rows = decoded(real, min(max_tokens, REAL_TOKENS), 1, REAL_PROMPTS)
             found, wrong = found | {SMOLLM2: demo_dict(rows)}, wrong + demo_totals(rows)[-1].wrong
             if not as_json:
+                print()
                 print_table(demo_totals(rows), real, SMOLLM2)
     if as_json:
         print(json.dumps(found))
@@ -76,7 +77,7 @@ def decoded(llm: LLM, max_tokens: int, repeats: int, prompts: int | None = None)
     every = bundled_prompts()
     picked = every if prompts is None else every[:: max(1, len(every) // prompts)][:prompts]
     with progress_bar() as bar:
-        task = bar.add_task("decoding", total=None)
+        task = bar.add_task("decoding", total=repeats * len(picked))
         return run_demo(
             llm,
             picked,

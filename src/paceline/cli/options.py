@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
@@ -187,6 +188,7 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
             chosen = {flag.name: text for flag in of_diffusion if (text := arguments.pop(flag.name)) is not None}
+            _no_bare_list(model["speculative_config"])
             if (config := _diffusion_config(chosen)) is not None:
                 given["diffusion_config"] = config
             function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
@@ -194,6 +196,17 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
         return with_log_level(_with_signature(command, function, [*own, *MODEL_FLAGS, *of_diffusion, *extra]))
 
     return decorate
+
+
+def _no_bare_list(typed: str | None) -> None:
+    """Reject a list of methods without the object around it, and show that object; the parser judges all else."""
+    try:
+        methods = json.loads(typed or "null")
+    except (ValueError, RecursionError):
+        return
+    if isinstance(methods, list) and methods:
+        example = f'{{"method": {typed}}}'
+        raise ConfigError(f"speculative_config must be a JSON object, as {example:.100}, got {shortened(typed)}")
 
 
 def with_log_level(function: Callable[..., None]) -> Callable[..., None]:
