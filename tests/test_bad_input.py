@@ -157,7 +157,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("generate", "x", "-s", '{"controller": "autoo"}'),
         "unknown controller 'autoo'; did you mean auto?",
     ),
-    "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "acceptance_method must be one of"),
+    "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "unknown verifier 'all'; known are"),
     "too many guesses": (
         ("generate", "x", "-s", '{"num_speculative_tokens": 100000}'),
         "num_speculative_tokens must be",

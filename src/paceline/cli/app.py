@@ -145,16 +145,15 @@ def _explain(error: BaseException) -> tuple[int, str]:
 
 
 def _bad_number(error: BaseException) -> str | None:
-    """The line of a flag that takes a number, where the error of typer tells neither what was typed nor the whole range.
+    """The line of a flag that takes a number, where typer tells neither what was typed nor the whole range.
 
     None for other errors, and for versions of typer that do tell it.
     """
     errors, flag = getattr(error.__cause__, "errors", None), getattr(error, "param", None)
-    kind = {int: "an integer", float: "a number"}.get(
-        getattr(getattr(flag, "type_descriptor", None), "annotation", None)
-    )
-    if errors is None or flag is None or kind is None:
+    annotation = getattr(getattr(flag, "type_descriptor", None), "annotation", None)
+    if errors is None or flag is None or annotation not in (int, float):
         return None
+    kind = "an integer" if annotation is int else "a number"
     low, high = flag.min, flag.max
     bounds = "" if low is None else f" of {low:g} or more" if high is None else f" in {low:g}..{high:.16g}"
     return f"{flag.opts[0]} must be {kind}{bounds}, got {shortened(errors()[0]['input'])}"

@@ -71,8 +71,7 @@ def build_parts(
     if config.acceptance_method == "block_verification":
         _reject_branches(methods, drafters)
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    verifier, options = registry.load("verifiers", config.acceptance_method), dict[str, Any]()
-    registry.check_derives("verifiers", config.acceptance_method, verifier, Verifier)
+    verifier, options = _verifier(config.acceptance_method), dict[str, Any]()
     if config.acceptance_method == "typical_acceptance_sampler":
         options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
     parts = Parts(
@@ -83,6 +82,18 @@ def build_parts(
         sampled=verifier(**options),
     )
     return [str(one.method) for one in methods], parts
+
+
+def _verifier(name: str) -> Any:
+    """The class of the rule above temperature 0.
+
+    Raises:
+        ConfigError: an unknown name, or what is no such rule.
+    """
+    need(name != "greedy", "acceptance_method", "name a rule for sampling; temperature 0 always has 'greedy'", name)
+    found = registry.load("verifiers", name)
+    registry.check_derives("verifiers", name, found, Verifier)
+    return found
 
 
 def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
@@ -120,6 +131,7 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     config, _ = split_options(with_published_number(config))
     for one in single_methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
+    _verifier(config.acceptance_method)
     if config.controller is not None:
         check_controller(config.controller)
 
