@@ -198,15 +198,20 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
     return decorate
 
 
-def _no_bare_list(typed: str | None) -> None:
-    """Reject a list of methods without the object around it, and show that object; the parser judges all else."""
-    try:
-        methods = json.loads(typed or "null")
-    except (ValueError, RecursionError):
-        return
-    if isinstance(methods, list) and methods:
-        example = f'{{"method": {typed}}}'
-        raise ConfigError(f"speculative_config must be a JSON object, as {example:.100}, got {shortened(typed)}")
+def _no_bare_list(typed: str | list[str] | None) -> None:
+    """Reject a list of methods without the object around it, and show that object; the parser judges all else.
+
+    Args:
+        typed: several of a command that compares them.
+    """
+    for text in [typed] if isinstance(typed, str) else typed or []:
+        try:
+            methods = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(methods, list) and methods:
+            example = f'{{"method": {text}}}'
+            raise ConfigError(f"speculative_config must be a JSON object, as {example:.100}, got {shortened(text)}")
 
 
 def with_log_level(function: Callable[..., None]) -> Callable[..., None]:

@@ -38,13 +38,16 @@ LATE = 1.15
 """Time over budget from which on a remark is made."""
 
 
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
+]
+
+
 @with_flags(sampling=False)
 def command(
     *,
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
-    ] = None,
+    prompts: Prompts = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat each prompt as a user's message (chat template).")
     ] = False,
