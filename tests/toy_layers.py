@@ -1,7 +1,7 @@
 """Drafting with part of a toy target's layers: `models.decoder.layer_drafts.LayerDrafts` without weights.
 
-In: caches of a ToyRunner, a LayerPlan. Out: its logits with noise, the less the more layers run. It checks its callers
-as the toy does, and leaves drafted positions in the cache's scratch, as a native runner does.
+Its logits are those of the ToyRunner with noise, the less the more layers run. It checks its callers as the toy does,
+and leaves drafted positions in the cache's scratch, as a native runner does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Models beside a toy target, without files: a draft of the same letters, one of another vocabulary, copies.
 
-In: a target and a draft runner. Out: what `drafters.base.Models` promises. The other vocabulary has some of the letters
+They keep what `drafters.Models` promises. The other vocabulary has some of the letters
 under other ids and pairs of letters as tokens of their own, which its tokenizer takes where it can.
 """
 

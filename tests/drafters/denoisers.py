@@ -1,6 +1,5 @@
-"""Denoisers that say what a test wants, and drafters over them.
-
-In: rows of probabilities, or a function of the text. Out: objects of the `Denoiser` protocol, drafter arguments.
+"""Denoisers that predict what a test wants, from rows of probabilities or a function of the text, and drafters over
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Exact enumeration: run a random program once per branch of its decisions and add up the probabilities.
 
-In: a program that makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's).
-Out: the distribution of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens,
-in float64.
+The program makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's); the
+distribution of its result has no sampling noise. Meant for vocabularies of 3 to 6 tokens, in float64.
 
     distribution = enumerate_distribution(lambda choices: coin + choices.choose([0.5, 0.5]))
 """
