@@ -21,7 +21,8 @@ FAST = ("--dtype", "float32", "--threads", "1")
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has time for us, and drafters that are fast; what the real one does is not the subject."""
-    monkeypatch.setattr(gather, "_machine", lambda llm: MachineFacts(threads=1))
+    monkeypatch.setattr(gather, "gather", lambda seconds: MachineFacts(threads=1))
+    monkeypatch.setattr(gather, "pass_seconds", lambda runner, threads: {})
     real = gather.probe
 
     def fast(llm: object, prompts: object, **more: object) -> object:

@@ -322,7 +322,7 @@ def test_it_forgets_ended_sequences_and_explains_itself() -> None:
     assert "drafting has cost more time than it saved lately" in controller.explain(0)
     controller.forget(0)
     controller.forget(0)
-    assert controller._sequences == {}
+    assert controller.sequences == {}
 
 
 def test_what_was_learned_of_drafters_survives_a_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -48,8 +48,8 @@ def test_the_averages_by_hand() -> None:
     assert step(controller, SURE, 4) == 4  # L_gen 4, L_acc 3
     assert step(controller, SURE[:2], 2) == 2  # L_gen 3, L_acc 2.5
     assert step(controller, SURE[:2], 2) == 2  # L_gen 2.5, L_acc 2.25
-    assert controller._batch[0].memory.generated == 2.5
-    assert controller._batch[0].memory.accepted == 2.25
+    assert controller.batch[0].memory.generated == 2.5
+    assert controller.batch[0].memory.accepted == 2.25
     assert step(controller, SURE[:2], 2) == 2  # L_gen 2.25, L_acc 2.125
     assert asked(controller, SURE)[0].depth == 4
 
@@ -65,7 +65,7 @@ def test_more_while_everything_stands() -> None:
 def test_steps_cut_short_by_the_end_say_nothing() -> None:
     controller = DiffuSpecController()
     step(controller, SURE, 20, remaining=6)
-    assert controller._batch[0].memory.generated == 20.0
+    assert controller.batch[0].memory.generated == 20.0
 
 
 @pytest.mark.parametrize("wrong", [{"k_min": 0}, {"k_min": 9, "k_max": 8}, {"delta": -1}, {"rho": 1.5}])

@@ -95,7 +95,7 @@ def test_which_nodes_stay_follows_what_was_accepted_and_not_what_drafters_claim(
         last = kept()
     assert last == [1, 1]
     controller.forget(0)
-    assert not controller._owns
+    assert not controller.odds
 
 
 def drawn(tokens: Sequence[int]) -> TokenTree:

@@ -53,7 +53,7 @@ def test_it_settles_where_two_steps_down_balance_one_up() -> None:
     seen = []
     for start in range(200, 1200):
         world.run(controller, 1, seed=start, start=start)
-        seen.append(controller._batch[0].length)
+        seen.append(controller.batch[0].length)
     assert 4.0 < sum(seen) / len(seen) < 6.0
 
 

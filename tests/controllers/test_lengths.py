@@ -68,7 +68,7 @@ def test_sequences_are_forgotten(name: str) -> None:
     for key in range(50):
         step(controller, SURE, 3, key=key)
         controller.forget(key)
-    assert not controller._states
+    assert not controller.states
 
 
 @pytest.mark.parametrize("name", POLICIES)

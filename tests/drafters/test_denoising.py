@@ -137,7 +137,7 @@ def test_whole_blocks_are_stored_and_rejected_slots_are_not() -> None:
 
 def test_keeping_rejected_slots_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    monkeypatch.setattr(DeerDrafter, "_whole", lambda self, count: (count + 4) // 4 * 4)
+    monkeypatch.setattr(DeerDrafter, "whole_blocks", lambda self, count: (count + 4) // 4 * 4)
     assert any(mine != fresh for mine, fresh in rejections(over(t4("block"))))
 
 

@@ -49,7 +49,7 @@ def test_the_text_is_the_targets(plain: LLM, options: dict[str, Any]) -> None:
 def test_sampled_requests_learn_from_overlaps(plain: LLM) -> None:
     llm, drafter = fast(plain, num_speculative_tokens=4)
     llm.generate(PROMPTS, SamplingParams(temperature=1.0, max_tokens=16))
-    rates, *_ = drafter._known[""]
+    rates, *_ = drafter.known[""]
     assert all(0.0 < rate < 1.0 for rate in rates)
     assert rates[0] < rates[-1]
 
@@ -59,7 +59,7 @@ def with_last_layer(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, l
     llm, drafter = fast(plain, num_speculative_tokens=3, exit_layers=[1, 3, 5], shadow_every=1)
     drafter.exits, drafter.plans = [1, 3, LAYERS], [LayerPlan(stop=stop) for stop in (1, 3, LAYERS)]
     seen: list[Any] = []
-    shadows, look = drafter._shadows, drafter._look
+    shadows, look = drafter.shadows, drafter.learn
     drawn: list[Any] = []
 
     def looking(state: DelState, verdict: Verdict, scores: Scores, index: int, own: Any) -> None:
@@ -67,14 +67,14 @@ def with_last_layer(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, l
         look(state, verdict, scores, index, own)
         first = scores.rows[index]
         target = scores.logits[[first, *(first + 1 + node for node in verdict.path)]].argmax(-1).tolist()
-        seen.append((used, own, drawn[-1], verdict, target, state.record.matched - before * drafter._decay))
+        seen.append((used, own, drawn[-1], verdict, target, state.record.matched - before * drafter.decay))
 
     def spy(states: torch.Tensor) -> Any:
         drawn.append(shadows(states))
         return drawn[-1]
 
-    monkeypatch.setattr(drafter, "_shadows", spy)
-    monkeypatch.setattr(drafter, "_look", looking)
+    monkeypatch.setattr(drafter, "shadows", spy)
+    monkeypatch.setattr(drafter, "learn", looking)
     decoded(llm, PROMPTS)
     return llm, seen
 

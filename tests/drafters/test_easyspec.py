@@ -5,6 +5,7 @@ tokens stay.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tiny_checkpoint
@@ -181,6 +182,6 @@ def test_models_whose_layers_cannot_run_apart_are_refused(
         bundled.with_speculative_config(two)
     from paceline.models import load
 
-    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    monkeypatch.setattr(load, "spec_from_config", Mock(side_effect=UnsupportedModelError("of no family")))
     with pytest.raises(UnsupportedModelError, match="layers that run in groups need the native runner"):
         bundled.with_speculative_config(two)

@@ -160,9 +160,11 @@ def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     row.
     """
     if wrong:
-        true = pearl._first
+        true = pearl.first_drafted
         flat = torch.full((VOCAB,), 1 / VOCAB)
-        monkeypatch.setattr(pearl, "_first", lambda *given: (one := true(*given)) and DraftedToken(one.token, flat))
+        monkeypatch.setattr(
+            pearl, "first_drafted", lambda *given: (one := true(*given)) and DraftedToken(one.token, flat)
+        )
     target, draft = models(1.5)
     live = engine(target, [drafter(target, draft, 2)], 9, max_num_seqs=128)
     params = SamplingParams(temperature=1.0, max_tokens=3, n=128, ignore_eos=True)

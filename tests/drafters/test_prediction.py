@@ -115,7 +115,7 @@ def test_an_edit_costs_a_few_steps(kind: str, span: int) -> None:
 
 def test_the_step_count_catches_a_drafter_that_never_finds_its_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
-    monkeypatch.setattr(prediction._State, "_search", lambda self, text: (LOST, 0))
+    monkeypatch.setattr(prediction.PredictionState, "search", lambda self, text: (LOST, 0))
     with pytest.raises(AssertionError):
         test_an_edit_costs_a_few_steps("replace", 1)
 

@@ -5,6 +5,7 @@ be.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from toys import ToyRunner
@@ -115,6 +116,6 @@ def test_targets_without_a_copy_are_refused() -> None:
 def test_a_target_without_native_runner_is_refused(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.models import load
 
-    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    monkeypatch.setattr(load, "spec_from_config", Mock(side_effect=UnsupportedModelError("of no family")))
     with pytest.raises(UnsupportedModelError, match="the int4 copy of"):
         plain.with_speculative_config({"method": "quantized_copy", "quantization": "int4", "draft_vocab_size": 901})

@@ -164,7 +164,7 @@ def test_no_two_rounds_share_their_noise() -> None:
         seeds.extend(given)
         return verify(trees, rows, given)
 
-    drafter._judge = type("Listening", (), {"verify": staticmethod(heard)})()
+    drafter.judge = type("Listening", (), {"verify": staticmethod(heard)})()
     for step in range(8):
         tree = propose(drafter, state)
         state.context.tokens += [*tree.tokens[: step % 3].tolist(), 1]

@@ -121,7 +121,7 @@ def test_nothing_left_out_matches_everything(plain: LLM) -> None:
     """On greedy text; what the search tries matches less (negative control)."""
     llm, drafter = fast(plain, context_window=20, max_search_steps=12, stop_score=1.0)
     seen: list[tuple[float, float]] = []
-    tried = drafter._try
+    tried = drafter.try_next
 
     def spy(state: Any) -> None:
         seen.append(
@@ -129,7 +129,7 @@ def test_nothing_left_out_matches_everything(plain: LLM) -> None:
         )
         tried(state)
 
-    drafter._try = spy  # type: ignore[method-assign]
+    drafter.try_next = spy  # type: ignore[method-assign]
     decoded(llm, PROMPTS)
     assert len(seen) > 5
     assert {one for one, _ in seen} == {1.0}
@@ -260,7 +260,7 @@ def test_what_was_found_holds_for_a_tenants_next_text_and_for_no_other_tenant() 
         world.say(mine, 20)
         world.propose([mine])
     assert (mine.replays, mine.search.begun) == (1, 1)
-    assert world.drafter._draft_plan(mine).plan is world.drafter._draft_plan(state).plan
+    assert world.drafter.draft_plan(mine).plan is world.drafter.draft_plan(state).plan
     world.layers.idle = frozenset()
     third = world.text("another kind")
     world.say(third, 20)
@@ -332,7 +332,7 @@ def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: L
         {"method": "layer_skip", "target_speedup": 2}
     ).engine.parts.drafter_set.drafters
     assert isinstance(drafter, LayerSkipDrafter)
-    assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter._drafting.plan
+    assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter.draft_plan(drafter.begin([Context("t", [1], 1)])[0]).plan
 
 
 SEARCH_LAYERS, COUNT = 10, 6

@@ -56,7 +56,7 @@ def taught(target: Any = None, **options: Any) -> tuple[TokenRecyclingDrafter, A
 
 
 def test_the_template_is_the_papers() -> None:
-    nodes = list(token_recycling._nodes())
+    nodes = list(token_recycling.template_nodes())
     assert len(nodes) == len(set(nodes)) == 80
     assert [sum(len(node) == depth for node in nodes) for depth in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
     assert all(node[:-1] in nodes for node in nodes if len(node) > 1), "parents are nodes"

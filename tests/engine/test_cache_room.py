@@ -71,15 +71,15 @@ def results(found: Sequence[RequestOutput]) -> list[Any]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Keys of the sequences that made way."""
     keys: list[int] = []
-    pause = Scheduler._pause
+    pause = Scheduler.pause
 
     def noting(self: Scheduler, sequence: Decoding) -> None:
-        active = self._active()
+        active = self.active()
         assert sequence.key == max(one.key for one in active)
         keys.append(sequence.key)
         pause(self, sequence)
 
-    monkeypatch.setattr(Scheduler, "_pause", noting)
+    monkeypatch.setattr(Scheduler, "pause", noting)
     return keys
 
 
@@ -153,7 +153,7 @@ def test_the_probe_stays_within_the_room(folder: str, ample: LLM, monkeypatch: p
     assert cost.probe is None
     assert len(pool.counts) <= CAP
     assert runner.memory.left() == runner.memory.capacity
-    monkeypatch.setattr(Probe, "_fitting", lambda self, rows, context: context)
+    monkeypatch.setattr(Probe, "fitting", lambda self, rows, context: context)
     list(probe([8], 300))
     assert len(pool.counts) > CAP
 
@@ -179,13 +179,13 @@ def test_streams_show_the_same_pieces(folder: str, ample: LLM, pauses: list[int]
 def test_resuming_from_the_prompt_alone_fails(
     folder: str, ample: LLM, plain: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pause = Scheduler._pause
+    pause = Scheduler.pause
 
     def forgetful(self: Scheduler, sequence: Decoding) -> None:
         pause(self, sequence)
         del sequence.context.tokens[len(sequence.request.prompt_ids) :]
 
-    monkeypatch.setattr(Scheduler, "_pause", forgetful)
+    monkeypatch.setattr(Scheduler, "pause", forgetful)
     assert results(decode(capped(folder, ample))) != plain
 
 

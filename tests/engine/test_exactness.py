@@ -35,13 +35,13 @@ def test_the_bundled_target_is_proven_and_the_finding_is_kept(target, tmp_path, 
 
 
 def test_a_finding_belongs_to_the_sources_and_the_form_of_the_passes(target, monkeypatch):
-    key = exactness._key(target)
-    monkeypatch.setattr(exactness, "_sources", lambda: 1)
-    assert exactness._key(target) != key
+    key = exactness.passes_key(target)
+    monkeypatch.setattr(exactness, "sources", lambda: 1)
+    assert exactness.passes_key(target) != key
     monkeypatch.undo()
-    assert exactness._key(target) == key
+    assert exactness.passes_key(target) == key
     monkeypatch.setattr(target, "passes", object())
-    assert exactness._key(target) != key
+    assert exactness.passes_key(target) != key
 
 
 def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
@@ -69,7 +69,7 @@ def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monk
 
 def test_a_broken_file_is_measured_again(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
-    CostStore(exactness._key(target), tmp_path / "exactness").save({"other": 1})
+    CostStore(exactness.passes_key(target), tmp_path / "exactness").save({"other": 1})
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "logits")
     assert not find_exactness(target, "auto").proven
 

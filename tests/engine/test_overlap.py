@@ -208,4 +208,4 @@ def test_only_drafters_that_work_ahead_begin_a_thread(drafts: bool) -> None:
     target = ToyRunner(VOCAB, seed=3)
     made = live(target, ToyRunner(VOCAB, seed=3, noise=0.5)) if drafts else engine(target, [], 0)
     run(made, [[1, 2]], GREEDY)
-    assert (made.parts.drafter_set.helper._pool is not None) == drafts
+    assert (made.parts.drafter_set.helper.pool is not None) == drafts

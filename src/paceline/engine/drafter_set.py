@@ -142,13 +142,13 @@ class DrafterSet:
                 budgets.append(budget if depth == budget.depth else replace(budget, depth=depth))
         if not asked:
             return 0.0
-        proposed = self._propose_one(index, [batch[i] for i in asked], budgets, [trees[i] for i in asked])
+        proposed = self.propose_one(index, [batch[i] for i in asked], budgets, [trees[i] for i in asked])
         for i, tree in zip(asked, proposed, strict=True):
             if len(tree.tokens):
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
         return perf_counter() - start
 
-    def _propose_one(
+    def propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         drafter = self.drafters[index]

@@ -27,7 +27,7 @@ class Helper:
     """A second thread, begun when it is first needed; it does one thing after the other."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self.pool: ThreadPoolExecutor | None = None
         self._lent = 0  # how many threads PyTorch had before
 
     def start(self, work: Callable[[], Any], threads: int) -> Future[Any]:
@@ -35,13 +35,13 @@ class Helper:
         if threads and not self._lent:
             self._lent = torch.get_num_threads()
             torch.set_num_threads(max(self._lent - threads, 1))
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "paceline-ahead")
-        return self._pool.submit(_with_threads, work, threads)
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(1, "paceline-ahead")
+        return self.pool.submit(_with_threads, work, threads)
 
     def rest(self) -> None:
         """Wait until nothing is under way, also of what nobody knows of any more, and take the threads back."""
-        self.join([] if self._pool is None else [self._pool.submit(int)])
+        self.join([] if self.pool is None else [self.pool.submit(int)])
 
     def join(self, running: Sequence[Future[Any]]) -> None:
         """Wait for all that was started, and take the threads back."""

@@ -150,7 +150,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
         found = self.denoiser.forward([self._call(state, steps) for state, steps in asked])
         for state, _ in asked:
             if state.cache is not None:
-                state.cache.truncate(self._whole(len(state.context.tokens)))
+                state.cache.truncate(self.whole_blocks(len(state.context.tokens)))
         return found
 
     def _call(self, state: S, steps: int) -> Call:
@@ -185,7 +185,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
             state.cache = self.denoiser.new_cache(state.slots)
         return int(state.cache.stored.size)
 
-    def _whole(self, count: int) -> int:
+    def whole_blocks(self, count: int) -> int:
         """Slots of the whole blocks among the first `count`."""
         assert self.denoiser.block_length is not None
         return count // self.denoiser.block_length * self.denoiser.block_length

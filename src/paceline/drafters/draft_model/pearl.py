@@ -372,7 +372,7 @@ class PearlDrafter(DraftModelDrafter):
             ]
             self._draft_on([(state, count) for state, count in lacking if count > 0])
             each = zip(states, trees, asked, strict=True)
-            return [_first(state, len(tree)) if own else None for state, tree, own in each]
+            return [first_drafted(state, len(tree)) if own else None for state, tree, own in each]
 
         return Ahead(work, threads)
 
@@ -414,7 +414,7 @@ class PearlDrafter(DraftModelDrafter):
             state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, chain.rows, strict=True)])
 
 
-def _first(state: PearlState, place: int) -> DraftedToken | None:
+def first_drafted(state: PearlState, place: int) -> DraftedToken | None:
     """What was drafted behind so many tokens; points are found in the target's own token, and need no trial."""
     if place >= len(state.drafted):
         return None

@@ -195,7 +195,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         self.least, self.inner_nodes, self.inner_depth = min_draft_length, draft_nodes, draft_depth
         if args.judge is None:
             raise ConfigError("method 'specmquant' needs an engine that verifies its small model's drafts")
-        self._judge = args.judge
+        self.judge = args.judge
         if model is not None:
             draft = {"method": "draft_model", "model": model, "tree_policy": "eagle2"}
         self.inner = None if draft is None else _inner(args, draft)
@@ -244,7 +244,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
             weights(state.extended, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
             for i, (state, tree) in enumerate(zip(states, trees, strict=True))
         ]
-        verdicts = self._judge.verify(trees, rows, [state.seed for state in states])
+        verdicts = self.judge.verify(trees, rows, [state.seed for state in states])
         behind = [len(state.pending) - 1 for state in states]
         paths = [[*range(k), *(k + node for node in v.path)] for k, v in zip(behind, verdicts, strict=True)]
         self.runner.commit([state.cache for state in states], paths)

@@ -49,7 +49,7 @@ UNKNOWN: Final = -1
 """In place of ids that the vocabulary does not have: never drafted, never matched."""
 
 
-class _State:
+class PredictionState:
     """The place of one sequence in its prediction.
 
     Attributes:
@@ -76,11 +76,11 @@ class _State:
             if 0 <= self.place < len(self.ids) and self.ids[self.place] == token:
                 self.place, self.run = self.place + 1, self.run + 1
             else:
-                self.place, self.run = self._search(text)
+                self.place, self.run = self.search(text)
             if self.run >= SURE:
                 self.anchor = self.place
 
-    def _search(self, text: Sequence[int]) -> tuple[int, int]:
+    def search(self, text: Sequence[int]) -> tuple[int, int]:
         """The place after the best match of the last tokens, and the match's length; LOST and 0 without one."""
         ends_m = np.flatnonzero(self.ids_n == text[self.done - 1])
         lengths_m = self._lengths(text, ends_m)
@@ -110,7 +110,7 @@ class _State:
         return lengths_m
 
 
-class PredictionDrafter(SingleDrafter[_State]):
+class PredictionDrafter(SingleDrafter[PredictionState]):
     """Drafts along the output that the caller expects; drafts nothing for requests without a prediction.
 
     Args:
@@ -121,20 +121,20 @@ class PredictionDrafter(SingleDrafter[_State]):
 
     name = "prediction"
 
-    def _begin(self, context: Context) -> _State | None:
-        return _State(context, self._known(context.prediction)) if len(context.prediction) else None
+    def _begin(self, context: Context) -> PredictionState | None:
+        return PredictionState(context, self._known(context.prediction)) if len(context.prediction) else None
 
-    def fork(self, state: _State, context: Context) -> _State:
-        other = _State(context, state.ids)
+    def fork(self, state: PredictionState, context: Context) -> PredictionState:
+        other = PredictionState(context, state.ids)
         other.place, other.run, other.anchor = state.place, state.run, state.anchor
         other.start, other.done = state.start, state.done
         return other
 
-    def end(self, states: Sequence[_State]) -> None:
+    def end(self, states: Sequence[PredictionState]) -> None:
         for state in states:
             state.ids, state.ids_n = [], np.empty(0, np.int64)
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: PredictionState, budget: Budget) -> TokenTree:
         state.follow()
         if state.place == LOST:
             return EMPTY_TREE

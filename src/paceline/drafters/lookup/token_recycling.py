@@ -319,14 +319,14 @@ def static_template(*, chain: bool = False) -> Ints:
     Args:
         chain: only the best candidates, for targets that score chains.
     """
-    nodes = [node for node in _nodes() if not chain or not any(node)]
+    nodes = [node for node in template_nodes() if not chain or not any(node)]
     reach = {node: float(np.prod([RANK_CONFIDENCE[rank] for rank in node])) for node in nodes}
     nodes.sort(key=lambda node: -reach[node])
     where = {node: i for i, node in enumerate(nodes)}
     return np.array([[where.get(node[:-1], -1), node[-1], len(node)] for node in nodes], np.int32).T.copy()
 
 
-def _nodes() -> Iterator[tuple[int, ...]]:
+def template_nodes() -> Iterator[tuple[int, ...]]:
     """The template's nodes as paths of ranks, level by level."""
     level: list[tuple[int, ...]] = [()]
     for widths in TEMPLATE:

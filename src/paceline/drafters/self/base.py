@@ -170,7 +170,7 @@ class SelfDrafter(Drafter, Generic[S]):
         """A new sequence's state."""
 
     @abstractmethod
-    def _draft_plan(self, state: S) -> DraftPlan:
+    def draft_plan(self, state: S) -> DraftPlan:
         """Which layers draft for this sequence now, and how far at most."""
 
     def begin(self, contexts: Sequence[Context]) -> list[S]:
@@ -183,7 +183,7 @@ class SelfDrafter(Drafter, Generic[S]):
             state.kept = None
             if budget.nodes < 1 or budget.depth < 1:
                 continue
-            draft_plan = self._draft_plan(state)
+            draft_plan = self.draft_plan(state)
             steps = self._steps(state.context, budget, draft_plan)
             if steps > 0:
                 chain = ChainDraft(state.context, steps, budget.go_on, self.draws(state.context))

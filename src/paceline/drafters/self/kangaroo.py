@@ -135,7 +135,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
     def _state(self, context: Context) -> KangarooState:
         return KangarooState(context, self.adapter.open(), self._none)
 
-    def _draft_plan(self, state: KangarooState) -> DraftPlan:
+    def draft_plan(self, state: KangarooState) -> DraftPlan:
         return self._drafting
 
     def _level(

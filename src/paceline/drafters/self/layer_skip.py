@@ -88,7 +88,7 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
     def _state(self, context: Context) -> SelfState:
         return SelfState(context)
 
-    def _draft_plan(self, state: SelfState) -> DraftPlan:
+    def draft_plan(self, state: SelfState) -> DraftPlan:
         return self._drafting
 
 

@@ -289,7 +289,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
                 if state.replays < other.replays:
                     ready[id(state.search)] = state
         for state in ready.values():
-            self._try(state)
+            self.try_next(state)
         return super().propose(states, budgets, so_far)
 
     def fork(self, state: SwiftState, context: Context) -> SwiftState:
@@ -319,7 +319,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
     def _state(self, context: Context) -> SwiftState:
         return SwiftState(context, self.search_of(context.tenant))
 
-    def _draft_plan(self, state: SwiftState) -> DraftPlan:
+    def draft_plan(self, state: SwiftState) -> DraftPlan:
         """One plan object for each set that was ever the best: what is compiled for it is kept with it."""
         best_tokens = state.search.best
         plan = self._plans.get(best_tokens)
@@ -363,7 +363,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
             return False
         return length - context.prompt_length >= self.window and length > state.seen and has_room(self.target, length)
 
-    def _try(self, state: SwiftState) -> None:
+    def try_next(self, state: SwiftState) -> None:
         """The first replay of a text is the best set's, the others' are new ones'."""
         search, first = state.search, state.replays == 0
         skipped = search.best if first else search.next()

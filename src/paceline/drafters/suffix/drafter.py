@@ -433,8 +433,8 @@ class SuffixDrafter(SingleDrafter[_State]):
         most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
             self._make_room(most)
-        start, desk = tree.write(state.context.tokens[tree.size :]), self._desk
-        made = step(tree.record, start, tree.size, past.record, past.size, self._record, most, budget.depth)
+        start, desk = tree.write(state.context.tokens[tree.size :]), self.desk
+        made = step(tree.record, start, tree.size, past.record, past.size, self.record, most, budget.depth)
         if not made:
             return EMPTY_TREE
         tokens, chances = desk.tokens[:made].copy(), desk.chances[:made].copy()
@@ -446,7 +446,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         """Rows for drafts of so many nodes and the paths that they leave open."""
         drafted, opened = most + 2, most + 2 + (most + 1) * (MOST_CHILDREN if self.branches else 1)
         self._most = most
-        self._desk = Desk(
+        self.desk = Desk(
             limits=self._limits,
             rules=self._rules,
             scarce=np.interp(np.arange(self.depth + 1), _MATCH, _SCARCE),
@@ -459,7 +459,7 @@ class SuffixDrafter(SingleDrafter[_State]):
             parents=np.zeros(drafted, np.int32),
             chances=np.zeros(drafted, np.float32),
         )
-        self._record = record_of(self._desk)
+        self.record = record_of(self.desk)
 
 
 def _flag(name: str, value: object) -> None:
