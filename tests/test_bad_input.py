@@ -592,7 +592,7 @@ def test_an_environment_that_says_neither_on_nor_off(
     ("weights", "line"),
     [("model.gguf", "is cut off or no GGUF file"), ("adapter_model.safetensors", "holds a LoRA or other adapter")],
 )
-def test_what_is_refused_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
+def test_what_is_rejected_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
     (tmp_path / weights).write_bytes(b"GGUF")
     if weights.startswith("adapter"):
         (tmp_path / "adapter_config.json").write_text("{}")

@@ -286,7 +286,7 @@ def test_bad_prompts_are_refused_before_anything_runs(plain: LLM, prompt: Any, t
     assert not plain.engine.has_work
 
 
-def test_bad_parameters_are_refused_by_name(plain: LLM) -> None:
+def test_bad_parameters_are_rejected_by_name(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="logit_bias"):
         plain.generate("x", SamplingParams(logit_bias={999999: 1.0}))
     with pytest.raises(ConfigError, match="sampling_params"):

@@ -68,10 +68,10 @@ def test_a_line_finds_both_its_parts(fixed: float, level: float) -> None:
 
 
 def test_the_point_past_the_plan_is_what_is_measured() -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def probe(counts: list[int], context: int) -> list[float]:
-        asked.extend(counts)
+        requested.extend(counts)
         return [0.01] * len(counts)
 
     costs = Costs(probe=probe)  # type: ignore[arg-type]  # lists are sequences
@@ -79,7 +79,7 @@ def test_the_point_past_the_plan_is_what_is_measured() -> None:
     point = costs.unmeasured(1, 10, 5)
     assert point == 6
     costs.measure(1, 10, point)
-    assert asked[-1] == 6
+    assert requested[-1] == 6
     assert costs.unmeasured(1, 10, 5) is None
     assert costs.unmeasured(1, 10, 6) == 8
     assert Costs().unmeasured(1, 10, 5) is None, "nothing can be measured without a probe"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from controllers.steps import asked, step
+from controllers.steps import requested, step
 
 from paceline import ConfigError
 from paceline.controllers.policies import DiffuSpecController
@@ -18,7 +18,7 @@ def lengths(accepted: list[int], proposed: int = 100, **options: Any) -> list[in
     controller = DiffuSpecController(**options)
     found = []
     for stands in accepted:
-        found.append(asked(controller, SURE)[0].depth)
+        found.append(requested(controller, SURE)[0].depth)
         step(controller, SURE[:proposed], stands)
     return found
 
@@ -51,7 +51,7 @@ def test_the_averages_by_hand() -> None:
     assert controller.batch[0].memory.generated == 2.5
     assert controller.batch[0].memory.accepted == 2.25
     assert step(controller, SURE[:2], 2) == 2  # L_gen 2.25, L_acc 2.125
-    assert asked(controller, SURE)[0].depth == 4
+    assert requested(controller, SURE)[0].depth == 4
 
 
 def test_more_while_everything_stands() -> None:

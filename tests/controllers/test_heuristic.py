@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controllers.steps import asked, granted, step
+from controllers.steps import granted, requested, step
 from controllers.worlds import Guesser, World, steady
 
 from paceline import ConfigError
@@ -32,9 +32,9 @@ def test_never_below_one_nor_above_the_limit() -> None:
 def test_a_short_proposal_that_stands_whole_counts_as_full_and_no_proposal_as_nothing() -> None:
     controller = HeuristicController()
     step(controller, SURE[:2], 2)
-    assert asked(controller, SURE)[0].depth == 7
+    assert requested(controller, SURE)[0].depth == 7
     step(controller, [], 0)
-    assert asked(controller, SURE)[0].depth == 7
+    assert requested(controller, SURE)[0].depth == 7
 
 
 def test_what_a_new_sequence_begins_with() -> None:

@@ -259,7 +259,7 @@ def test_constrained_texts(folder: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM, change: dict[str, Any]) -> None:
+def test_what_cannot_be_honoured_is_rejected_by_name(llm: LLM, change: dict[str, Any]) -> None:
     [name] = change
     for call in (llm.generate, llm.stream):
         with pytest.raises(

@@ -223,12 +223,12 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1 2 3\n")
-    said: list[tuple[int, str]] = []
+    stages: list[tuple[int, str]] = []
     header = build_datastore(
-        Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: said.append(what)
+        Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: stages.append(what)
     )
-    assert max(said)[0] == 6
-    assert (-1, "sorting shard 1") in said
+    assert max(stages)[0] == 6
+    assert (-1, "sorting shard 1") in stages
     assert (header.tokens, header.documents) == (4, 1)
 
 

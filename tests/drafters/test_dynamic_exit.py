@@ -168,23 +168,23 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(
         "shadow_every": every,
     }
     llm, drafter = fast(plain, **options)
-    asked: list[bool] = []
+    tapped: list[bool] = []
     score = type(llm.runner).score
 
     def spy(self: Any, caches: Any, roots: Any, trees: Any, *, taps: Any = (), **more: Any) -> Scores:
-        asked.append(bool(taps))
+        tapped.append(bool(taps))
         return score(self, caches, roots, trees, taps=taps, **more)
 
     monkeypatch.setattr(type(llm.runner), "score", spy)
     decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
-    looks = [i for i, taps in enumerate(asked) if taps]
+    looks = [i for i, taps in enumerate(tapped) if taps]
     if every == 1:
-        assert looks == list(range(len(asked) - 1)), "nothing is drafted in a text's last step"
+        assert looks == list(range(len(tapped) - 1)), "nothing is drafted in a text's last step"
         return
     assert looks == [0, 2, 10]
     assert drafter.score_taps == ()
     decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
-    looks = [i for i, taps in enumerate(asked) if taps]
+    looks = [i for i, taps in enumerate(tapped) if taps]
     assert looks == [0, 2, 10, 43], "distances go on from text to text, whose last steps have no draft"
 
 

@@ -174,12 +174,12 @@ def test_where_scratch_holds_something_else_all_is_scored(
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_by_default_a_measurement_decides(plain: LLM, pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("paceline.drafters.self.base.resuming_pays", lambda *given: asked.append(given) or pays)
+    calls = []
+    monkeypatch.setattr("paceline.drafters.self.base.resuming_pays", lambda *given: calls.append(given) or pays)
     llm = plain.with_speculative_config({name: value for name, value in SKIP.items() if name != "resume_verification"})
     saved = spied(llm, monkeypatch)
     assert decoded(llm, GREEDY) == decoded(plain, GREEDY)
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert bool(saved) == pays
 
 

@@ -161,7 +161,7 @@ class Planted(ToyLayers):
                 scored[row] = scored[row].roll(1)
                 if states:
                     hidden[row] += 1.0
-                    self._said[direction(hidden[row])] = scored[row].float()
+                    self._remembered[direction(hidden[row])] = scored[row].float()
         return scored, hidden
 
 
@@ -411,7 +411,7 @@ def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) ->
     """Against the textbook's formulas with an inverse; with another noise they differ (negative control)."""
     monkeypatch.setattr(swift, "LENGTHS", (2.0,))
     rng = np.random.default_rng(1)
-    known, asked = (rng.integers(0, 2, (n, 9)).astype(float) for n in (12, 5))
+    known, candidates = (rng.integers(0, 2, (n, 9)).astype(float) for n in (12, 5))
     scores = rng.random(12)
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -420,12 +420,12 @@ def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) ->
         return found
 
     inverse = np.linalg.inv(kernel(known, known) + 0.01 * np.eye(12))
-    across, y = kernel(asked, known), (scores - scores.mean()) / scores.std()
+    across, y = kernel(candidates, known), (scores - scores.mean()) / scores.std()
     mean = across @ inverse @ y
     deviation = np.sqrt(1 - np.einsum("ij,jk,ik->i", across, inverse, across))
     expected = scores.mean() + scores.std() * (mean + 2.5 * deviation)
-    assert np.allclose(upper_bounds(known, scores, asked), expected)
-    assert not np.allclose(upper_bounds(known, scores, asked, noise=0.5), expected)
+    assert np.allclose(upper_bounds(known, scores, candidates), expected)
+    assert not np.allclose(upper_bounds(known, scores, candidates, noise=0.5), expected)
 
 
 def test_equal_scores_and_one_score_are_no_trouble() -> None:

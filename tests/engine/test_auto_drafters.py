@@ -163,8 +163,8 @@ def p_value(rule: str) -> float:
     for written in (request.outputs[0].token_ids for request in found):
         for i, token in enumerate(written):
             p = (runner.logits([*PROMPT, *written[:i]]).double() / TEMPERATURE).softmax(-1).numpy()
-            place = p[p > p[token]].sum() + rng.random() * p[token]
-            counts[min(int(place * BINS), BINS - 1)] += 1
+            position = p[p > p[token]].sum() + rng.random() * p[token]
+            counts[min(int(position * BINS), BINS - 1)] += 1
     return g_test(counts, [1 / BINS] * BINS)
 
 

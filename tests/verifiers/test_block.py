@@ -228,8 +228,8 @@ def test_a_bad_row_ends_the_path_before_it_or_its_own_sequence_alone() -> None:
     tree = TokenTree.build([0, 0], [ROOT, 0], trials={ROOT: [Trial(0, row)], 0: [Trial(1, row)]})
     rows = torch.tensor([[0.0, -torch.inf]] * 3)
     broken = [rows.clone() for _ in range(3)]
-    for place in range(3):
-        broken[place][place, 1] = torch.nan
+    for index in range(3):
+        broken[index][index, 1] = torch.nan
     found = BlockVerification().verify([tree] * 4, [*broken, rows], [KeyedDraws(1, 5)] * 4)
     assert isinstance(found[0], NumericsError)
     assert found[1:] == [Verdict((), (), 0), Verdict((0,), (0,), 0), Verdict((0, 1), (0, 0), 0)]

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import model_path, open_llm, with_flags
-from paceline.cli.prompts import read_prompts
+from paceline.cli.prompts import Prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, width, wrapped
 from paceline.errors import ConfigError
 
@@ -36,12 +36,6 @@ SCATTER = 2.0
 
 LATE = 1.15
 """Time over budget from which on a remark is made."""
-
-
-Prompts = Annotated[
-    Path | None,
-    typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
-]
 
 
 @with_flags(sampling=False)

@@ -10,7 +10,6 @@ Source: Dovetail: a CPU/GPU heterogeneous speculative decoding for LLM inference
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,13 +172,9 @@ class DraftModels:
         where = requested_device(device, self.info.device)
         key = ("open", model, _named(head_rows), layers, group_size)
 
-        def load(chosen: str) -> Runner:
-            return self._load(
-                model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, group_size=group_size
-            )
-
         def on(chosen: str) -> Runner:
-            return self._once((*key, chosen), functools.partial(load, chosen))
+            more = {"head_rows": head_rows, "group_size": group_size}
+            return self._once((*key, chosen), lambda: self._load(model, chosen, not other_tokens, layers, more))
 
         if where != AUTO:
             return on(where)
@@ -196,24 +191,14 @@ class DraftModels:
         logger.log(logging.INFO if found.seconds else logging.DEBUG, found.words(model))
         return found.device
 
-    def _load(
-        self,
-        model: str,
-        device: str,
-        *,
-        head_rows: Sequence[int] | None,
-        other_tokens: bool,
-        layers: bool,
-        group_size: int | None,
-    ) -> Runner:
+    def _load(self, model: str, device: str, same_tokens: bool, layers: bool, more: Mapping[str, Any]) -> Runner:
         folder = resolve(model, code=self._trust)
         read_config(folder)
-        if not other_tokens:
+        if same_tokens:
             self.check_tokens(model, folder)
         found = load_runner(
-            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust,
-            head_rows=head_rows, group_size=group_size,
-        )  # fmt: skip
+            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, **more
+        )
         if layers and not found.capabilities.early_exit:
             raise DrafterError(
                 f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
@@ -278,6 +263,7 @@ class DraftModels:
         )  # fmt: skip
 
     def check_tokens(self, model: str, folder: Path) -> None:
+        """Reject a draft model with another tokenizer."""
         why = same_tokenizer(self.tokenizer, Tokenizer.load(folder, trust_remote_code=self._trust))
         if why is not None:
             raise DrafterError(

@@ -47,16 +47,16 @@ class Exactness:
         return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
 
 
-def find_exactness(runner: Runner, asked: str) -> Exactness:
+def find_exactness(runner: Runner, requested: str) -> Exactness:
     """What holds for a loaded model.
 
     Args:
-        asked: "auto" or "strict".
+        requested: "auto" or "strict".
     Raises:
         ConfigError: strict was requested and is not possible.
     """
     reason = _reason(runner)
-    if reason is not None and asked == "strict":
+    if reason is not None and requested == "strict":
         raise strict_unavailable(runner.info.name, reason)
     return Exactness(reason)
 

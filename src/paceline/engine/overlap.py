@@ -89,9 +89,11 @@ class Task:
     states: Mapping[int, Any]
     drop: Callable[[int, Exception], None]
 
-    def ask(self, places: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
+    def ask(self, positions: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
         """Its work for the sequences at some places of the batch."""
-        return self.drafter.ahead([self.states[place] for place in places], [trees[place] for place in places])
+        return self.drafter.ahead(
+            [self.states[position] for position in positions], [trees[position] for position in positions]
+        )
 
 
 class Beside(Nothing):
@@ -147,20 +149,20 @@ class Beside(Nothing):
 
     def _one_by_one(self, task: Task) -> None:
         """The work of each sequence alone, on this thread; the drafter leaves those where it fails again."""
-        for place in task.states:
+        for position in task.states:
             try:
-                work = task.ask([place], self._trees)
+                work = task.ask([position], self._trees)
                 if work is not None:
-                    self._add([place], work.run())
+                    self._add([position], work.run())
             except Exception as error:
-                task.drop(place, error)
+                task.drop(position, error)
 
     def _add(self, at: Sequence[int], found: Sequence[DraftedToken | None]) -> None:
         if len(found) != len(at):
             raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
         trees = {
-            place: with_longer_draft(self._trees[place], guess)
-            for place, guess in zip(at, found, strict=True)
+            position: with_longer_draft(self._trees[position], guess)
+            for position, guess in zip(at, found, strict=True)
             if guess is not None
         }
         for tree in trees.values():
@@ -184,11 +186,11 @@ def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
 class RowsAndNone:
     """Rows, and behind them one that holds no distribution."""
 
-    def __init__(self, rows: Rows, place: int, none_v: torch.Tensor) -> None:
-        self._rows, self._place, self._none_v = rows, place, none_v
+    def __init__(self, rows: Rows, position: int, none_v: torch.Tensor) -> None:
+        self._rows, self._position, self._none_v = rows, position, none_v
 
     def __getitem__(self, row: int, /) -> torch.Tensor:
-        return self._none_v if row == self._place else self._rows[row]
+        return self._none_v if row == self._position else self._rows[row]
 
 
 def with_none(rows: Any, tree: TokenTree) -> Any:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
 
 
-Place = tuple[torch.Tensor, torch.Tensor]
+Position = tuple[torch.Tensor, torch.Tensor]
 """(v,) p at a place of a run, and its rest."""
 
 
@@ -108,7 +108,7 @@ def verify_run(
     """
     nodes: list[int] = []
     reached = [1.0]
-    places: list[Place] = []
+    positions: list[Position] = []
     trial = _drawn_child(tree, parent)
     while trial is not None:
         try:
@@ -121,35 +121,35 @@ def verify_run(
         q_v = proposal(trial, token, p_v)
         p_x, q_x = torch.stack((p_v[token], q_v[token])).tolist()
         if not q_x > 0.0:  # the drafter broke its contract: the target goes on alone
-            places.append((p_v, p_v))
+            positions.append((p_v, p_v))
             break
-        places.append((p_v, rest_of(p_v, q_v, reached[-1])))
+        positions.append((p_v, rest_of(p_v, q_v, reached[-1])))
         reached.append(reach(reached[-1], p_x, q_x))
         nodes.append(trial.node)
         trial = _drawn_child(tree, trial.node)
-    return _accepted_run(nodes, reached, places, draws, depth)
+    return _accepted_run(nodes, reached, positions, draws, depth)
 
 
 def _accepted_run(
-    nodes: list[int], reached: list[float], places: list[Place], draws: Draws, depth: int
+    nodes: list[int], reached: list[float], positions: list[Position], draws: Draws, depth: int
 ) -> tuple[list[int], int | None]:
     """Flip the coins from the last token back to the first, and draw from the rest where a run ends early.
 
     Args:
-        nodes: (m). reached: p_0..p_m. places: of tokens 1..m; with one more, that is what follows the whole run.
+        nodes: (m). reached: p_0..p_m. positions: of tokens 1..m; with one more, that is what follows the whole run.
     """
     stop = len(nodes)
-    while stop and not draws.bernoulli(depth, stop, _chance(stop, nodes, reached, places)):
+    while stop and not draws.bernoulli(depth, stop, _chance(stop, nodes, reached, positions)):
         stop -= 1
-    if stop == len(places):
+    if stop == len(positions):
         return nodes, None
-    p_v, rest_v = places[stop]
+    p_v, rest_v = positions[stop]
     mass = float(rest_v.sum())  # none where p and q are equal up to rounding
     return nodes[:stop], draws.categorical(depth + stop, rest_v / mass if mass > 0.0 else p_v)
 
 
-def _chance(stop: int, nodes: list[int], reached: list[float], places: list[Place]) -> float:
-    return reached[stop] if stop == len(nodes) else stop_chance(float(places[stop][1].sum()), reached[stop])
+def _chance(stop: int, nodes: list[int], reached: list[float], positions: list[Position]) -> float:
+    return reached[stop] if stop == len(nodes) else stop_chance(float(positions[stop][1].sum()), reached[stop])
 
 
 def _drawn_child(tree: TokenTree, parent: int) -> Trial | None:

@@ -372,11 +372,11 @@ class AutoController(Controller):
         else:
             self._since_plain = 0
             everything.skip(steps, known=True)
-        asked = {one.drafter: one for one in now.planned if _was_asked(outcome, one.drafter)}
+        called = {one.drafter: one for one in now.planned if _was_asked(outcome, one.drafter)}
         rows = outcome.times.rows - now.size
         per_row = (now.table[min(outcome.times.rows, len(now.table) - 1)] - now.plain) / rows if rows > 0 else 0.0
         for drafter in range(len(self.names)):
-            trust, one = self._trusted(now.size, drafter), asked.get(drafter)
+            trust, one = self._trusted(now.size, drafter), called.get(drafter)
             if one is None:
                 trust.skip(steps, known=now.why != "" or any(other.drafter == drafter for other in now.planned))
                 continue

@@ -46,7 +46,7 @@ TRIAL_SIZE: Final = 4, 4
 
 LIMIT: Final = 1024
 
-_Place = tuple[int, int]
+_Buckets = tuple[int, int]
 
 
 class PPDController(Controller):
@@ -84,7 +84,7 @@ class PPDController(Controller):
         self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
         self._choices: dict[
-            _Place, tuple[int, Choice, Shape, Shape]
+            _Buckets, tuple[int, Choice, Shape, Shape]
         ] = {}  # batch and context -> step when made, `choose`
         self.steps = self._plain = 0
         self._wait = FIRST_WAIT
@@ -104,22 +104,22 @@ class PPDController(Controller):
         if self._off or not signals:
             return Plan.nothing(size)
         context = max(signal.length for signal in signals)
-        place = batch_bucket(size), context_bucket(context)
-        made = self._choices.get(place)
+        buckets = batch_bucket(size), context_bucket(context)
+        made = self._choices.get(buckets)
         waiting = made is not None and not made[1].nodes and self._plain < self._wait
         if made is None or (
             not waiting and self.steps - made[0] >= (EARLY_CHOICE_STEPS if self.steps < EARLY_STEPS else CHOICE_STEPS)
         ):
-            made = self._choices[place] = (self.steps, *self.choose(size, context))
+            made = self._choices[buckets] = (self.steps, *self.choose(size, context))
         _, self.choice, best, wide = made
         self._shape = best if self.steps % EXPLORATION_STEPS else wide
         if self.choice.nodes:
             self._plain, self._wait = 0, FIRST_WAIT
         else:
-            self._wait_or_try(place)
+            self._wait_or_try(buckets)
         return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
 
-    def _wait_or_try(self, place: _Place) -> None:
+    def _wait_or_try(self, buckets: _Buckets) -> None:
         """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain
         steps.
         """
@@ -127,7 +127,7 @@ class PPDController(Controller):
         self._plain += 1
         if self._plain >= self._wait + TRIAL_STEPS:
             self._plain, self._wait = 0, LONGEST_WAIT if self.hopeless else min(2 * self._wait, LONGEST_WAIT)
-            del self._choices[place]
+            del self._choices[buckets]
 
     def _budgets(self, signal: Signal) -> list[Budget]:
         """The chosen shape for every drafter, no deeper than the sequence may grow."""

@@ -36,8 +36,8 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 class OtherOptionError(ValueError):
     """Arrays that are whole, of a table that was configured otherwise."""
 
-    def __init__(self, name: str, kept: object, asked: object) -> None:
-        super().__init__(f"with {name} {asked}: they were stored with {name} {kept}")
+    def __init__(self, name: str, kept: object, requested: object) -> None:
+        super().__init__(f"with {name} {requested}: they were stored with {name} {kept}")
 
 
 class Table(Protocol):

@@ -149,12 +149,12 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        asked = [i for i, count in enumerate(steps) if count > 0]
-        for i in asked:
+        active = [i for i, count in enumerate(steps) if count > 0]
+        for i in active:
             states[i].confirm(self.runner)
-        if asked:
-            found = self._draft([states[i] for i in asked], [budgets[i] for i in asked], [steps[i] for i in asked])
-            for i, tree in zip(asked, found, strict=True):
+        if active:
+            found = self._draft([states[i] for i in active], [budgets[i] for i in active], [steps[i] for i in active])
+            for i, tree in zip(active, found, strict=True):
                 trees[i] = tree
         return trees
 

@@ -207,11 +207,11 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     def propose(
         self, states: Sequence[MiddleState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
-        asked = [
+        requested = [
             (i, state, self._steps(state, budget))
             for i, (state, budget) in enumerate(zip(states, budgets, strict=True))
         ]
-        active = [(state, budgets[i], most) for i, state, most in asked if most > 0]
+        active = [(state, budgets[i], most) for i, state, most in requested if most > 0]
         for state, _, _ in active:
             state.follow(self.runner, self.inner, drawn=draws_for(state.context, self.method))
         if active:
@@ -219,7 +219,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         while active:
             self._round([state for state, _, _ in active], [most for *_, most in active])
             active = [each for each in active if each[0].ask_controller(*each[1:], self.least)]
-        return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in asked]
+        return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in requested]
 
     def runners(self) -> Sequence[Runner]:
         return (self.runner, *(() if self.inner is None else self.inner.runners()))

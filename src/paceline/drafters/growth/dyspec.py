@@ -153,11 +153,11 @@ class ThresholdDraft(Growth):
         ]
         heapq.heapify(heap)
         while heap and len(self.tokens) < self.nodes:
-            negative, place = heapq.heappop(heap)
+            negative, index = heapq.heappop(heap)
             if negative == 0.0 or (-negative < self.threshold and self.tokens):
                 break
-            parent, family = self.front[place], families[place]
+            parent, family = self.front[index], families[index]
             if self.take(parent, family) is not None:
-                heapq.heappush(heap, (-self.reach_of(parent) * family.share, place))
+                heapq.heappush(heap, (-self.reach_of(parent) * family.share, index))
         self.level += 1
         self.front = sorted(self.last_level(first, self.threshold), key=lambda node: -self.reach[node])

@@ -74,15 +74,15 @@ class BeamDraft(Growth):
         heapq.heapify(heap)
         stop = min(first + self.width, self.nodes)
         while heap and len(self.tokens) < stop:
-            negative, place = heapq.heappop(heap)
-            parent, family = self.front[place], families[place]
+            negative, index = heapq.heappop(heap)
+            parent, family = self.front[index], families[index]
             node = self.take(parent, family)
             if node is None:
                 continue
             self.scores.append(-negative)
             rate = self.reach_of(parent) * family.share
             if rate > 0.0:
-                heapq.heappush(heap, (-later(-negative, rate, self._luck(node)), place))
+                heapq.heappush(heap, (-later(-negative, rate, self._luck(node)), index))
         self.level += 1
         self.front = self.last_level(first)
 

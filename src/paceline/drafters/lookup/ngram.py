@@ -53,8 +53,8 @@ def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> np
     slot = np.int64((value * _MIX) >> _HIGH) & mask
     while table[slot] >= 0:
         if table[slot] & _LENGTH == n:
-            place, i = table[slot] >> _SHIFT, 0
-            while i < n and text[place - i] == text[end - i]:
+            position, i = table[slot] >> _SHIFT, 0
+            while i < n and text[position - i] == text[end - i]:
                 i += 1
             if i == n:
                 return slot
@@ -109,14 +109,14 @@ def draft(text: Ints, span: Pair, lengths: Pair, keep: bool, table: Longs, out: 
     """
     first, size = span
     index_ngrams(text, (first, size - 1), lengths, keep, table)
-    place = longest_match(text, size, lengths, table)
-    if place < 0:
+    position = longest_match(text, size, lengths, table)
+    if position < 0:
         return 0
     for i in range(len(out)):
-        at = place + 1 + i
+        at = position + 1 + i
         out[i] = text[at] if at < size else out[at - size]
     match = 1
-    while match < LONGEST_MATCH and place >= match and text[place - match] == text[size - 1 - match]:
+    while match < LONGEST_MATCH and position >= match and text[position - match] == text[size - 1 - match]:
         match += 1
     return match
 

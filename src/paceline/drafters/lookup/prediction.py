@@ -54,17 +54,17 @@ class PredictionState:
 
     Attributes:
         ids: the prediction; `ids_n` the same as (n,) int64.
-        place: index in it of the token expected next, or LOST.
+        position: index in it of the token expected next, or LOST.
         run: tokens that matched in a row up to there.
         anchor: the last sure place.
         start, done: where the output begins, and how much of the text has been followed.
     """
 
-    __slots__ = ("anchor", "context", "done", "ids", "ids_n", "place", "run", "start")
+    __slots__ = ("anchor", "context", "done", "ids", "ids_n", "position", "run", "start")
 
     def __init__(self, context: Context, ids: list[int]) -> None:
         self.context, self.ids, self.ids_n = context, ids, np.asarray(ids, np.int64)
-        self.place = self.run = self.anchor = 0
+        self.position = self.run = self.anchor = 0
         self.start = self.done = context.prompt_length
 
     def follow(self) -> None:
@@ -73,12 +73,12 @@ class PredictionState:
         while self.done < len(text):
             token = text[self.done]
             self.done += 1
-            if 0 <= self.place < len(self.ids) and self.ids[self.place] == token:
-                self.place, self.run = self.place + 1, self.run + 1
+            if 0 <= self.position < len(self.ids) and self.ids[self.position] == token:
+                self.position, self.run = self.position + 1, self.run + 1
             else:
-                self.place, self.run = self.search(text)
+                self.position, self.run = self.search(text)
             if self.run >= SURE:
-                self.anchor = self.place
+                self.anchor = self.position
 
     def search(self, text: Sequence[int]) -> tuple[int, int]:
         """The place after the best match of the last tokens, and the match's length; LOST and 0 without one."""
@@ -87,13 +87,13 @@ class PredictionState:
         pairs_m, singles_m = ends_m[lengths_m >= 2] + 1, ends_m + 1
         after = int(np.searchsorted(pairs_m, self.anchor, side="right"))
         if len(pairs_m):
-            place = int(pairs_m[after if after < len(pairs_m) else -1])
+            position = int(pairs_m[after if after < len(pairs_m) else -1])
         else:
             after = int(np.searchsorted(singles_m, self.anchor, side="right"))
             if after == len(singles_m) or singles_m[after] > self.anchor + NEAR:
                 return LOST, 0
-            place = int(singles_m[after])
-        return place, int(lengths_m[np.searchsorted(ends_m, place - 1)])
+            position = int(singles_m[after])
+        return position, int(lengths_m[np.searchsorted(ends_m, position - 1)])
 
     def _lengths(self, text: Sequence[int], ends_m: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """(m,) how many tokens up to and with each of these positions of the prediction equal the output's last
@@ -126,7 +126,7 @@ class PredictionDrafter(SingleDrafter[PredictionState]):
 
     def fork(self, state: PredictionState, context: Context) -> PredictionState:
         other = PredictionState(context, state.ids)
-        other.place, other.run, other.anchor = state.place, state.run, state.anchor
+        other.position, other.run, other.anchor = state.position, state.run, state.anchor
         other.start, other.done = state.start, state.done
         return other
 
@@ -136,9 +136,9 @@ class PredictionDrafter(SingleDrafter[PredictionState]):
 
     def _propose(self, state: PredictionState, budget: Budget) -> TokenTree:
         state.follow()
-        if state.place == LOST:
+        if state.position == LOST:
             return EMPTY_TREE
-        tokens = state.ids[state.place : state.place + self._steps(budget)]
+        tokens = state.ids[state.position : state.position + self._steps(budget)]
         if UNKNOWN in tokens:
             tokens = tokens[: tokens.index(UNKNOWN)]
         confidence = [

@@ -90,12 +90,12 @@ def _best_of(bits: Bits, span: tuple[int, int], floor: int, flip: int, ids_k: In
         if end - begin == BLOCK and _extreme(bits, begin, flip) <= ranks_k[last]:
             continue
         for at in range(begin, end):
-            rank, place = _rank_of(bits[at], flip), last
+            rank, position = _rank_of(bits[at], flip), last
             if rank > ranks_k[last]:
-                while place > 0 and rank > ranks_k[place - 1]:
-                    ranks_k[place], ids_k[place] = ranks_k[place - 1], ids_k[place - 1]
-                    place -= 1
-                ranks_k[place], ids_k[place] = rank, at - span[0]
+                while position > 0 and rank > ranks_k[position - 1]:
+                    ranks_k[position], ids_k[position] = ranks_k[position - 1], ids_k[position - 1]
+                    position -= 1
+                ranks_k[position], ids_k[position] = rank, at - span[0]
 
 
 @compiled

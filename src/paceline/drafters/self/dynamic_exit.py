@@ -52,8 +52,8 @@ def best_exit(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int,
     """
     lengths = np.arange(1, most + 1)
     gains = (1.0 + np.cumsum(rates[:, None] ** lengths, axis=1)) / (layers + exits[:, None] * lengths)
-    exit_index, place = divmod(int((gains >= gains.max() * (1.0 - 1e-9)).argmax()), most)
-    return exit_index, 1 + place
+    exit_index, position = divmod(int((gains >= gains.max() * (1.0 - 1e-9)).argmax()), most)
+    return exit_index, 1 + position
 
 
 class ExitRecord:

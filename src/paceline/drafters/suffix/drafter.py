@@ -305,14 +305,14 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
 
 
 @compiled
-def put(desk: Desk, row: Int, above: Int, place: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
+def put(desk: Desk, row: Int, above: Int, at: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
     """Write a row of `work`: token, node and tokens matched on its edge; probability and chance.
 
     Returns the next row.
     """
     work = desk.work
     work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1
-    work[row, TOKEN], work[row, AT], work[row, MATCHED] = place
+    work[row, TOKEN], work[row, AT], work[row, MATCHED] = at
     desk.work_f[row, PROB], desk.work_f[row, CHANCE] = chances[0], min(chances[1], 1.0)
     return row + 1
 
