@@ -168,7 +168,7 @@ def test_an_array_without_dimensions_is_no_list(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
-def test_integers_that_tensors_do_not_take_are_refused(name: str) -> None:
+def test_integers_that_tensors_do_not_take_are_rejected(name: str) -> None:
     with pytest.raises(OverflowError):
         torch.ones(1).div_(10**30)
     with pytest.raises(ConfigError, match=f"{name} must be at most"):

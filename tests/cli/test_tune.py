@@ -84,7 +84,7 @@ def test_a_dry_run_keeps_nothing(run: Command, prompts: Path, tmp_path: Path) ->
     assert not (tmp_path / "cache" / "profiles").exists()
 
 
-def test_bad_input_is_refused_before_the_model_is_loaded(run: Command, tmp_path: Path) -> None:
+def test_bad_input_is_rejected_before_the_model_is_loaded(run: Command, tmp_path: Path) -> None:
     found = run("tune", "--prompts", tmp_path / "none.txt", "--model", "/no/such/model")
     assert (found.code, "none.txt" in found.line) == (2, True)
     found = run("tune", "-s", "null", "--model", "/no/such/model")
@@ -157,7 +157,7 @@ def test_words_of_an_interrupt() -> None:
     assert "too few runs" in shown
 
 
-def test_refusals_and_what_was_left_out_are_said() -> None:
+def test_rejections_and_what_was_left_out_are_said() -> None:
     shown = words(
         tuning(
             refused={"x, 5 tokens": "output differs"},

@@ -132,7 +132,7 @@ def test_a_file_that_makes_no_sense_is_ignored_with_one_line(
     assert caplog.text.count("are not valid") == 1
 
 
-def test_prices_of_drafts_that_make_no_sense_are_refused_and_hardly_timed_ones_not_kept() -> None:
+def test_prices_of_drafts_that_make_no_sense_are_rejected_and_hardly_timed_ones_not_kept() -> None:
     costs = Costs()
     costs.observe(1, 10, step(2, 0.01, draft=(1e-3,), other=1e-4), ("draft",), (2,))
     assert costs.drafts() == []

@@ -69,6 +69,6 @@ def test_steps_cut_short_by_the_end_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"k_min": 0}, {"k_min": 9, "k_max": 8}, {"delta": -1}, {"rho": 1.5}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         DiffuSpecController(**wrong)

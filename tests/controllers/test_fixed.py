@@ -37,7 +37,7 @@ def test_trees_stay_as_they_are() -> None:
     assert plan(FixedController(5), size=2).select(trees) == trees
 
 
-def test_zero_is_plain_decoding_and_less_is_refused() -> None:
+def test_zero_is_plain_decoding_and_less_is_rejected() -> None:
     assert not planned(FixedController(0)).drafts
     assert "0 speculative tokens" in FixedController(0).explain()
     with pytest.raises(ConfigError, match="num_speculative_tokens must be 0 or more, got -1"):

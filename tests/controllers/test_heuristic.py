@@ -58,6 +58,6 @@ def test_it_settles_where_two_steps_down_balance_one_up() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"num_assistant_tokens": 0}, {"num_assistant_tokens_schedule": "linear"}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         HeuristicController(**wrong)

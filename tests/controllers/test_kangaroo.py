@@ -35,6 +35,6 @@ def test_tables_that_propose_everything_at_once_are_cut_there() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.2}, {"threshold": "high"}, {"steps": 0}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KangarooController(**wrong)

@@ -131,7 +131,7 @@ def test_a_hopeless_drafter_costs_two_tokens_a_step() -> None:
         {"weight_mismatch": 0},
     ],
 )
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SpecDecPPController(**wrong)
 

@@ -51,6 +51,6 @@ def test_every_drafter_has_a_chain_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"stop_threshold": -0.1}, {"max_step_draft": 0}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SwiftController(**wrong)

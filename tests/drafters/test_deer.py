@@ -230,7 +230,7 @@ def test_the_text_is_that_of_greedy_decoding(says: Says) -> None:
         ({"separator_token_id": VOCAB}, "separator_token_id must be an integer in 0..10"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_rejected_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         drafter(random_rows(VOCAB), **options)
     assert "\n" not in str(caught.value)

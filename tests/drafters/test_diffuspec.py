@@ -168,7 +168,7 @@ def test_a_file_teaches_every_tenant_and_tables_are_kept(tmp_path: Path) -> None
         ({"model": 3}, "must be the folder or hub id of a diffusion language model for method 'diffuspec', got 3"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_rejected_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         drafter(torn, **options)
     assert "\n" not in str(caught.value)
@@ -280,7 +280,7 @@ def test_an_end_that_the_denoiser_does_not_see_is_not_taken_for_being_short() ->
     assert len(best_path(lattice_of(rows, mass=0.8, most=15, ends=[END]), counts([]), [], lam=0.5, beam=5)) == 12
 
 
-def test_rows_without_a_distribution_are_refused() -> None:
+def test_rows_without_a_distribution_are_rejected() -> None:
     for bad in (float("nan"), float("-inf")):
         rows = weights([0.2] * 5, [0.2] * 5)
         rows[1] = bad

@@ -208,6 +208,6 @@ def test_a_lower_threshold_gives_more_nodes_and_the_first_child_always_comes() -
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.1, 1.5, "small", True])
-def test_a_wrong_threshold_is_refused(wrong: object) -> None:
+def test_a_wrong_threshold_is_rejected(wrong: object) -> None:
     with pytest.raises(ConfigError, match="tree_threshold must be above 0"):
         drafter_of(ToyRunner(VOCAB), tree_policy="dyspec_threshold", tree_threshold=wrong)

@@ -121,7 +121,7 @@ def test_full_tables_tell_n_grams_apart(tokens: list[int]) -> None:
         {"num_speculative_tokens": -1},
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         NgramDrafter(ARGS, **options)
 

@@ -188,6 +188,6 @@ def test_no_prediction_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("limit", [-1, 2.5, True])
-def test_bad_options_are_refused(limit: Any) -> None:
+def test_bad_options_are_rejected(limit: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         PredictionDrafter(ARGS, num_speculative_tokens=limit)

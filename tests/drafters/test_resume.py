@@ -220,7 +220,7 @@ def test_where_it_fails_all_is_scored_and_the_drafter_is_dropped(plain: LLM, mon
     assert all("no states" in out.metrics.dropped_drafters["layer_skip"] for out in found)
 
 
-def test_it_is_refused_where_layers_are_left_out(plain: LLM) -> None:
+def test_it_is_rejected_where_layers_are_left_out(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="leave out resume_verification or target_speedup"):
         plain.with_speculative_config({"method": "layer_skip", "target_speedup": 2.0, "resume_verification": True})
     with pytest.raises(ConfigError, match="resume_verification must be True or False"):

@@ -157,12 +157,12 @@ def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
         ({"draft_sample_method": "best"}, "draft_sample_method"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         drafter_of(**options)
 
 
-def test_models_without_exits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_exits_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = tiny_checkpoint.write(tmp_path / "one", num_hidden_layers=1)
     with pytest.raises(ConfigError, match="must have two layers or more, got 1"):
         LLM(speculative_config={"method": "s2d", "model": str(one)})

@@ -192,7 +192,7 @@ def test_a_copy_is_independent() -> None:
     assert counts(tree) == before != counts(twin)
 
 
-def test_tables_are_read_again_and_bad_ones_refused() -> None:
+def test_tables_are_read_again_and_bad_ones_rejected() -> None:
     cache, again = SuffixCache(6, 9, 999, 10), SuffixCache(6, 9, 999, 10)
     for text in ([1, 2, 3], [4, 5], [1, 2, 9, 9, 9]):
         cache.add(ints(text))
@@ -215,7 +215,7 @@ def test_tables_are_read_again_and_bad_ones_refused() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 256])
-def test_a_depth_outside_its_range_is_refused(depth: int) -> None:
+def test_a_depth_outside_its_range_is_rejected(depth: int) -> None:
     with pytest.raises(ValueError, match="depth"):
         SuffixTree(depth)
 
@@ -261,6 +261,6 @@ def test_a_tree_that_moves_has_another_record() -> None:
     assert np.array_equal(tree.record, record_of(tree.arrays))
 
 
-def test_arrays_with_gaps_are_refused() -> None:
+def test_arrays_with_gaps_are_rejected() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         record_of([np.zeros((4, 4), np.int32)[:, 0]])

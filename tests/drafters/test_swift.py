@@ -299,13 +299,13 @@ def test_no_copy_is_made_where_memory_is_short() -> None:
     ],
     ids=str,
 )
-def test_bad_options_are_refused_in_one_line(plain: LLM, options: dict[str, Any], words: str) -> None:
+def test_bad_options_are_rejected_in_one_line(plain: LLM, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         fast(plain, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_target_of_two_layers_is_refused() -> None:
+def test_a_target_of_two_layers_is_rejected() -> None:
     with pytest.raises(CapabilityError, match="between the first and the last layer, but toy has 2 layers"):
         PlantedWorld(set(), layers=2)
 
@@ -321,7 +321,7 @@ def test_unified_layers_draft_and_the_text_is_the_targets(plain: LLM, speedup: f
     assert (min(rates) > 0.9) == (speedup == 1.0)
 
 
-def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: LLM) -> None:
+def test_unified_layers_beside_an_exit_and_beyond_the_model_are_rejected(plain: LLM) -> None:
     for options, words in (
         ({"target_speedup": 3.5}, r"target_speedup must be in 1\.\.3, got 3\.5"),
         ({"target_speedup": 2, "exit_layer": 2}, "exit_layer and target_speedup are two ways"),
@@ -482,7 +482,7 @@ def test_side_branches_hang_off_the_chain_and_help(plain: LLM) -> None:
     runner.release(cache)
 
 
-def test_a_runner_of_chains_refuses_side_branches() -> None:
+def test_a_runner_of_chains_rejects_side_branches() -> None:
     with pytest.raises(
         CapabilityError, match=r"tree_width must be 1, since the runner of toy scores chains only, got 3"
     ):

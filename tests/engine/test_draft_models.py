@@ -80,7 +80,7 @@ def test_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["tpu", "cuda:x", "", 0, ["cpu"]])
-def test_what_is_no_device_is_refused(given: Any) -> None:
+def test_what_is_no_device_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError, match="draft_device must be auto, cpu, cuda or cuda:N, got "):
         requested_device(given, CPU)
 

@@ -55,7 +55,7 @@ def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
     assert told[0].startswith(f"{runner.info.name}: testing")
 
 
-def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monkeypatch):
+def test_a_failed_self_test_is_said_and_strict_is_rejected(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "a chain of 3 rows")
     found = find_exactness(target, "auto")
@@ -85,7 +85,7 @@ def test_operators_are_strict_where_it_is_asked_for(folder, monkeypatch):
     assert "matrix products on this CPU" in str(find_exactness(llm.runner, "auto"))
 
 
-def test_a_model_that_runs_in_transformers_is_refused(folder):
+def test_a_model_that_runs_in_transformers_is_rejected(folder):
     runner = load_runner(folder, native=False)
     assert "it runs in transformers" in str(find_exactness(runner, "auto"))
     with pytest.raises(ConfigError, match=r"not available for .*: it runs in transformers"):
@@ -94,7 +94,7 @@ def test_a_model_that_runs_in_transformers_is_refused(folder):
         find_exactness(runner, "strict")
 
 
-def test_angles_that_depend_on_the_length_are_refused(tmp_path, monkeypatch):
+def test_angles_that_depend_on_the_length_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     folder = tiny_checkpoint.write(tmp_path / "dynamic", rope_parameters=scaling)
@@ -103,7 +103,7 @@ def test_angles_that_depend_on_the_length_are_refused(tmp_path, monkeypatch):
         LLM(folder, exactness="strict")
 
 
-def test_a_wrong_value_is_refused():
+def test_a_wrong_value_is_rejected():
     with pytest.raises(ConfigError, match="exactness must be one of auto, strict, got 'exact'"):
         LLM(exactness="exact")
     assert "use exactness='auto'" in str(strict_unavailable("m", "why"))

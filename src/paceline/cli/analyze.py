@@ -27,10 +27,10 @@ POSITIONS = 32
 REAL = "biuf"
 """Kinds of NumPy's types that are real numbers."""
 
-NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and
-points are chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound.
-Tokens per pass take places to be alike and independent, and look at complete trees of one width alone, chains included;
-a tree of another shape may do better."""
+NOTE = """An optimum bounds the exact rules that decide position by position, for drafts drawn in that way. Greedy
+drafts and points are chosen in other ways, block verification judges a chain as a whole, and the approximate rule has
+no bound. Tokens per pass take positions to be alike and independent, and look at complete trees of one width alone,
+chains included; a tree of another shape may do better."""
 
 
 Probabilities = Annotated[

@@ -16,7 +16,7 @@ import typer
 from paceline.cli import bench_diffusion, bench_documents, bench_peers
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
-from paceline.cli.options import engine_options, refuse_diffusion, with_flags
+from paceline.cli.options import engine_options, reject_diffusion, with_flags
 from paceline.cli.terminal import progress_bar, say, stages
 from paceline.errors import ConfigError
 
@@ -333,7 +333,7 @@ def _open(given: dict[str, Any], options: Options) -> LLM:
 
     if str(given.get("model", "")).startswith(RANDOM):
         given["model"] = str(model_folder(given["model"]))
-    refuse_diffusion(given)
+    reject_diffusion(given)
     chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
     llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
     raise_from_now_on()

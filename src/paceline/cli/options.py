@@ -327,7 +327,7 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
         ConfigError: a diffusion language model where the command serves none.
     """
     if not diffusion:
-        refuse_diffusion(given)
+        reject_diffusion(given)
     from paceline.llm import LLM
 
     llm = LLM(**engine_options(given), enable_prefix_caching=not timed)
@@ -342,7 +342,7 @@ def model_path(given: dict[str, Any]) -> Path:
     return resolve(given["model"], revision=given.get("revision"), gguf_file=given.get("gguf_file"))
 
 
-def refuse_diffusion(given: dict[str, Any]) -> None:
+def reject_diffusion(given: dict[str, Any]) -> None:
     """For commands that time or examine an engine.
 
     Raises:

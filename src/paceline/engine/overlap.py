@@ -80,8 +80,8 @@ class Task:
     """One drafter in one step.
 
     Attributes:
-        index: of the drafter. states: place in the batch -> its state. drop: takes the drafter off the sequence at a
-            place.
+        index: of the drafter. states: position in the batch -> its state. drop: takes the drafter off the sequence at a
+            position.
     """
 
     index: int
@@ -90,7 +90,7 @@ class Task:
     drop: Callable[[int, Exception], None]
 
     def ask(self, positions: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
-        """Its work for the sequences at some places of the batch."""
+        """Its work for the sequences at some positions of the batch."""
         return self.drafter.ahead(
             [self.states[position] for position in positions], [trees[position] for position in positions]
         )
@@ -100,8 +100,8 @@ class Beside(Nothing):
     """Runs the work of drafters on the helper, around a scoring pass.
 
     Attributes:
-        longer: place in the batch -> its tree with one trial more, where that token was drawn; known at the end of the
-            block.
+        longer: position in the batch -> its tree with one trial more, where that token was drawn; known at the end of
+            the block.
 
     Args:
         trees: that are being scored. vocab_size: of the target.

@@ -7,13 +7,13 @@ Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10
 are too short to be completed. Here a canvas that passes can be completed as it is; if it passes after every token
 written, the last one completes it.
 
-The chart is filled by compiled code. A place is a slot's left edge, `slot * width`, or a join inside the token of a
-slot, `slot * width + width - 1 - join`; since joins within a join have lower numbers, places ascend from left to right.
-Bit q of `chart[p, A]` says that symbol A derives a text that the slots from place p to place q can hold. Rows are
-filled from the right, so that whatever begins further right is known: A at p reaches wherever C reaches from a q that B
-at p reaches, if A -> B C. What is new at p is taken up until nothing is new (left recursion included), a worklist over
-(p, A, q) as in Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111), a word of 64
-places at a time.
+The chart is filled by compiled code. A position is a slot's left edge, `slot * width`, or a join inside the token of a
+slot, `slot * width + width - 1 - join`; since joins within a join have lower numbers, positions ascend from left to
+right. Bit q of `chart[p, A]` says that symbol A derives a text that the slots from position p to position q can hold.
+Rows are filled from the right, so that whatever begins further right is known: A at p reaches wherever C reaches from a
+q that B at p reaches, if A -> B C. What is new at p is taken up until nothing is new (left recursion included), a
+worklist over (p, A, q) as in Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111), a
+word of 64 positions at a time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Desk(NamedTuple):
 
     Attributes:
         kinds: (n,) int32, what each slot holds, see `MASKED`.
-        chart: (n * width + 1, symbols, words) uint64; the last place is the end of the canvas.
+        chart: (n * width + 1, symbols, words) uint64; the last position is the end of the canvas.
         now, soon: (q,) bool, states at a slot's edges.
         active: (joins,) bool, joins that occur in a slot.
         fresh: (symbols, words) uint64, bits of a row that no rule has seen.
@@ -154,7 +154,7 @@ def _set(row: Bits, symbol: int, position: int) -> None:
 
 @compiled
 def _terminals(desk: Desk, slot: int, k: int, row: Bits) -> None:
-    """Set a bit for every terminal and every place where it may end that begins at place (slot, k)."""
+    """Set a bit for every terminal and every position where it may end that begins at position (slot, k)."""
     tables, now, width = desk.tables, desk.now, desk.tables.width
     now[:] = False
     if k:
@@ -213,7 +213,7 @@ def _cross(desk: Desk, slot: int, row: Bits) -> bool:
 
 @compiled
 def _close(desk: Desk, row: Bits) -> None:
-    """Apply rules at one place until nothing is new."""
+    """Apply rules at one position until nothing is new."""
     tables, fresh, taken, found = desk.tables, desk.fresh, desk.taken, desk.found
     fresh[:] = row
     again = True
@@ -266,7 +266,7 @@ UNFIT: Final = -3
 MOST_BYTES: Final = 2**31
 
 Position = tuple[int, int]
-"""A slot and a place in it, see `chart`: 0 is its left edge."""
+"""A slot and a position in it, see `chart`: 0 is its left edge."""
 
 
 class Fillings:
@@ -347,7 +347,7 @@ class Fillings:
         return tokens
 
     def _derivation(self, symbol: int, start: Position, end: Position) -> list[tuple[int, Position, Position]]:
-        """Terminals with their places, from left to right."""
+        """Terminals with their positions, from left to right."""
         found, stack = [], [(symbol, start, end)]
         while stack:
             symbol, start, end = stack.pop()
@@ -360,7 +360,7 @@ class Fillings:
         return found
 
     def _explain(self, symbol: int, start: Position, end: Position) -> tuple[int, tuple[int, Position, int] | None]:
-        """A terminal, or two symbols and where they meet, that make up a symbol between two places."""
+        """A terminal, or two symbols and where they meet, that make up a symbol between two positions."""
         cfg = self.lexicon.cfg
         alike = [symbol]
         for found in alike:

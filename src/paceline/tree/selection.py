@@ -127,7 +127,7 @@ class _Choice:
 
 
 def _drawing_order(tree: TokenTree) -> Iterator[tuple[int, int]]:
-    """(parent, place in its trials) of every drawn trial, as they were drawn."""
+    """(parent, position in its trials) of every drawn trial, as they were drawn."""
     keys = []
     for parent, trials in tree.trials.items():
         depth = 0 if parent == ROOT else int(tree.depths[parent])

@@ -64,10 +64,10 @@ class Shape:
         if len(self) <= nodes and (not len(self) or int(self.depths_n.max()) <= depth):
             return self
         kept_n = np.flatnonzero(self.depths_n <= depth)[: max(nodes, 0)]
-        places_n = np.full(len(self) + 1, -1, np.int32)  # the last entry stands for the root
-        places_n[kept_n] = np.arange(len(kept_n), dtype=np.int32)
+        positions_n = np.full(len(self) + 1, -1, np.int32)  # the last entry stands for the root
+        positions_n[kept_n] = np.arange(len(kept_n), dtype=np.int32)
         return Shape(
-            places_n[self.parents_n[kept_n]], self.ranks_n[kept_n], self.depths_n[kept_n], self.reach_n[kept_n]
+            positions_n[self.parents_n[kept_n]], self.ranks_n[kept_n], self.depths_n[kept_n], self.reach_n[kept_n]
         )
 
     def columns(self) -> Ints:

@@ -6,8 +6,8 @@ p_i), where R is the mass of max(p_i p - q, 0) over the next token. A run that e
 draw from that rest. The chance to accept at least i tokens is then p_i, which no exact rule exceeds; one by one it
 would be the product of the single chances.
 
-The coins of a run look at places that may be drafted and verified again in the next step, so all of them are keyed by
-the run's first place, whose token this step decides.
+The coins of a run look at positions that may be drafted and verified again in the next step, so all of them are keyed
+by the run's first position, whose token this step decides.
 
 Source: Block verification accelerates speculative decoding (arXiv:2403.10444), algorithm 2.
 """
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 Position = tuple[torch.Tensor, torch.Tensor]
-"""(v,) p at a place of a run, and its rest."""
+"""(v,) p at a position of a run, and its rest."""
 
 
 class BlockVerification(Verifier):
     """Exact verification of drawn chains as wholes; points are verified as by `rejection_sampler`.
 
     Raises:
-        CapabilityError: on a tree in which a place has a drawn proposal and another one.
+        CapabilityError: on a tree in which a position has a drawn proposal and another one.
     """
 
     name = "block_verification"
@@ -56,7 +56,7 @@ def reject_branches(tree: TokenTree) -> None:
     """Reject what is no chain of drawn proposals.
 
     Raises:
-        CapabilityError: some place has a drawn proposal and another one.
+        CapabilityError: some position has a drawn proposal and another one.
     """
     for parent, trials in tree.trials.items():
         if len(trials) > 1 and any(trial.drawn for trial in trials):
@@ -165,7 +165,7 @@ def reach(before: float, p_x: float, q_x: float) -> float:
 def rest_of(p_v: torch.Tensor, q_v: torch.Tensor, reached: float) -> torch.Tensor:
     """(v,) max(p_i p - q, 0), not normalised.
 
-    What the target has at the next place beyond what longer acceptance gives it.
+    What the target has at the next position beyond what longer acceptance gives it.
     """
     return (reached * p_v - q_v).clamp_(min=0.0)
 

@@ -1,13 +1,13 @@
-"""k-SEQ, SpecTr's rule: several independent drafts of one place, each tried against the same scaled-down target. Exact.
+"""k-SEQ, SpecTr's rule: independent drafts of one position, each tried against the same scaled-down target. Exact.
 
-With k draws from q at a place, draw x is accepted with probability min(1, p(x) / (gamma q(x))), whichever it is of the
-k; beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none
-is, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 -
-(1 - beta)^k = gamma beta accepts the most, and at least 1 - 1/e of what the best rule accepts. Below an accepted token
-go on the chains that drew it, so that k shrinks along the path. One draw has gamma 1: speculative sampling.
+With k draws from q at a position, draw x is accepted with probability min(1, p(x) / (gamma q(x))), whichever it is of
+the k; beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if
+none is, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1
+- (1 - beta)^k = gamma beta accepts the most, and at least 1 - 1/e of what the best rule accepts. Below an accepted
+token go on the chains that drew it, so that k shrinks along the path. One draw has gamma 1: speculative sampling.
 
 gamma follows from the number of draws that was planned (`GroupTrial`), not from what a cut has left of them. Other
-drawn trials at a place are tried by recursive rejection; its points are looked up with the token drawn in the end.
+drawn trials at a position are tried by recursive rejection; its points are looked up with the token drawn in the end.
 
 Source: SpecTr: fast speculative decoding via optimal transport (arXiv:2310.15141), algorithm 2.
 """

@@ -2,7 +2,7 @@
 
 A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
 
-A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's place in the list
+A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's position in the list
 `tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit
 when it is read.
 """

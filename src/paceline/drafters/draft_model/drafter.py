@@ -44,8 +44,8 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on
             a level; of the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on
             each level, such as [3, 2, 1], and no more levels than these.
-        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is
-            1 / nodes.
+        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a position that gets a node; None
+            is 1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0,
             0)]".
         draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which

@@ -239,7 +239,7 @@ def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
 
 
 def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
-    """All inputs with their parents' places: those fed before and the front, or at first what the cache lacks of the
+    """All inputs with their parents' positions: those fed before and the front, or at first what the cache lacks of the
     text.
     """
     state = draft.state

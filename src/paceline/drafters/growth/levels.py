@@ -80,7 +80,7 @@ class TreeDraft(Growth):
 
 @dataclass(slots=True)
 class GreedyDraft(TreeDraft):
-    """Drawn trees of points and one draw at a place: `width` children of each of the `width` likeliest nodes of a
+    """Drawn trees of points and one draw at a position: `width` children of each of the `width` likeliest nodes of a
     level.
     """
 

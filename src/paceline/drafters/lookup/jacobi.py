@@ -53,7 +53,7 @@ class JacobiDrafter(SingleDrafter[_State]):
 
     def _propose(self, state: _State, budget: Budget) -> TokenTree:
         steps = self._steps(budget)
-        if state.end != len(state.context.tokens):  # it is about another place in the text
+        if state.end != len(state.context.tokens):  # it is about another position in the text
             state.guess, state.end = [], len(state.context.tokens)
         missing = steps - len(state.guess)
         if missing > 0:

@@ -1,12 +1,12 @@
 """Predicted outputs: a draft that the caller gives along with the prompt.
 
 The draft follows the prediction from its first token. Where the output differs, nothing is drafted until the output's
-last tokens occur in the prediction again: the nearest place after the last sure one where two or more tokens match;
+last tokens occur in the prediction again: the nearest position after the last sure one where two or more tokens match;
 then the nearest before it; then, since a replaced word often ends soon, the nearest match of a single token, at most
-NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A place is sure
+NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A position is sure
 once SURE tokens in a row have matched. Python and Markdown files predicted by their previous versions (849,000 tokens,
-16 tokens a step) give 6.6 to 8.1 tokens per step; the assumption that just the one token at the place of a difference
-was replaced was right one time in fifty, so it is not tried.
+16 tokens a step) give 6.6 to 8.1 tokens per step; the assumption that just the one token at the position of a
+difference was replaced was right one time in fifty, so it is not tried.
 
 OpenAI's counts are in a request's metrics: `accepted_prediction_tokens` is
 `metrics.drafters["prediction"].num_accepted_tokens`, and `rejected_prediction_tokens` is its `num_draft_tokens` less
@@ -50,13 +50,13 @@ UNKNOWN: Final = -1
 
 
 class PredictionState:
-    """The place of one sequence in its prediction.
+    """The position of one sequence in its prediction.
 
     Attributes:
         ids: the prediction; `ids_n` the same as (n,) int64.
         position: index in it of the token expected next, or LOST.
         run: tokens that matched in a row up to there.
-        anchor: the last sure place.
+        anchor: the last sure position.
         start, done: where the output begins, and how much of the text has been followed.
     """
 
@@ -81,7 +81,7 @@ class PredictionState:
                 self.anchor = self.position
 
     def search(self, text: Sequence[int]) -> tuple[int, int]:
-        """The place after the best match of the last tokens, and the match's length; LOST and 0 without one."""
+        """The position after the best match of the last tokens, and the match's length; LOST and 0 without one."""
         ends_m = np.flatnonzero(self.ids_n == text[self.done - 1])
         lengths_m = self._lengths(text, ends_m)
         pairs_m, singles_m = ends_m[lengths_m >= 2] + 1, ends_m + 1

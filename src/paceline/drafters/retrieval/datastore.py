@@ -1,8 +1,8 @@
 """Datastores on disk: texts as token ids with suffix arrays, mapped into memory and only read.
 
 A datastore is one file in safetensors format, so that any reader of these opens it: `INDEX/tokens` (int32, -1 after
-each document) and `INDEX/suffixes` (int32, places in the former) for every shard, and the metadata of `Header` as text.
-The data begin at byte 8 + `ROOM`, since the header is padded with spaces; other offsets are read as well. See
+each document) and `INDEX/suffixes` (int32, positions in the former) for every shard, and the metadata of `Header` as
+text. The data begin at byte 8 + `ROOM`, since the header is padded with spaces; other offsets are read as well. See
 docs/datastore.md.
 """
 

@@ -4,8 +4,8 @@ The array is made by prefix doubling (Manber and Myers, "Suffix arrays", 1993) w
 tokens are compared: no search asks for more, so that text which repeats itself costs no more than any other: 7 rounds
 at most, each linear. While it is made, 16 bytes a token are needed beside the text.
 
-A search for a pattern finds the places where the pattern is *followed by a token*, that is, not those that end a
-document: these sort in front of the others, which makes the places one range.
+A search for a pattern finds the positions where the pattern is *followed by a token*, that is, not those that end a
+document: these sort in front of the others, which makes the positions one range.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _compare(text: IntArray, at: int, tail: IntArray, length: int) -> int:
 
 @compiled
 def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, above: int) -> int:
-    """The first place in `order` whose suffix is among (`above` = 0) or after (`above` = 1) those that begin with the
-    last `length` tokens of `tail` and go on.
+    """The first position in `order` whose suffix is among (`above` = 0) or after (`above` = 1) those that begin with
+    the last `length` tokens of `tail` and go on.
     """
     low, high = 0, len(order)
     while low < high:

@@ -188,7 +188,7 @@ def _fit(covariance: Array, y: Array) -> tuple[float, Array, Array]:
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """(n, m) Euclidean distances of rows of zeros and ones: roots of the numbers of places that differ."""
+    """(n, m) Euclidean distances of rows of zeros and ones: roots of the numbers of positions that differ."""
     differing = a.sum(1)[:, None] + b.sum(1) - 2.0 * a @ b.T
     found: Array = np.sqrt(np.maximum(differing, 0.0))
     return found

@@ -58,7 +58,7 @@ from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import compiled, integer, need, number
 
 TOKEN: Final = 0
-"""Columns of work and best; ABOVE is the parent's row, AT and MATCHED the place in the suffix tree."""
+"""Columns of work and best; ABOVE is the parent's row, AT and MATCHED the position in the suffix tree."""
 ABOVE: Final = 1
 LEVEL: Final = 2
 AT: Final = 3
