@@ -1,7 +1,7 @@
 """Drafters that try to harm a decoder: none of them may change a token, the output distribution, or another request.
 
-In: a vocabulary, for some a toy target. Out: trees that are wrong, broken or too large, and exceptions. All are made as
-an engine makes drafters, from `DrafterArgs`, so that `"adversaries:Liar"` works as a method.
+They propose trees that are wrong, broken or too large, or raise. All are made as an engine makes drafters, from
+`DrafterArgs`, so that `"adversaries:Liar"` works as a method.
 """
 
 from __future__ import annotations

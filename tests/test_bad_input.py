@@ -121,6 +121,16 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         """speculative_config must be a JSON object, as {"method": "ngram"}, got 'ngram'""",
     ),
     "method no object": (("generate", "x", "-s", "[]"), "speculative_config must be a JSON object or null, got '[]'"),
+    "methods without an object": (
+        ("generate", "x", "-s", '["ngram"]'),
+        """speculative_config must be a JSON object, as {"method": ["ngram"]}, got '["ngram"]'""",
+    ),
+    "number that is none": (("demo", "--repeats", "x"), "--repeats must be an integer in 1..100, got 'x'; see"),
+    "number out of range": (("tune", "--budget", "0"), "--budget must be a number in 1..86400, got '0'; see"),
+    "number below a minimum": (
+        ("datastore", "build", "x", "--shard-tokens", "1"),
+        "--shard-tokens must be an integer of 2 or more, got '1'; see",
+    ),
     "nested too deep": (("generate", "x", "-s", "[" * 100_000), "speculative_config cannot be read"),
     "number too long": (
         ("generate", "x", "-s", '{"posterior_alpha": ' + "9" * 5000 + "}"),
@@ -147,7 +157,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str]] = {
         ("generate", "x", "-s", '{"controller": "autoo"}'),
         "unknown controller 'autoo'; did you mean auto?",
     ),
-    "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "acceptance_method must be one of"),
+    "unknown verifier": (("generate", "x", "-s", '{"acceptance_method": "all"}'), "unknown verifier 'all'; known are"),
     "too many guesses": (
         ("generate", "x", "-s", '{"num_speculative_tokens": 100000}'),
         "num_speculative_tokens must be",
@@ -582,7 +592,7 @@ def test_an_environment_that_says_neither_on_nor_off(
     ("weights", "line"),
     [("model.gguf", "is cut off or no GGUF file"), ("adapter_model.safetensors", "holds a LoRA or other adapter")],
 )
-def test_what_is_refused_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
+def test_what_is_rejected_by_name_needs_no_tokenizer(run: Command, tmp_path: Path, weights: str, line: str) -> None:
     (tmp_path / weights).write_bytes(b"GGUF")
     if weights.startswith("adapter"):
         (tmp_path / "adapter_config.json").write_text("{}")

@@ -131,7 +131,7 @@ def test_the_speculative_dialect() -> None:
         ({"method": ["auto"]}, "each entry of a list of methods must be one method, and not 'auto'"),
         ({"posterior_alpha": 0.5}, 'be given together with "acceptance_method": "typical_acceptance_sampler"'),
         ({"posterior_threshold": 0.5, "acceptance_method": "k_seq"}, 'be given together with "acceptance_method"'),
-        ({"acceptance_method": "x"}, "acceptance_method"),
+        ({"acceptance_method": ""}, "acceptance_method must be a verifier of `paceline methods` or module:Class"),
         ({"num_speculative_tokens": "3"}, "num_speculative_tokens"),
         ({"posterior_threshold": 2}, "posterior_threshold"),
         ({"disable_by_batch_size": 0}, "disable_by_batch_size"),
@@ -168,7 +168,7 @@ def test_an_array_without_dimensions_is_no_list(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
-def test_integers_that_tensors_do_not_take_are_refused(name: str) -> None:
+def test_integers_that_tensors_do_not_take_are_rejected(name: str) -> None:
     with pytest.raises(OverflowError):
         torch.ones(1).div_(10**30)
     with pytest.raises(ConfigError, match=f"{name} must be at most"):

@@ -5,7 +5,7 @@ names, modules say what they are.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -211,6 +211,57 @@ def hidden(folder: Path, names: list[str]) -> list[str]:
 
 def test_that_rule_catches_a_module_of_a_public_name() -> None:
     assert hidden(SRC, ["LLM", "llm", "engine"]) == ["llm", "engine"]
+
+
+# ------------------------------------------------------------------------------------------------ private names
+
+
+ENTERED = ("bench", "models")
+"""Folders of tests that still enter modules by private names."""
+
+PRIVATE_NEEDED = "# private: "
+"""Begins the comment that says why a test needs a private name."""
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """Private names that a module of tests gives itself."""
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    stored = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return functions | stored
+
+
+def private_names(source: str, own: Iterable[str] = ()) -> set[str]:
+    """Private names of others, read or replaced from outside; a subclass may use those of its base."""
+    found = set()
+    for node in ast.walk(tree := ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            name = node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr") and len(node.args) > 1:
+            name = str(getattr(node.args[1], "value", "")).split(".")[-1]
+        else:
+            continue
+        line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
+        if name.startswith("_") and not name.startswith("__") and PRIVATE_NEEDED not in line:
+            found.add(name)
+    return found - {"_replace", "_asdict"} - own_names(tree) - set(own)
+
+
+def test_tests_use_no_private_names() -> None:
+    tests = ROOT / "tests"
+    paths = [path for path in modules(tests) if path.relative_to(tests).parts[0] not in ENTERED]
+    helpers = set().union(*(own_names(parsed(path)) for path in paths if not path.name.startswith("test_")))
+    found = {str(path.relative_to(tests)): private_names(path.read_text(), helpers) for path in paths}
+    assert not {path: names for path, names in found.items() if names}
+
+
+def test_that_rule_catches_private_names_of_others() -> None:
+    assert private_names("x._a\nmodule._b()\nmonkeypatch.setattr(C, '_c', 1)\nsetattr(m, 'p.q._d', 1)") == {
+        *("_a", "_b", "_c", "_d")
+    }
+    assert not private_names("self._a, super()._b(), x.__len__(), row._replace()\nmonkeypatch.setattr(C, 'c', 1)")
+    assert not private_names("x._a  # private: no other way", ()) | private_names("x._a", ("_a",))
 
 
 # ------------------------------------------------------------------------------------------------ others

@@ -152,7 +152,7 @@ def test_streams_in_turn_and_a_call_in_between_get_all_their_text(plain: LLM) ->
     assert not plain.engine.has_work
 
 
-def test_a_refused_prompt_takes_the_whole_call_back(plain: LLM) -> None:
+def test_a_rejected_prompt_takes_the_whole_call_back(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="logit_bias"):
         plain.generate(["x", "y"], [SamplingParams(), SamplingParams(logit_bias={999999: 1.0})])
     with pytest.raises(ConfigError, match="logit_bias"):
@@ -280,13 +280,13 @@ def test_chat_uses_the_template(plain: LLM) -> None:
         ([{"text": "x"}], "prompt_token_ids"),
     ],
 )
-def test_bad_prompts_are_refused_before_anything_runs(plain: LLM, prompt: Any, text: str) -> None:
+def test_bad_prompts_are_rejected_before_anything_runs(plain: LLM, prompt: Any, text: str) -> None:
     with pytest.raises(PromptError, match=text):
         plain.generate(prompt, SamplingParams(max_tokens=2))
     assert not plain.engine.has_work
 
 
-def test_bad_parameters_are_refused_by_name(plain: LLM) -> None:
+def test_bad_parameters_are_rejected_by_name(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="logit_bias"):
         plain.generate("x", SamplingParams(logit_bias={999999: 1.0}))
     with pytest.raises(ConfigError, match="sampling_params"):

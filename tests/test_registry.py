@@ -14,6 +14,7 @@ from paceline import LLM, ConfigError, SamplingParams, registry
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Drafter
 from paceline.errors import DrafterError
+from paceline.verifiers import RecursiveRejection
 
 OWN = """
 from paceline.verifiers import GreedyVerifier
@@ -79,6 +80,16 @@ class Unfinished(Drafter):
     def propose(self, states: Any, budgets: Any, so_far: Any) -> Any: ...
 
 
+class Mine(RecursiveRejection):
+    """The default rule, which counts its calls."""
+
+    name, calls = "mine", 0
+
+    def verify(self, *given: Any, **more: Any) -> Any:
+        Mine.calls += 1
+        return super().verify(*given, **more)
+
+
 class Nameless(Adversary):
     """Forgets its name."""
 
@@ -120,6 +131,22 @@ def test_entry_points_add_methods_and_may_not_replace_ours(monkeypatch: pytest.M
     monkeypatch.setattr(registry, "installed", points("adversaries:Adversary", "ngram"))
     with pytest.raises(ConfigError, match="two drafters are called 'ngram'"):
         registry.table("drafters")
+
+
+def test_entry_points_add_verifiers_that_a_config_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", f"{__name__}:Mine", "paceline.verifiers")
+    config = {"method": "ngram", "acceptance_method": "mine"}
+    with pytest.raises(ConfigError, match="unknown verifier 'mine'"):
+        LLM(speculative_config=config)
+    monkeypatch.setattr(registry, "installed", lambda family: [point] if family == "verifiers" else [])
+    params = SamplingParams(temperature=1.0, max_tokens=8, seed=1)
+    llm = LLM(speculative_config=config, dtype="float32")
+    (found,) = llm.generate("a b a b", params)
+    (plain,) = llm.with_speculative_config(None).generate("a b a b", params)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert Mine.calls > 0
+    with pytest.raises(ConfigError, match="temperature 0 always has 'greedy'"):
+        LLM(speculative_config={"acceptance_method": "greedy"})
 
 
 def test_temporary_entries_are_gone_behind_their_block() -> None:

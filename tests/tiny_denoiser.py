@@ -1,7 +1,4 @@
-"""A diffusion language model of random weights with the bundled target's tokenizer, in LLaDA's layout.
-
-In: a folder. Out: a checkpoint there.
-"""
+"""A diffusion language model of random weights with the bundled target's tokenizer, in LLaDA's layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Drafting with part of a toy target's layers: `models.decoder.layer_drafts.LayerDrafts` without weights.
 
-In: caches of a ToyRunner, a LayerPlan. Out: its logits with noise, the less the more layers run. It checks its callers
-as the toy does, and leaves drafted positions in the cache's scratch, as a native runner does.
+Its logits are those of the ToyRunner with noise, the less the more layers run. It checks its callers as the toy does,
+and leaves drafted positions in the cache's scratch, as a native runner does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ToyLayers:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._said: dict[tuple[int, ...], torch.Tensor] = {}
+        self._remembered: dict[tuple[int, ...], torch.Tensor] = {}
         self._made: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = {}
 
     def logits(self, text: Sequence[int], layers: int) -> torch.Tensor:
@@ -51,8 +51,8 @@ class ToyLayers:
         matrix = torch.from_numpy(
             rng.standard_normal((hidden.shape[1], self._runner.info.vocab_size)).astype(np.float32)
         )
-        said = [self._said.get(direction(row)) for row in hidden]
-        rows = [row.float() @ matrix if known is None else known for row, known in zip(hidden, said, strict=True)]
+        remembered = [self._remembered.get(direction(row)) for row in hidden]
+        rows = [row.float() @ matrix if known is None else known for row, known in zip(hidden, remembered, strict=True)]
         return torch.stack(rows) if rows else torch.zeros(0, self._runner.info.vocab_size)
 
     def best(self, hidden: torch.Tensor) -> list[int]:
@@ -92,7 +92,7 @@ class ToyLayers:
             row, state = self.logits(text, layers), runner.hidden(layers - 1, text)
             self._made[key] = row, state, direction(state)
         row, state, name = self._made[key]
-        self._said[name] = row.float()
+        self._remembered[name] = row.float()
         return row, state
 
     def layers_of(self, plan: LayerPlan) -> int:

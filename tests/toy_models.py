@@ -1,6 +1,6 @@
 """Models beside a toy target, without files: a draft of the same letters, one of another vocabulary, copies.
 
-In: a target and a draft runner. Out: what `drafters.base.Models` promises. The other vocabulary has some of the letters
+They keep what `drafters.Models` promises. The other vocabulary has some of the letters
 under other ids and pairs of letters as tokens of their own, which its tokenizer takes where it can.
 """
 
@@ -78,8 +78,8 @@ class OtherToy(ToyRunner):
             wanted = self.like.logits([LETTERS.find(letter) + 1 for letter in text]).numpy()
             row = super()._row(key).copy() * 0.3
             for index, token in enumerate(OTHER):
-                place = LETTERS.find(token) + 1 if len(token) == 1 else 0
-                row[index] += wanted[place] if (place or index == 0) and place < len(wanted) else 0.0
+                position = LETTERS.find(token) + 1 if len(token) == 1 else 0
+                row[index] += wanted[position] if (position or index == 0) and position < len(wanted) else 0.0
             self._rows[key] = row
         return row
 

@@ -1,7 +1,4 @@
-"""Pseudo-random numbers of toy models: a fixed function of a key.
-
-In: a size and a key. Out: numbers. Not here: what they stand for (toys, toy_layers, toy_models).
-"""
+"""Pseudo-random numbers of toy models: a fixed function of a key."""
 
 from __future__ import annotations
 

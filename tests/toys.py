@@ -1,6 +1,6 @@
 """ToyRunner: the Runner protocol without weights, for tests of everything that runs a model.
 
-In: token ids and trees. Out: logits that are a fixed pseudo-random function of the last `order` tokens (or of the whole
+Its logits are a fixed pseudo-random function of the last `order` tokens (or of the whole
 text with `order=None`, so that one wrong token anywhere in a cache shows). It checks its callers: handles used after
 release, paths that are not paths of the tree last scored, `computed` inputs that changed, sequences that outgrow the
 context.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from paceline.errors import ConfigError
 from paceline.utils import (
@@ -186,10 +186,6 @@ CLOSE: Final = 0.7
 SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
 """Keys that apply to all methods of a configuration, and are given beside a list of them."""
 
-AcceptanceMethod = Literal[
-    "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling", "typical_acceptance_sampler"
-]
-
 
 @clear_calls(example='method="ngram"')
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +198,7 @@ class SpeculativeConfig:
         num_speculative_tokens: most nodes of a draft tree; None lets the controller decide.
         model: draft model of `draft_model`.
         acceptance_method: "rejection_sampler", "block_verification", "k_seq", "greedy_draft_sampling" (all exact),
-            "typical_acceptance_sampler" (approximate), or "module:Class".
+            "typical_acceptance_sampler" (approximate), the name of one of another package, or "module:Class".
         posterior_threshold, posterior_alpha: of typical acceptance.
         controller: a policy from `paceline methods` ("auto", "fixed", "heuristic", ...); None is "fixed" where
             num_speculative_tokens is given, else "auto".
@@ -214,7 +210,7 @@ class SpeculativeConfig:
     method: str | tuple[SpeculativeConfig, ...] = "auto"
     num_speculative_tokens: int | None = None
     model: str | None = None
-    acceptance_method: AcceptanceMethod | str = "rejection_sampler"
+    acceptance_method: str = "rejection_sampler"
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     controller: str | None = None
@@ -226,8 +222,8 @@ class SpeculativeConfig:
             integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
         if self.disable_by_batch_size is not None:
             integer("disable_by_batch_size", self.disable_by_batch_size, 1)
-        if not (isinstance(self.acceptance_method, str) and ":" in self.acceptance_method):  # a rule of the user's own
-            choice("acceptance_method", self.acceptance_method, get_args(AcceptanceMethod))
+        rule, verifier = "be a verifier of `paceline methods` or module:Class", self.acceptance_method
+        need(isinstance(verifier, str) and verifier != "", "acceptance_method", rule, verifier)
         parts = self.method if isinstance(self.method, tuple) else ()
         fine = isinstance(self.method, str | tuple) and all(isinstance(one, SpeculativeConfig) for one in parts)
         need(fine, "method", "be a name or a tuple of SpeculativeConfigs", self.method)

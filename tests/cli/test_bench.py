@@ -10,9 +10,8 @@ import pytest
 import tiny_checkpoint
 from command import Command
 
-from paceline import bench
+from paceline import LLM, bench
 from paceline.bench.judge import Difference, tokens
-from paceline.bench.run import Harness
 
 PROMPTS = '{"prompt": "one two one two one", "task": "a"}\n{"prompt": "Hello there", "task": "b"}\n'
 
@@ -92,15 +91,15 @@ def test_outputs_that_differ_exit_with_1(run: Command, arguments: list[str], mon
 def test_ctrl_c_writes_what_was_done(
     run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed, calls = Harness._timed, []
+    generate, calls = LLM.generate, []
 
-    def stop(self: Harness, *given: Any, **more: Any) -> Any:
+    def stop(self: LLM, *given: Any, **more: Any) -> Any:
         calls.append(1)
         if len(calls) > 7:
             raise KeyboardInterrupt
-        return timed(self, *given, **more)
+        return generate(self, *given, **more)
 
-    monkeypatch.setattr(Harness, "_timed", stop)
+    monkeypatch.setattr(LLM, "generate", stop)
     found = run(*arguments, "--json", tmp_path / "run.json")
     assert found.code == 130
     assert found.line == "interrupted"

@@ -21,7 +21,7 @@ def test_a_conversation(run: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
-def test_what_a_conversation_does_not_show_is_refused(run: Command, flag: str) -> None:
+def test_what_a_conversation_does_not_show_is_rejected(run: Command, flag: str) -> None:
     found = run("chat", *FAST, flag, "1", stdin="hello\n")
     assert (found.code, found.out) == (2, "")
     assert (
@@ -34,7 +34,7 @@ def test_nothing_said(run: Command) -> None:
     assert run("chat", *FAST).out == ""
 
 
-def test_a_checkpoint_without_a_template_is_refused_with_a_hint(run: Command, tiny: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_template_is_rejected_with_a_hint(run: Command, tiny: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny, tmp_path / "plain")
     edit_json(folder / "tokenizer_config.json", chat_template=None)
     (folder / "chat_template.jinja").unlink(missing_ok=True)

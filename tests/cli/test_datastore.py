@@ -80,7 +80,7 @@ def test_bad_input_is_one_line(run: Command, text: Path, tmp_path: Path) -> None
         assert not output.exists()
 
 
-def test_info_refuses_what_is_no_datastore_or_damaged(run: Command, text: Path, tmp_path: Path) -> None:
+def test_info_rejects_what_is_no_datastore_or_damaged(run: Command, text: Path, tmp_path: Path) -> None:
     assert "cannot be read as a datastore" in run("datastore", "info", text).line
     output = tmp_path / "out"
     run("datastore", "build", text, "-o", output)
@@ -92,7 +92,7 @@ def test_info_refuses_what_is_no_datastore_or_damaged(run: Command, text: Path, 
     assert "damaged" in found.line
 
 
-def test_a_field_of_no_rows_is_refused(run: Command, text: Path, tmp_path: Path) -> None:
+def test_a_field_of_no_rows_is_rejected(run: Command, text: Path, tmp_path: Path) -> None:
     output, thing = tmp_path / "out", tmp_path / "thing.json"
     thing.write_text('{"foo": "x"}')
     found = run("datastore", "build", text, "--field", "foo", "-o", output)

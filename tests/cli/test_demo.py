@@ -107,9 +107,9 @@ def test_a_wrong_text_of_the_real_model_fails_the_demo(run: Command, monkeypatch
     assert run("demo", *FAST).code == 1
 
 
-@pytest.mark.parametrize(("load", "said"), [(1.2, True), (0.1, False)])
-def test_a_busy_machine_is_named(run: Command, monkeypatch: pytest.MonkeyPatch, load: float, said: bool) -> None:
+@pytest.mark.parametrize(("load", "named"), [(1.2, True), (0.1, False)])
+def test_a_busy_machine_is_named(run: Command, monkeypatch: pytest.MonkeyPatch, load: float, named: bool) -> None:
     monkeypatch.setattr(command, "others_load", lambda: load)
     found = run("demo", *FAST)
     assert found.code == 0
-    assert ("Other processes kept 1.2 of" in found.out) is said
+    assert ("Other processes kept 1.2 of" in found.out) is named

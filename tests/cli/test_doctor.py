@@ -21,7 +21,8 @@ FAST = ("--dtype", "float32", "--threads", "1")
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has time for us, and drafters that are fast; what the real one does is not the subject."""
-    monkeypatch.setattr(gather, "_machine", lambda llm: MachineFacts(threads=1))
+    monkeypatch.setattr(gather, "gather", lambda seconds: MachineFacts(threads=1))
+    monkeypatch.setattr(gather, "pass_seconds", lambda runner, threads: {})
     real = gather.probe
 
     def fast(llm: object, prompts: object, **more: object) -> object:
@@ -60,10 +61,10 @@ def test_verbose_names_every_check(run: Command) -> None:
 def test_a_fault_is_said_in_80_columns(run: Command, shuffled: Path) -> None:
     found = run("doctor", "-s", json.dumps({"method": "draft_model", "model": str(shuffled)}), *FAST)
     assert found.code == 1
-    said = " ".join(found.out.split())
-    assert "WRONG acceptance: draft_model: " in said
-    assert "To do: check that its weights are whole and of the target's family." in said
-    assert said.endswith("checks: 1 thing is wrong")
+    shown = " ".join(found.out.split())
+    assert "WRONG acceptance: draft_model: " in shown
+    assert "To do: check that its weights are whole and of the target's family." in shown
+    assert shown.endswith("checks: 1 thing is wrong")
     assert max(map(len, found.out.splitlines())) <= 80
 
 

@@ -50,7 +50,7 @@ def test_chat_renders_the_template_and_sampling_flags_count(run: Command) -> Non
 
 
 @pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
-def test_what_a_replay_does_not_show_is_refused(run: Command, here: Path, flag: str) -> None:
+def test_what_a_replay_does_not_show_is_rejected(run: Command, here: Path, flag: str) -> None:
     found = run("explain", "One day", *FAST, flag, "1")
     assert (found.code, found.out) == (2, "")
     assert (

@@ -131,7 +131,7 @@ def test_a_profile_without_prediction_is_no_reason_to_refuse_one(
 
 
 @pytest.mark.parametrize(("config", "methods"), [('{"method": "ngram"}', "ngram"), ("null", "none")])
-def test_a_prediction_that_nobody_reads_is_refused(run: Command, config: str, methods: str) -> None:
+def test_a_prediction_that_nobody_reads_is_rejected(run: Command, config: str, methods: str) -> None:
     found = run("generate", PROMPT, "--prediction", "x", "-s", config, *FAST)
     assert (found.code, found.out) == (2, "")
     assert f"the methods are: {methods}" in found.line

@@ -13,7 +13,7 @@ import pytest
 import typer
 from command import Command
 
-from paceline import PacelineError, __version__
+from paceline import PacelineError, __version__, registry
 from paceline.cli import app as entry
 from paceline.cli import methods
 
@@ -89,7 +89,7 @@ def test_whatever_ends_a_verb_is_one_line(
         print("text so far")
         raise error
 
-    monkeypatch.setattr(methods, "_row", fail)
+    monkeypatch.setattr(registry, "table", fail)
     found = run("methods", "--json")
     assert (found.code, found.out) == (code, "text so far\n")
     if line is None:
@@ -102,7 +102,7 @@ def test_a_bug_shows_its_traceback_only_when_asked(run: Command, monkeypatch: py
     def fail(*arguments: Any) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(methods, "_row", fail)
+    monkeypatch.setattr(registry, "table", fail)
     assert "Traceback" not in run("methods", "--json").err
     assert "Traceback" in run("--log-level", "debug", "methods", "--json").err
 

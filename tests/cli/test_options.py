@@ -55,19 +55,28 @@ def test_help_shows_what_the_page_shows(run: Command, monkeypatch: pytest.Monkey
     assert all(text in shown for text in options.SAMPLING_HELP.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "typed", "value"),
-    [
-        ("temperature", "0", 0.0),
-        ("max_tokens", "0", 0),
-        ("stop_token_ids", ["1", "2"], [1, 2]),
-        ("stop", ["1"], ["1"]),
-        ("dtype", "5", "5"),
-        ("ignore_eos", True, True),
-    ],
-)
-def test_what_is_typed_becomes_a_value(name: str, typed: object, value: object) -> None:
-    assert not options._absent(typed)
-    made = options._value(name, typed)
-    assert made == value
-    assert type(made) is type(value)
+def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
+    """Numbers and lists of numbers are numbers, what is text stays text."""
+    typed = {
+        "--temperature": ("0", 0.0),
+        "--max-tokens": ("0", 0),
+        "--stop-token-ids": ("1", [1]),
+        "--stop": ("1", ["1"]),
+        "--dtype": ("5", "5"),
+        "--ignore-eos": (None, True),
+    }
+    found: dict[str, object] = {}
+
+    @options.with_flags(sampling=True)
+    def command(*, given: dict[str, object]) -> None:
+        found.update(given)
+
+    single = typer.Typer()
+    single.command()(command)
+    arguments = [word for flag, (text, _) in typed.items() for word in (flag, text) if word is not None]
+    typer.main.get_command(single)(arguments, standalone_mode=False)
+    expected = {flag[2:].replace("-", "_"): value for flag, (_, value) in typed.items()}
+    assert found == expected
+    assert {name: type(value) for name, value in found.items()} == {
+        name: type(value) for name, value in expected.items()
+    }

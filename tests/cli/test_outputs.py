@@ -20,7 +20,7 @@ def test_a_place_to_write_is_left_as_it_was(tmp_path: Path) -> None:
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_other_places_are_refused(tmp_path: Path) -> None:
+def test_other_places_are_rejected(tmp_path: Path) -> None:
     for path, words in (
         (tmp_path, "must be a file, got the folder"),
         (tmp_path / "no" / "x", "must lie in a folder that exists"),

@@ -94,17 +94,17 @@ def test_a_file_that_cannot_be_read_is_listed_and_removed(run: Command) -> None:
 
 
 def test_commands_say_which_profile_they_use(run: Command, mine: Profile, tmp_path: Path) -> None:
-    said = f"{mine.name} (tuned 2026-01-02): method ngram, 3 tokens a draft, from `paceline tune`"
+    line = f"{mine.name} (tuned 2026-01-02): method ngram, 3 tokens a draft, from `paceline tune`"
     found = run("generate", "Once upon a time", "--max-tokens", "4", *FAST)
-    assert " ".join(found.err.split()) == f"profile {said}"
+    assert " ".join(found.err.split()) == f"profile {line}"
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Once upon a time\n")
     few = ("--prompts", prompts, *FAST)
-    assert f"profile {said}" in " ".join(run("verify", "--max-tokens", "4", "--samples", "1", *few).out.split())
-    assert f"profile {said}" in " ".join(run("doctor", *few).out.split())
+    assert f"profile {line}" in " ".join(run("verify", "--max-tokens", "4", "--samples", "1", *few).out.split())
+    assert f"profile {line}" in " ".join(run("doctor", *few).out.split())
     page = tmp_path / "page.html"
     explained = run("explain", "Once upon a time", "--max-tokens", "4", "-o", page, *FAST)
-    assert f"profile {said}" in " ".join(explained.out.split())
+    assert f"profile {line}" in " ".join(explained.out.split())
 
 
 def test_a_method_of_the_users_own_is_no_profiles(run: Command, mine: Profile) -> None:

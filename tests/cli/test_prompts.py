@@ -71,7 +71,7 @@ def test_only_line_feeds_end_a_prompt(file: Path) -> None:
     assert prompts.read_prompts(text) == [odd, "f"]
 
 
-def test_too_many_prompts_are_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_prompts_are_rejected(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "MAX_PROMPTS", 2)
     file.write_text('"a"\n\n"b"\n')
     assert prompts.read_prompts(file) == ["a", "b"]

@@ -84,7 +84,7 @@ def test_a_dry_run_keeps_nothing(run: Command, prompts: Path, tmp_path: Path) ->
     assert not (tmp_path / "cache" / "profiles").exists()
 
 
-def test_bad_input_is_refused_before_the_model_is_loaded(run: Command, tmp_path: Path) -> None:
+def test_bad_input_is_rejected_before_the_model_is_loaded(run: Command, tmp_path: Path) -> None:
     found = run("tune", "--prompts", tmp_path / "none.txt", "--model", "/no/such/model")
     assert (found.code, "none.txt" in found.line) == (2, True)
     found = run("tune", "-s", "null", "--model", "/no/such/model")
@@ -117,9 +117,9 @@ def tuning(**changes: Any) -> Tuning:
 
 
 def test_words_of_a_gain() -> None:
-    said = words(tuning(settings={"ngram, controller auto": (1.2, 5)}), Path("/p.json"))
-    assert "target (bfloat16 on cpu, 2 threads), 24 prompts, temperature 0, 61 s" in said
-    flat = " ".join(said.split())
+    shown = words(tuning(settings={"ngram, controller auto": (1.2, 5)}), Path("/p.json"))
+    assert "target (bfloat16 on cpu, 2 threads), 24 prompts, temperature 0, 61 s" in shown
+    flat = " ".join(shown.split())
     assert (
         "Chosen: ngram + draft_model (draft), controller auto, 1 thread. It decodes at 1.50 times plain decoding"
         in flat
@@ -130,34 +130,35 @@ def test_words_of_a_gain() -> None:
 
 
 def test_words_of_no_gain() -> None:
-    said = " ".join(words(tuning(chosen=None, gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), None).split())
+    shown = " ".join(words(tuning(chosen=None, gain=Interval(1.02, 0.97, 1.1, 0.8, 40, 12)), None).split())
     assert (
-        "Undecided, auto remains the default: the search preferred ngram + draft_model (draft), controller auto" in said
+        "Undecided, auto remains the default: the search preferred ngram + draft_model (draft), controller auto"
+        in shown
     )
-    assert "no setting is shown to be faster than plain decoding" in said
-    assert "No profile was written." in said
-    assert "scatter" not in said
+    assert "no setting is shown to be faster than plain decoding" in shown
+    assert "No profile was written." in shown
+    assert "scatter" not in shown
     assert "scatter" in words(tuning(chosen=None, gain=Interval(1.02, 0.7, 1.9, 0.8, 40, 12)), None)
 
 
 def test_words_of_a_loss() -> None:
     slower = tuning(chosen=Arm(None, 2), gain=Interval(0.8, 0.75, 0.85, 0.0, 40, 12))
-    said = " ".join(words(slower, Path("/p.json")).split())
-    assert "Chosen: plain decoding (off)." in said
-    assert "controller auto, 1 thread) is slower: 0.80 times plain decoding" in said
+    shown = " ".join(words(slower, Path("/p.json")).split())
+    assert "Chosen: plain decoding (off)." in shown
+    assert "controller auto, 1 thread) is slower: 0.80 times plain decoding" in shown
 
 
 def test_words_of_an_interrupt() -> None:
-    said = " ".join(words(tuning(chosen=None, interrupted=True, in_search=True), None).split())
-    assert "Interrupted; what follows rests on the measurements so far." in said
-    assert "Undecided, auto remains the default: the search preferred ngram + draft_model" in said
-    assert "the same runs chose it, so that they flatter it" in said
-    said = " ".join(words(tuning(chosen=None, interrupted=True), None).split())
-    assert "too few runs" in said
+    shown = " ".join(words(tuning(chosen=None, interrupted=True, in_search=True), None).split())
+    assert "Interrupted; what follows rests on the measurements so far." in shown
+    assert "Undecided, auto remains the default: the search preferred ngram + draft_model" in shown
+    assert "the same runs chose it, so that they flatter it" in shown
+    shown = " ".join(words(tuning(chosen=None, interrupted=True), None).split())
+    assert "too few runs" in shown
 
 
-def test_refusals_and_what_was_left_out_are_said() -> None:
-    said = words(
+def test_rejections_and_what_was_left_out_are_said() -> None:
+    shown = words(
         tuning(
             refused={"x, 5 tokens": "output differs"},
             skipped={
@@ -171,25 +172,25 @@ def test_refusals_and_what_was_left_out_are_said() -> None:
         ),
         None,
     )
-    said = " ".join(said.split())
-    assert "failed: x, 5 tokens: output differs" in said
-    assert "not tried: medusa, eagle: no head" in said
-    assert "since each needs a model or a file that you name" in said
-    assert "measures them): rest, tli" in said
-    assert "not tried: 1 setting for which the budget is too short; give more --budget: y" in said
+    shown = " ".join(shown.split())
+    assert "failed: x, 5 tokens: output differs" in shown
+    assert "not tried: medusa, eagle: no head" in shown
+    assert "since each needs a model or a file that you name" in shown
+    assert "measures them): rest, tli" in shown
+    assert "not tried: 1 setting for which the budget is too short; give more --budget: y" in shown
     assert (
         "not tried: 8 settings less promising than those that the search starts with: a; b; c; d; e; f, and 2 more"
-        in said
+        in shown
     )
     assert "less promising" not in words(tuning(), None)
 
 
 def test_what_the_budget_did_not_allow_is_said() -> None:
-    said = " ".join(words(tuning(asked_tokens=128, max_tokens=40, budget=10.0, seconds=14.0), None).split())
-    assert "Prompts were decoded to 40 tokens instead of 128" in said
-    assert "It took 14 s instead of 10" in said
-    said = words(tuning(asked_tokens=128, max_tokens=128, budget=10.0, seconds=11.0), None)
-    assert "instead of" not in said
+    shown = " ".join(words(tuning(asked_tokens=128, max_tokens=40, budget=10.0, seconds=14.0), None).split())
+    assert "Prompts were decoded to 40 tokens instead of 128" in shown
+    assert "It took 14 s instead of 10" in shown
+    shown = words(tuning(asked_tokens=128, max_tokens=128, budget=10.0, seconds=11.0), None)
+    assert "instead of" not in shown
 
 
 def test_a_draft_model_that_is_not_there_is_named_at_once(run: Command, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_difference(
         return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)]
 
     monkeypatch.setattr(bench, "differences", differ)
-    monkeypatch.setattr(llm, "find_exactness", lambda runner, asked: Exactness(reason))
+    monkeypatch.setattr(llm, "find_exactness", lambda runner, requested: Exactness(reason))
     found = run("verify", "--prompts", prompts, "--temperature", 0, *FAST)
     assert found.code == code
     text = " ".join(found.out.split())

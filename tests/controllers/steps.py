@@ -39,7 +39,7 @@ def outcome(trees: Sequence[TokenTree], verdicts: Sequence[Verdict], times: Step
     return Outcome(1, tokens, times.total, more.get("proposed", trees), trees, verdicts, times)
 
 
-def asked(
+def requested(
     controller: Any, confidence: Sequence[float], features: Sequence[object] | None = None, **signal: Any
 ) -> tuple[Budget, int]:
     """The budget, and how many tokens of these confidences a drafter that asks before each token drafts under it."""
@@ -56,7 +56,7 @@ def asked(
 
 def step(controller: Any, confidence: Sequence[float], accepted: int, *, sequential: bool = True, **signal: Any) -> int:
     """A whole step in which `accepted` of the tokens would stand; how many were scored."""
-    budget, drafted = asked(controller, confidence, **signal)
+    budget, drafted = requested(controller, confidence, **signal)
     if not sequential:
         drafted = min(budget.nodes, budget.depth, len(confidence))
     tokens = [RIGHT if i < accepted else WRONG for i in range(drafted)]

@@ -307,13 +307,13 @@ def test_sequences_may_pause_and_join_between_plans() -> None:
 
 def test_explaining_changes_nothing() -> None:
     world, other = WORLDS["both, packed"], WORLDS["both, packed"]
-    quiet, asked = automatic(world), automatic(other)
+    quiet, explained = automatic(world), automatic(other)
     first, second = np.random.default_rng(0), np.random.default_rng(0)
     for step in range(200):
-        assert world.step(quiet, step, first) == other.step(asked, step, second)
-        asked.explain(0)
-        asked.explain()
-    assert quiet.explain(0) == asked.explain(0)
+        assert world.step(quiet, step, first) == other.step(explained, step, second)
+        explained.explain(0)
+        explained.explain()
+    assert quiet.explain(0) == explained.explain(0)
 
 
 def test_it_forgets_ended_sequences_and_explains_itself() -> None:
@@ -322,7 +322,7 @@ def test_it_forgets_ended_sequences_and_explains_itself() -> None:
     assert "drafting has cost more time than it saved lately" in controller.explain(0)
     controller.forget(0)
     controller.forget(0)
-    assert controller._sequences == {}
+    assert controller.sequences == {}
 
 
 def test_what_was_learned_of_drafters_survives_a_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

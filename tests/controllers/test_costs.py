@@ -68,10 +68,10 @@ def test_a_line_finds_both_its_parts(fixed: float, level: float) -> None:
 
 
 def test_the_point_past_the_plan_is_what_is_measured() -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def probe(counts: list[int], context: int) -> list[float]:
-        asked.extend(counts)
+        requested.extend(counts)
         return [0.01] * len(counts)
 
     costs = Costs(probe=probe)  # type: ignore[arg-type]  # lists are sequences
@@ -79,7 +79,7 @@ def test_the_point_past_the_plan_is_what_is_measured() -> None:
     point = costs.unmeasured(1, 10, 5)
     assert point == 6
     costs.measure(1, 10, point)
-    assert asked[-1] == 6
+    assert requested[-1] == 6
     assert costs.unmeasured(1, 10, 5) is None
     assert costs.unmeasured(1, 10, 6) == 8
     assert Costs().unmeasured(1, 10, 5) is None, "nothing can be measured without a probe"
@@ -132,7 +132,7 @@ def test_a_file_that_makes_no_sense_is_ignored_with_one_line(
     assert caplog.text.count("are not valid") == 1
 
 
-def test_prices_of_drafts_that_make_no_sense_are_refused_and_hardly_timed_ones_not_kept() -> None:
+def test_prices_of_drafts_that_make_no_sense_are_rejected_and_hardly_timed_ones_not_kept() -> None:
     costs = Costs()
     costs.observe(1, 10, step(2, 0.01, draft=(1e-3,), other=1e-4), ("draft",), (2,))
     assert costs.drafts() == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from controllers.steps import asked, step
+from controllers.steps import requested, step
 
 from paceline import ConfigError
 from paceline.controllers.policies import DiffuSpecController
@@ -18,7 +18,7 @@ def lengths(accepted: list[int], proposed: int = 100, **options: Any) -> list[in
     controller = DiffuSpecController(**options)
     found = []
     for stands in accepted:
-        found.append(asked(controller, SURE)[0].depth)
+        found.append(requested(controller, SURE)[0].depth)
         step(controller, SURE[:proposed], stands)
     return found
 
@@ -48,10 +48,10 @@ def test_the_averages_by_hand() -> None:
     assert step(controller, SURE, 4) == 4  # L_gen 4, L_acc 3
     assert step(controller, SURE[:2], 2) == 2  # L_gen 3, L_acc 2.5
     assert step(controller, SURE[:2], 2) == 2  # L_gen 2.5, L_acc 2.25
-    assert controller._batch[0].memory.generated == 2.5
-    assert controller._batch[0].memory.accepted == 2.25
+    assert controller.batch[0].memory.generated == 2.5
+    assert controller.batch[0].memory.accepted == 2.25
     assert step(controller, SURE[:2], 2) == 2  # L_gen 2.25, L_acc 2.125
-    assert asked(controller, SURE)[0].depth == 4
+    assert requested(controller, SURE)[0].depth == 4
 
 
 def test_more_while_everything_stands() -> None:
@@ -65,10 +65,10 @@ def test_more_while_everything_stands() -> None:
 def test_steps_cut_short_by_the_end_say_nothing() -> None:
     controller = DiffuSpecController()
     step(controller, SURE, 20, remaining=6)
-    assert controller._batch[0].memory.generated == 20.0
+    assert controller.batch[0].memory.generated == 20.0
 
 
 @pytest.mark.parametrize("wrong", [{"k_min": 0}, {"k_min": 9, "k_max": 8}, {"delta": -1}, {"rho": 1.5}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         DiffuSpecController(**wrong)

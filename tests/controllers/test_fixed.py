@@ -37,7 +37,7 @@ def test_trees_stay_as_they_are() -> None:
     assert plan(FixedController(5), size=2).select(trees) == trees
 
 
-def test_zero_is_plain_decoding_and_less_is_refused() -> None:
+def test_zero_is_plain_decoding_and_less_is_rejected() -> None:
     assert not planned(FixedController(0)).drafts
     assert "0 speculative tokens" in FixedController(0).explain()
     with pytest.raises(ConfigError, match="num_speculative_tokens must be 0 or more, got -1"):
@@ -95,7 +95,7 @@ def test_which_nodes_stay_follows_what_was_accepted_and_not_what_drafters_claim(
         last = kept()
     assert last == [1, 1]
     controller.forget(0)
-    assert not controller._owns
+    assert not controller.odds
 
 
 def drawn(tokens: Sequence[int]) -> TokenTree:

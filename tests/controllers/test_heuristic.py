@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controllers.steps import asked, granted, step
+from controllers.steps import granted, requested, step
 from controllers.worlds import Guesser, World, steady
 
 from paceline import ConfigError
@@ -32,9 +32,9 @@ def test_never_below_one_nor_above_the_limit() -> None:
 def test_a_short_proposal_that_stands_whole_counts_as_full_and_no_proposal_as_nothing() -> None:
     controller = HeuristicController()
     step(controller, SURE[:2], 2)
-    assert asked(controller, SURE)[0].depth == 7
+    assert requested(controller, SURE)[0].depth == 7
     step(controller, [], 0)
-    assert asked(controller, SURE)[0].depth == 7
+    assert requested(controller, SURE)[0].depth == 7
 
 
 def test_what_a_new_sequence_begins_with() -> None:
@@ -53,11 +53,11 @@ def test_it_settles_where_two_steps_down_balance_one_up() -> None:
     seen = []
     for start in range(200, 1200):
         world.run(controller, 1, seed=start, start=start)
-        seen.append(controller._batch[0].length)
+        seen.append(controller.batch[0].length)
     assert 4.0 < sum(seen) / len(seen) < 6.0
 
 
 @pytest.mark.parametrize("wrong", [{"num_assistant_tokens": 0}, {"num_assistant_tokens_schedule": "linear"}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         HeuristicController(**wrong)

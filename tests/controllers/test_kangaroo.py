@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controllers.steps import asked, step
+from controllers.steps import requested, step
 
 from paceline import ConfigError
 from paceline.controllers.policies import KangarooController
 
 
 def test_the_doubtful_token_is_the_last_one() -> None:
-    assert asked(KangarooController(), [0.9, 0.9, 0.5, 0.9, 0.9])[1] == 3
-    assert asked(KangarooController(), [0.1, 0.9])[1] == 1
-    assert asked(KangarooController(), [0.9] * 20)[1] == 6
+    assert requested(KangarooController(), [0.9, 0.9, 0.5, 0.9, 0.9])[1] == 3
+    assert requested(KangarooController(), [0.1, 0.9])[1] == 1
+    assert requested(KangarooController(), [0.9] * 20)[1] == 6
 
 
 def test_confidence_is_the_tokens_own_not_the_paths() -> None:
-    assert asked(KangarooController(threshold=0.6, steps=20), [0.7] * 20)[1] == 20
+    assert requested(KangarooController(threshold=0.6, steps=20), [0.7] * 20)[1] == 20
 
 
 def test_the_ends_of_the_threshold() -> None:
-    assert asked(KangarooController(threshold=0.0), [0.001] * 20)[1] == 6
-    assert asked(KangarooController(threshold=1.0), [0.999] * 20)[1] == 1
+    assert requested(KangarooController(threshold=0.0), [0.001] * 20)[1] == 6
+    assert requested(KangarooController(threshold=1.0), [0.999] * 20)[1] == 1
 
 
 def test_tables_that_propose_everything_at_once_are_cut_there() -> None:
@@ -35,6 +35,6 @@ def test_tables_that_propose_everything_at_once_are_cut_there() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.2}, {"threshold": "high"}, {"steps": 0}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KangarooController(**wrong)

@@ -68,7 +68,7 @@ def test_sequences_are_forgotten(name: str) -> None:
     for key in range(50):
         step(controller, SURE, 3, key=key)
         controller.forget(key)
-    assert not controller._states
+    assert not controller.states
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -85,7 +85,7 @@ def test_decisions_in_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("wrong", [-1, 1.5, "many", math.nan, True])
-def test_a_wrong_number_is_refused(name: str, wrong: Any) -> None:
+def test_a_wrong_number_is_rejected(name: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens must be an integer in"):
         made(name, num_speculative_tokens=wrong)
 

@@ -22,8 +22,8 @@ def signals(*lengths: int, temperature: float = 0.0) -> list[Signal]:
     return [Signal(key, length, 500, temperature) for key, length in enumerate(lengths)]
 
 
-def planned(limit: int, given: list[Signal], asked: int = 50, footprint: Footprint = FOOTPRINT) -> LimitedController:
-    found = LimitedController(FixedController(asked), footprint, limit)
+def planned(limit: int, given: list[Signal], number: int = 50, footprint: Footprint = FOOTPRINT) -> LimitedController:
+    found = LimitedController(FixedController(number), footprint, limit)
     found.plan(given)
     return found
 

@@ -86,7 +86,7 @@ def test_dear_rows_make_small_trees() -> None:
     for slope in (0.01, 0.08, 0.2):
         controller = made(lambda rows, slope=slope: 1.0 + slope * (rows - 1))
         rate(controller, GOOD, lambda rows, slope=slope: 1.0 + slope * (rows - 1), 400)
-        sizes.append(controller._now.nodes)
+        sizes.append(controller.choice.nodes)
     assert sizes[0] > sizes[1] > sizes[2] > 0
 
 
@@ -104,7 +104,7 @@ def test_where_not_even_perfect_drafts_would_pay_it_hardly_ever_tries() -> None:
 
     controller = made(dear)
     assert rate(controller, (0.99,), dear, 4000) > 0.995
-    assert controller._hopeless
+    assert controller.hopeless
 
 
 def test_it_wakes_when_drafts_begin_to_stand() -> None:
@@ -157,8 +157,8 @@ def test_a_large_batch_drafts_less() -> None:
 
 def test_choices_are_made_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     controller, made_at = made(flat), []
-    real = controller._choose
-    monkeypatch.setattr(controller, "_choose", lambda *args: made_at.append(controller._steps) or real(*args))
+    real = controller.choose
+    monkeypatch.setattr(controller, "choose", lambda *args: made_at.append(controller.steps) or real(*args))
     for _ in range(EARLY_STEPS + 2 * CHOICE_STEPS):
         plan(controller)
     assert made_at[:2] == [1, 1 + EARLY_CHOICE_STEPS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from controllers.steps import asked, plan, step
+from controllers.steps import plan, requested, step
 
 from paceline import ConfigError
 from paceline.controllers.policies import SwiftController
@@ -13,8 +13,8 @@ from paceline.tree import TokenTree
 
 
 def test_the_doubtful_token_is_the_last_one() -> None:
-    assert asked(SwiftController(), [0.9, 0.85, 0.79, 0.9])[1] == 3
-    assert asked(SwiftController(), [0.99] * 40)[1] == 25
+    assert requested(SwiftController(), [0.9, 0.85, 0.79, 0.9])[1] == 3
+    assert requested(SwiftController(), [0.99] * 40)[1] == 25
     assert step(SwiftController(), [0.9, 0.7, 0.9], 3, sequential=False) == 2
 
 
@@ -51,6 +51,6 @@ def test_every_drafter_has_a_chain_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"stop_threshold": -0.1}, {"max_step_draft": 0}])
-def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SwiftController(**wrong)

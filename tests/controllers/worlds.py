@@ -135,16 +135,16 @@ class World:
         draft = []
         for source, drafter in enumerate(self.drafters):
             budgets = [row[source] if row else NO_BUDGET for row in self._plan.budgets]
-            deepest, asked = 0, False
+            deepest, drafting = 0, False
             for i, budget in enumerate(budgets):
                 if budget.fallback and len(trees[i]):
                     continue
-                asked = asked or budget.nodes > 0
+                drafting = drafting or budget.nodes > 0
                 found, confidence, levels = drafter.propose(step, budget, rng)
                 deepest = max(deepest, levels)
                 if found:
                     trees[i] = join(trees[i], found, confidence, source)
-            draft.append(drafter.fixed + drafter.per_level * deepest if asked else 0.0)
+            draft.append(drafter.fixed + drafter.per_level * deepest if drafting else 0.0)
         proposed, trees = trees, controller.select(trees) if any(map(len, trees)) else trees
         verdicts = [judged(tree, whole) for tree, whole in zip(trees, proposed, strict=True)]
         rows = self.batch + sum(len(tree) for tree in trees)

@@ -259,7 +259,7 @@ def test_constrained_texts(folder: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM, change: dict[str, Any]) -> None:
+def test_what_cannot_be_honoured_is_rejected_by_name(llm: LLM, change: dict[str, Any]) -> None:
     [name] = change
     for call in (llm.generate, llm.stream):
         with pytest.raises(
@@ -268,7 +268,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM, change: dict[str, 
             call(PROMPT, SamplingParams(**GREEDY, **change))
 
 
-def test_every_sampling_parameter_is_either_honoured_or_refused() -> None:
+def test_every_sampling_parameter_is_either_honoured_or_rejected() -> None:
     honoured = {
         "n",
         "temperature",

@@ -238,7 +238,7 @@ def test_drafts_verified_ahead_give_the_static_text() -> None:
             assert ours.canvas.output == plain.canvas.output
 
 
-def test_a_template_that_contradicts_is_refused_and_leaves_others_alone() -> None:
+def test_a_template_that_contradicts_is_rejected_and_leaves_others_alone() -> None:
     toy = Rough(0)
     wrong = Canvas.infill([TEXTS.index("a"), MASK, TEXTS.index("+")], mask_token_id=MASK)
     short = blank(1)

@@ -70,11 +70,13 @@ def test_measures_are_those_of_the_definition() -> None:
 
 def test_a_random_order_is_even_and_blind_to_what_the_model_says() -> None:
     toy, canvas = Independent([0.05, 0.3, 0.6, 0.95]), Canvas.of((), 4, mask_token_id=7)
-    said = Predictions.of(torch.from_numpy(toy.table), np.arange(4))
-    firsts = Counter(int(np.argmax(RandomScore(Setting(canvas, toy, seed)).score(said, canvas))) for seed in range(400))
+    predictions = Predictions.of(torch.from_numpy(toy.table), np.arange(4))
+    firsts = Counter(
+        int(np.argmax(RandomScore(Setting(canvas, toy, seed)).score(predictions, canvas))) for seed in range(400)
+    )
     seen = [firsts[i] for i in range(4)]
     assert stats.chisquare(seen).pvalue > 1e-3
-    assert stats.chisquare(seen, 400 * said.confidence / said.confidence.sum()).pvalue < 1e-6
+    assert stats.chisquare(seen, 400 * predictions.confidence / predictions.confidence.sum()).pvalue < 1e-6
 
 
 END = 6

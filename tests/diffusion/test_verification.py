@@ -289,7 +289,7 @@ def test_a_stop_rule_that_speaks_in_a_draft_ends_nothing(drafts: int) -> None:
     assert ours.trajectory.calls == 1 + ceil(2 / drafts)
 
 
-def test_rules_with_a_memory_are_refused_by_name(monkeypatch) -> None:
+def test_rules_with_a_memory_are_rejected_by_name(monkeypatch) -> None:
     monkeypatch.setattr("paceline.diffusion.commit.quotas.QuotaCommit.stateless", False)
     with pytest.raises(ConfigError, match="QuotaCommit has one"):
         fill(t4(), "freedave")

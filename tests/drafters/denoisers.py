@@ -1,6 +1,5 @@
-"""Denoisers that say what a test wants, and drafters over them.
-
-In: rows of probabilities, or a function of the text. Out: objects of the `Denoiser` protocol, drafter arguments.
+"""Denoisers that predict what a test wants, from rows of probabilities or a function of the text, and drafters over
+them.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Scripted:
         self.canvases.append(ids)
         first = ids.index(self.mask_token_id)
         rows = torch.full((len(ids), self.vocab_size), float("nan"), dtype=torch.float64)
-        for place in range(len(ids) - first):
-            rows[first + place, :-1] = torch.tensor(self.says(ids[:first], place), dtype=torch.float64).log()
-            rows[first + place, -1] = float("-inf")
+        for position in range(len(ids) - first):
+            rows[first + position, :-1] = torch.tensor(self.says(ids[:first], position), dtype=torch.float64).log()
+            rows[first + position, -1] = float("-inf")
         return rows
 
 
@@ -54,8 +53,8 @@ def rows_of_a_runner(runner: ToyRunner, temperature: float = 1.0) -> Says:
     distribution.
     """
 
-    def says(text: list[int], place: int) -> list[float]:
-        ahead = text + runner.greedy(text, place)
+    def says(text: list[int], position: int) -> list[float]:
+        ahead = text + runner.greedy(text, position)
         return (runner.logits(ahead).double() / temperature).softmax(-1).tolist()
 
     return says
@@ -64,8 +63,8 @@ def rows_of_a_runner(runner: ToyRunner, temperature: float = 1.0) -> Says:
 def random_rows(vocab_size: int, seed: int = 0) -> Says:
     """Distributions that have nothing to do with any target."""
 
-    def says(text: list[int], place: int) -> list[float]:
-        drawn = np.random.default_rng((seed, place, *text)).random(vocab_size) + 1e-3
+    def says(text: list[int], position: int) -> list[float]:
+        drawn = np.random.default_rng((seed, position, *text)).random(vocab_size) + 1e-3
         return (drawn / drawn.sum()).tolist()
 
     return says

@@ -77,7 +77,7 @@ def test_the_table_is_bounded_and_drops_what_is_oldest() -> None:
     assert small.rows[1].min() > newest - 2000
 
 
-def test_tables_are_kept_and_refused() -> None:
+def test_tables_are_kept_and_rejected() -> None:
     one, other = table(RANDOM, rows=64, width=3), TrigramTable(64, 3, VOCAB)
     other.read_arrays(one.to_arrays())
     pairs = [(a, b) for a in range(6) for b in range(6)]
@@ -194,7 +194,7 @@ def test_periodic_text_is_fully_accepted_after_one_period() -> None:
     assert all(count == 4 for at, count in lengths if at > len(period) + 8)
 
 
-def test_refused_drafts_are_not_learned() -> None:
+def test_rejected_drafts_are_not_learned() -> None:
     one, state = drafter_with([1, 2, 3, 1, 2])
     for next_token in (9, 1, 2):
         tree = propose(one, state)

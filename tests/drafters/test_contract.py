@@ -296,15 +296,15 @@ def test_trees_fit_the_budget_and_the_vocabulary(name: str, options: dict[str, A
 def test_go_on_stops_the_draft(name: str, options: dict[str, Any]) -> None:
     """A drafter that drafts level by level asks before each level but the first; others need not."""
     world = World(name, options)
-    asked: list[int] = []
+    depths: list[int] = []
 
     def go_on(depth: int, confidence: float, features: object) -> bool:
         assert 0.0 <= confidence <= 1.0
-        asked.append(depth)
+        depths.append(depth)
         return depth < 2
 
     (tree,) = world.drafter.propose([world.begin(PROMPT)], [Budget(7, 5, go_on)], [EMPTY_TREE])
-    assert not asked or (asked[0] == 2 and tree.max_depth == 1)
+    assert not depths or (depths[0] == 2 and tree.max_depth == 1)
 
 
 def check_separation(name: str, options: dict[str, Any], temperature: float, tenants: Sequence[str]) -> None:

@@ -140,6 +140,6 @@ def test_a_model_that_repeats_its_prompt_accepts_all_that_is_copied() -> None:
         {"num_speculative_tokens": -1},
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         CopySpecDrafter(ARGS, **options)

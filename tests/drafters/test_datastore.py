@@ -81,7 +81,7 @@ def test_any_safetensors_reader_opens_it(path: Path) -> None:
     assert found["0/tokens"].tolist() == IDS
 
 
-def test_another_tokenizers_file_is_refused(path: Path) -> None:
+def test_another_tokenizers_file_is_rejected(path: Path) -> None:
     with pytest.raises(
         DrafterError, match=r"built with another tokenizer, that of 'numbers' \(abc\), than the target's \(xyz\)"
     ):
@@ -94,13 +94,13 @@ def test_another_tokenizers_file_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 100, 8 + ROOM, 8 + ROOM + 50, -4])
-def test_a_truncated_file_is_refused(path: Path, size: int) -> None:
+def test_a_truncated_file_is_rejected(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DrafterError, match=r"cannot be read as a datastore \(.*; build it"):
         Datastore(path)
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_files_are_rejected(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     other = tmp_path / "other"
@@ -141,7 +141,7 @@ def change_header(path: Path, **changes: object) -> None:
     ],
     ids=str,
 )
-def test_a_wrong_header_is_refused(path: Path, changes: dict[str, object]) -> None:
+def test_a_wrong_header_is_rejected(path: Path, changes: dict[str, object]) -> None:
     change_header(path, **changes)
     with pytest.raises(DrafterError, match="cannot be read as a datastore"):
         Datastore(path)
@@ -223,12 +223,12 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("1 2 3\n")
-    said: list[tuple[int, str]] = []
+    stages: list[tuple[int, str]] = []
     header = build_datastore(
-        Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: said.append(what)
+        Sources.find([tmp_path / "text"]), Numbers(), tmp_path / "g", progress=lambda *what: stages.append(what)
     )
-    assert max(said)[0] == 6
-    assert (-1, "sorting shard 1") in said
+    assert max(stages)[0] == 6
+    assert (-1, "sorting shard 1") in stages
     assert (header.tokens, header.documents) == (4, 1)
 
 
@@ -317,6 +317,6 @@ def test_sources_that_are_not_there() -> None:
         Sources.find([Path("/nowhere/at/all")])
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="no files in"):
         Sources.find([tmp_path])

@@ -62,7 +62,7 @@ def test_every_token_is_recorded_with_the_row_that_it_was_drawn_from() -> None:
 
 def test_draws_follow_their_rows_and_do_not_depend_on_each_other() -> None:
     rows = [[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]]
-    one = drafter(lambda text, place: rows[place], 3, draft_masks=0)
+    one = drafter(lambda text, position: rows[position], 3, draft_masks=0)
     seen = Counter(tuple(tree_of(one, [1], 2, seed=seed).tokens.tolist()) for seed in range(1500))
     pairs = list(product(range(3), repeat=2))
     assert g_test([seen[pair] for pair in pairs], [rows[0][a] * rows[1][b] for a, b in pairs]) > ERROR
@@ -78,7 +78,7 @@ def test_rules_of_the_request_shape_every_row_along_the_drafted_path() -> None:
             row[list(path)] = float("-inf")  # no token twice
         return out
 
-    tree = tree_of(drafter(lambda text, place: [0.9, 0.05, 0.05], 3), [1], 3, apply_rules=shape)
+    tree = tree_of(drafter(lambda text, position: [0.9, 0.05, 0.05], 3), [1], 3, apply_rules=shape)
     drafted = tree.tokens.tolist()
     assert sorted(drafted) == [0, 1, 2]
     assert paths == [drafted[:i] for i in range(3)]
@@ -93,7 +93,7 @@ def test_rules_of_the_request_shape_every_row_along_the_drafted_path() -> None:
 def test_points_are_the_likeliest_tokens(options: dict[str, Any], context: dict[str, Any]) -> None:
     says = random_rows(VOCAB)
     tree = tree_of(drafter(says, **options), **context)
-    assert tree.tokens.tolist() == [int(np.argmax(says(PROMPT, place))) for place in range(4)]
+    assert tree.tokens.tolist() == [int(np.argmax(says(PROMPT, position))) for position in range(4)]
     assert not tree.trials
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_drafted_behind_an_end_token() -> None:
     rows = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     for temperature in (0.0, 1.0):
         tree = tree_of(
-            drafter(lambda text, place: rows[place], 3, ends=(0,), draft_masks=0), [1], 3, temperature=temperature
+            drafter(lambda text, position: rows[position], 3, ends=(0,), draft_masks=0), [1], 3, temperature=temperature
         )
         assert tree.tokens.tolist() == [1, 0]
 
@@ -138,7 +138,7 @@ def test_the_output_distribution_is_the_targets_by_enumeration(
     rows: list[list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second case is a uniform q."""
-    one = drafter(lambda text, place: rows[place], 2, draft_masks=0)
+    one = drafter(lambda text, position: rows[position], 2, draft_masks=0)
     wanted = target_distribution(two_symbols, 3)
     distribution = output_distribution(RecursiveRejection(), every_draft(one, 2, monkeypatch), two_symbols, 3)
     assert distance(distribution, wanted) < EXACT
@@ -151,7 +151,7 @@ def test_the_output_distribution_is_the_targets_by_enumeration(
 def test_likeliest_tokens_with_the_formula_of_drawn_ones_break_the_distribution() -> None:
     """Negative control: the pitfall of the method."""
     rows = [[0.75, 0.25], [0.25, 0.75]]
-    one = drafter(lambda text, place: rows[place], 2, draft_masks=0)
+    one = drafter(lambda text, position: rows[position], 2, draft_masks=0)
     distribution: Distribution = output_distribution(RecursiveRejection(), recorded_as_drawn(one, rows), two_symbols, 3)
     assert distance(distribution, target_distribution(two_symbols, 3)) > WRONG
 
@@ -176,13 +176,13 @@ def p_value(kind: type[DeerDrafter], says: Says, vocab_size: int = 2, *, request
     return g_test([seen[text] for text in distribution], list(distribution.values()))
 
 
-@pytest.mark.parametrize("says", [random_rows(2), lambda text, place: [0.5, 0.5], lambda text, place: [0.9, 0.1]])
+@pytest.mark.parametrize("says", [random_rows(2), lambda text, position: [0.5, 0.5], lambda text, position: [0.9, 0.1]])
 def test_the_output_distribution_is_the_targets_by_sampling(says: Says) -> None:
     assert p_value(DeerDrafter, says) > ERROR
 
 
 def test_the_statistic_catches_likeliest_tokens_recorded_as_drawn() -> None:
-    assert p_value(Argmax, lambda text, place: [0.7, 0.3]) < ERROR
+    assert p_value(Argmax, lambda text, position: [0.7, 0.3]) < ERROR
 
 
 class Constant(ToyRunner):
@@ -230,7 +230,7 @@ def test_the_text_is_that_of_greedy_decoding(says: Says) -> None:
         ({"separator_token_id": VOCAB}, "separator_token_id must be an integer in 0..10"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_rejected_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         drafter(random_rows(VOCAB), **options)
     assert "\n" not in str(caught.value)

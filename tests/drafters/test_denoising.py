@@ -137,7 +137,7 @@ def test_whole_blocks_are_stored_and_rejected_slots_are_not() -> None:
 
 def test_keeping_rejected_slots_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    monkeypatch.setattr(DeerDrafter, "_whole", lambda self, count: (count + 4) // 4 * 4)
+    monkeypatch.setattr(DeerDrafter, "whole_blocks", lambda self, count: (count + 4) // 4 * 4)
     assert any(mine != fresh for mine, fresh in rejections(over(t4("block"))))
 
 
@@ -177,7 +177,7 @@ def test_a_checkpoint_drafts_and_changes_nothing(llm: LLM, folder: Path, method:
 
 
 @pytest.mark.parametrize("method", ["diffuspec", "deer"])
-def test_what_cannot_draft_is_refused_in_one_line(llm: LLM, folder: Path, tmp_path: Path, method: str) -> None:
+def test_what_cannot_draft_is_rejected_in_one_line(llm: LLM, folder: Path, tmp_path: Path, method: str) -> None:
     other = tiny_denoiser.write(tmp_path / "other")
     words = (other / "tokenizer.json").read_text().replace('"<|end|>"', '"<|stop|>"')
     (other / "tokenizer.json").write_text(words)

@@ -45,7 +45,7 @@ def tree_of(one: DiffuSpecDrafter, text: Sequence[int] = PROMPT, nodes: int = 6,
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_beam_one_of_one_candidate_is_argmax_drafting(temperature: float) -> None:
     says = random_rows(VOCAB)
-    likeliest = [int(np.argmax(says(PROMPT, place))) for place in range(6)]
+    likeliest = [int(np.argmax(says(PROMPT, position))) for position in range(6)]
     assert tree_of(drafter(says, **ARGMAX), temperature=temperature).tokens.tolist() == likeliest
     assert tree_of(drafter(says, path_beam=5), temperature=temperature).tokens.tolist() != likeliest
 
@@ -56,8 +56,8 @@ def test_tri_grams_choose_among_what_the_denoiser_allows() -> None:
     for row, pair in zip(rows, [(5, 3), (4, 6), (7, 1), (2, 8)], strict=True):
         row[pair[0]], row[pair[1]] = 0.52, 0.48
 
-    def says(text: list[int], place: int) -> list[float]:
-        return rows[place]
+    def says(text: list[int], position: int) -> list[float]:
+        return rows[position]
 
     assert tree_of(drafter(says, path_weight=1.0), nodes=4).tokens.tolist() == [5, 4, 7, 2]
     tree = tree_of(drafter(says), nodes=4)
@@ -67,9 +67,9 @@ def test_tri_grams_choose_among_what_the_denoiser_allows() -> None:
 
 def test_a_draft_ends_with_its_end_token() -> None:
     rows = [[0.01] * VOCAB for _ in range(6)]
-    for place, row in enumerate(rows):
-        row[place + 3 if place < 2 else 0] = 0.9
-    tree = tree_of(drafter(lambda text, place: rows[place], ends=(0,)))
+    for position, row in enumerate(rows):
+        row[position + 3 if position < 2 else 0] = 0.9
+    tree = tree_of(drafter(lambda text, position: rows[position], ends=(0,)))
     assert tree.tokens.tolist() == [3, 4, 0]
 
 
@@ -127,7 +127,7 @@ def test_the_text_is_that_of_plain_decoding(says: Says, params: SamplingParams) 
     assert found[0].metrics.num_draft_tokens > 0
 
 
-def torn(text: list[int], place: int) -> list[float]:
+def torn(text: list[int], position: int) -> list[float]:
     row = [0.0] * VOCAB
     row[5], row[6] = 0.55, 0.45
     return row
@@ -168,7 +168,7 @@ def test_a_file_teaches_every_tenant_and_tables_are_kept(tmp_path: Path) -> None
         ({"model": 3}, "must be the folder or hub id of a diffusion language model for method 'diffuspec', got 3"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(options: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_rejected_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         drafter(torn, **options)
     assert "\n" not in str(caught.value)
@@ -280,7 +280,7 @@ def test_an_end_that_the_denoiser_does_not_see_is_not_taken_for_being_short() ->
     assert len(best_path(lattice_of(rows, mass=0.8, most=15, ends=[END]), counts([]), [], lam=0.5, beam=5)) == 12
 
 
-def test_rows_without_a_distribution_are_refused() -> None:
+def test_rows_without_a_distribution_are_rejected() -> None:
     for bad in (float("nan"), float("-inf")):
         rows = weights([0.2] * 5, [0.2] * 5)
         rows[1] = bad

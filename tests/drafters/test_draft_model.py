@@ -287,7 +287,7 @@ def test_a_failure_in_the_middle_leaves_a_state_that_can_go_on(monkeypatch: pyte
         ({"draft_sample_method": "best"}, "draft_sample_method"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         drafter_of(ToyRunner(VOCAB), **options)
 

@@ -49,7 +49,7 @@ def test_the_text_is_the_targets(plain: LLM, options: dict[str, Any]) -> None:
 def test_sampled_requests_learn_from_overlaps(plain: LLM) -> None:
     llm, drafter = fast(plain, num_speculative_tokens=4)
     llm.generate(PROMPTS, SamplingParams(temperature=1.0, max_tokens=16))
-    rates, *_ = drafter._known[""]
+    rates, *_ = drafter.known[""]
     assert all(0.0 < rate < 1.0 for rate in rates)
     assert rates[0] < rates[-1]
 
@@ -59,7 +59,7 @@ def with_last_layer(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, l
     llm, drafter = fast(plain, num_speculative_tokens=3, exit_layers=[1, 3, 5], shadow_every=1)
     drafter.exits, drafter.plans = [1, 3, LAYERS], [LayerPlan(stop=stop) for stop in (1, 3, LAYERS)]
     seen: list[Any] = []
-    shadows, look = drafter._shadows, drafter._look
+    shadows, look = drafter.shadows, drafter.learn
     drawn: list[Any] = []
 
     def looking(state: DelState, verdict: Verdict, scores: Scores, index: int, own: Any) -> None:
@@ -67,14 +67,14 @@ def with_last_layer(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[LLM, l
         look(state, verdict, scores, index, own)
         first = scores.rows[index]
         target = scores.logits[[first, *(first + 1 + node for node in verdict.path)]].argmax(-1).tolist()
-        seen.append((used, own, drawn[-1], verdict, target, state.record.matched - before * drafter._decay))
+        seen.append((used, own, drawn[-1], verdict, target, state.record.matched - before * drafter.decay))
 
     def spy(states: torch.Tensor) -> Any:
         drawn.append(shadows(states))
         return drawn[-1]
 
-    monkeypatch.setattr(drafter, "_shadows", spy)
-    monkeypatch.setattr(drafter, "_look", looking)
+    monkeypatch.setattr(drafter, "shadows", spy)
+    monkeypatch.setattr(drafter, "learn", looking)
     decoded(llm, PROMPTS)
     return llm, seen
 
@@ -168,23 +168,23 @@ def test_states_are_asked_for_only_when_all_exits_are_looked_at(
         "shadow_every": every,
     }
     llm, drafter = fast(plain, **options)
-    asked: list[bool] = []
+    tapped: list[bool] = []
     score = type(llm.runner).score
 
     def spy(self: Any, caches: Any, roots: Any, trees: Any, *, taps: Any = (), **more: Any) -> Scores:
-        asked.append(bool(taps))
+        tapped.append(bool(taps))
         return score(self, caches, roots, trees, taps=taps, **more)
 
     monkeypatch.setattr(type(llm.runner), "score", spy)
     decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
-    looks = [i for i, taps in enumerate(asked) if taps]
+    looks = [i for i, taps in enumerate(tapped) if taps]
     if every == 1:
-        assert looks == list(range(len(asked) - 1)), "nothing is drafted in a text's last step"
+        assert looks == list(range(len(tapped) - 1)), "nothing is drafted in a text's last step"
         return
     assert looks == [0, 2, 10]
     assert drafter.score_taps == ()
     decoded(llm, PROMPTS[:1], SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True))
-    looks = [i for i, taps in enumerate(asked) if taps]
+    looks = [i for i, taps in enumerate(tapped) if taps]
     assert looks == [0, 2, 10, 43], "distances go on from text to text, whose last steps have no draft"
 
 

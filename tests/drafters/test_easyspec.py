@@ -5,6 +5,7 @@ tokens stay.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tiny_checkpoint
@@ -165,7 +166,7 @@ def test_larger_groups_are_accepted_less_and_change_no_token(bundled: LLM, promp
         ({"model": None}, "folder or hub id for method 'easyspec'"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EasySpecDrafter(
             DrafterArgs(vocab_size=11, index=0, max_context=64, models=ToyModels(ToyRunner(11), ToyRunner(11))),
@@ -173,7 +174,7 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
         )
 
 
-def test_models_whose_layers_cannot_run_apart_are_refused(
+def test_models_whose_layers_cannot_run_apart_are_rejected(
     bundled: LLM, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = {"method": "easyspec", "model": str(tiny_checkpoint.write(tmp_path / "two"))}
@@ -181,6 +182,6 @@ def test_models_whose_layers_cannot_run_apart_are_refused(
         bundled.with_speculative_config(two)
     from paceline.models import load
 
-    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    monkeypatch.setattr(load, "spec_from_config", Mock(side_effect=UnsupportedModelError("of no family")))
     with pytest.raises(UnsupportedModelError, match="layers that run in groups need the native runner"):
         bundled.with_speculative_config(two)

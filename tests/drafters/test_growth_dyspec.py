@@ -157,13 +157,13 @@ def test_the_distribution_check_catches_a_drawn_tree_cut_by_what_came_up(monkeyp
     def ranked_again(choices: Choices) -> TokenTree:
         tree = program(choices)
         kept = sorted(np.argsort(-tree.reach(), kind="stable")[:2].tolist())
-        place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+        position = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
         trials = {
-            place[parent]: [replace(t, node=place[t.node]) for t in ts if t.node in place]
+            position[parent]: [replace(t, node=position[t.node]) for t in ts if t.node in position]
             for parent, ts in tree.trials.items()
-            if parent in place
+            if parent in position
         }
-        columns = [tree.tokens[kept], [place[int(tree.parents[node])] for node in kept]]
+        columns = [tree.tokens[kept], [position[int(tree.parents[node])] for node in kept]]
         return TokenTree.build(*columns, trials={parent: ts for parent, ts in trials.items() if ts})
 
     assert max(distribution_error(ranked_again, random_target(seed, 3), 3) for seed in range(5)) > WRONG
@@ -208,6 +208,6 @@ def test_a_lower_threshold_gives_more_nodes_and_the_first_child_always_comes() -
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.1, 1.5, "small", True])
-def test_a_wrong_threshold_is_refused(wrong: object) -> None:
+def test_a_wrong_threshold_is_rejected(wrong: object) -> None:
     with pytest.raises(ConfigError, match="tree_threshold must be above 0"):
         drafter_of(ToyRunner(VOCAB), tree_policy="dyspec_threshold", tree_threshold=wrong)

@@ -51,7 +51,7 @@ def test_above_temperature_0_it_proposes_points_which_keep_the_distribution() ->
     assert distribution_error(lambda choices: tree, random_target(1, 3), 3) < 1e-9
 
 
-def test_drawing_is_refused_by_name() -> None:
+def test_drawing_is_rejected_by_name() -> None:
     for policy, options in (("eagle2", {}), ("ppd", {}), ("static", {"speculative_token_tree": [[0]]})):
         with pytest.raises(
             ConfigError, match=f"draft_sample_method must be greedy or left out with tree_policy '{policy}'"

@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         ({"tree_width": 65}, "tree_width must be an integer in 1..64, got 65"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
+def test_wrong_options_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         drafter_of(ToyRunner(VOCAB), **options)
 

@@ -199,7 +199,7 @@ def test_a_draft_ends_behind_the_first_token_that_is_not_sure() -> None:
         ({"model": "/no/such/folder"}, CheckpointError, "no folder '/no/such/folder'"),
     ],
 )
-def test_bad_adapters_and_layers_are_refused_in_one_line(
+def test_bad_adapters_and_layers_are_rejected_in_one_line(
     plain: LLM, weights: dict[str, Any], options: dict[str, Any], kind: type[PacelineError], words: str
 ) -> None:
     own = weights["own"]

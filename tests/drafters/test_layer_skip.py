@@ -92,7 +92,7 @@ def test_aliases_and_bad_layers(plain: LLM) -> None:
             exit_of(**options)
 
 
-def test_a_runner_without_the_capability_is_refused_by_name() -> None:
+def test_a_runner_without_the_capability_is_rejected_by_name() -> None:
     runner = ToyRunner(11)
     runner.capabilities = Capabilities(fork=True)
     with pytest.raises(

@@ -206,7 +206,7 @@ def test_outputs_are_those_of_plain_decoding(kind: Any, temperature: float) -> N
     assert tokens(plain) != tokens(other), "another target must show"
 
 
-def test_wrong_sizes_are_refused() -> None:
+def test_wrong_sizes_are_rejected() -> None:
     for options in ({"max_ngram_size": 1}, {"max_window_size": 0}, {"max_verification_set_size": 10**6}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             LookaheadDrafter(ARGS, **options)

@@ -105,8 +105,8 @@ def test_full_tables_tell_n_grams_apart(tokens: list[int]) -> None:
     """With hardly a free slot, nearly every look-up passes other n-grams before it finds its own."""
     text, table = np.array(tokens, np.int32), np.full(32, -1, np.int64)
     index_ngrams(text, (0, len(text) - 1), (1, 3), False, table)
-    place = longest_match(text, len(text), (1, 3), table)
-    assert ([tokens[place + 1]] if place >= 0 else []) == searched(tokens, 1, 3, 1)
+    position = longest_match(text, len(text), (1, 3), table)
+    assert ([tokens[position + 1]] if position >= 0 else []) == searched(tokens, 1, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_full_tables_tell_n_grams_apart(tokens: list[int]) -> None:
         {"num_speculative_tokens": -1},
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         NgramDrafter(ARGS, **options)
 

@@ -160,9 +160,11 @@ def p_value(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     row.
     """
     if wrong:
-        true = pearl._first
+        true = pearl.first_drafted
         flat = torch.full((VOCAB,), 1 / VOCAB)
-        monkeypatch.setattr(pearl, "_first", lambda *given: (one := true(*given)) and DraftedToken(one.token, flat))
+        monkeypatch.setattr(
+            pearl, "first_drafted", lambda *given: (one := true(*given)) and DraftedToken(one.token, flat)
+        )
     target, draft = models(1.5)
     live = engine(target, [drafter(target, draft, 2)], 9, max_num_seqs=128)
     params = SamplingParams(temperature=1.0, max_tokens=3, n=128, ignore_eos=True)
@@ -279,7 +281,7 @@ def test_on_one_gpu_it_is_sequential_and_says_so(caplog: pytest.LogCaptureFixtur
     assert not other.shared
 
 
-def test_it_is_refused_inside_a_hierarchy(bundled: LLM) -> None:
+def test_it_is_rejected_inside_a_hierarchy(bundled: LLM) -> None:
     with pytest.raises(DrafterError, match="'pearl', which cannot go back"):
         bundled.with_speculative_config(
             {"method": "specmquant", "draft": {"method": "pearl", "model": str(BUNDLED_DRAFT)}}
@@ -299,7 +301,7 @@ def test_beside_other_drafters_and_under_auto(bundled: LLM, prompts: list[Any], 
 @pytest.mark.parametrize(
     ("options", "words"), [({"overlap": 1}, "overlap must be"), ({"model": None}, "folder or hub id")]
 )
-def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any], words: str) -> None:
     target, draft = models()
     args = DrafterArgs(vocab_size=VOCAB, index=0, max_context=64, target=target, load_runner=lambda name: draft)
     with pytest.raises(ConfigError, match=words):

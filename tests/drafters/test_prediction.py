@@ -37,14 +37,14 @@ def proposal(expected: Sequence[int], output: Sequence[int] = (), nodes: int = 4
 def steps(expected: Sequence[int], output: Sequence[int], nodes: int = 8) -> int:
     """How many steps a model that says `output` takes."""
     drafter, state = begun(expected)
-    count, said = 0, 0
-    while said < len(output):
+    count, written = 0, 0
+    while written < len(output):
         (tree,) = drafter.propose([state], [Budget(nodes, nodes)], [EMPTY_TREE])
         right = 0
-        while right < len(tree) and said + right < len(output) and tree.tokens[right] == output[said + right]:
+        while right < len(tree) and written + right < len(output) and tree.tokens[right] == output[written + right]:
             right += 1
-        state.context.tokens.extend(output[said : said + right + 1])
-        count, said = count + 1, said + right + 1
+        state.context.tokens.extend(output[written : written + right + 1])
+        count, written = count + 1, written + right + 1
     return count
 
 
@@ -108,14 +108,14 @@ def test_an_edit_costs_a_few_steps(kind: str, span: int) -> None:
         "move": [*old[:50], *old[120:160], *old[50:120], *old[160:]],
     }[kind]
     ideal = -(-len(edited) // 9)
-    said = span if kind in ("replace", "insert") else 0
+    written = span if kind in ("replace", "insert") else 0
     cuts = {"identity": 0, "move": 3}.get(kind, 1)
-    assert steps(old, edited) <= ideal + said + 3 * cuts
+    assert steps(old, edited) <= ideal + written + 3 * cuts
 
 
 def test_the_step_count_catches_a_drafter_that_never_finds_its_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
-    monkeypatch.setattr(prediction._State, "_search", lambda self, text: (LOST, 0))
+    monkeypatch.setattr(prediction.PredictionState, "search", lambda self, text: (LOST, 0))
     with pytest.raises(AssertionError):
         test_an_edit_costs_a_few_steps("replace", 1)
 
@@ -125,16 +125,16 @@ def test_the_place_does_not_depend_on_how_the_tokens_came(
     expected: list[int], output: list[int], data: st.DataObject
 ) -> None:
     drafter, state = begun([*expected, 3])
-    said = 0
-    while said < len(output):
+    written = 0
+    while written < len(output):
         more = data.draw(st.integers(1, 5))
-        state.context.tokens.extend(output[said : said + more])
-        said += more
+        state.context.tokens.extend(output[written : written + more])
+        written += more
         drafter.propose([state], [Budget(2, 2)], [EMPTY_TREE])
     _, fresh = begun([*expected, 3], output)
     for one in (state, fresh):
         one.follow()
-    assert (state.place, state.run, state.anchor) == (fresh.place, fresh.run, fresh.anchor)
+    assert (state.position, state.run, state.anchor) == (fresh.position, fresh.run, fresh.anchor)
 
 
 def test_longer_runs_are_trusted_more() -> None:
@@ -188,6 +188,6 @@ def test_no_prediction_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("limit", [-1, 2.5, True])
-def test_bad_options_are_refused(limit: Any) -> None:
+def test_bad_options_are_rejected(limit: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         PredictionDrafter(ARGS, num_speculative_tokens=limit)

@@ -5,6 +5,7 @@ be.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from toys import ToyRunner
@@ -98,12 +99,12 @@ def test_no_room_for_both(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model": "x"}, "does not know 'model'"),
     ],
 )
-def test_bad_options_are_refused(plain: LLM, options: dict[str, Any], text: str) -> None:
+def test_bad_options_are_rejected(plain: LLM, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         plain.with_speculative_config({"method": "quantized_copy", **options})
 
 
-def test_targets_without_a_copy_are_refused() -> None:
+def test_targets_without_a_copy_are_rejected() -> None:
     small = LLM(speculative_config=None, quantization="int8")
     with pytest.raises(ConfigError, match="must differ from the target's, which is int8 itself"):
         small.with_speculative_config({"method": "quantized_copy"})
@@ -112,9 +113,9 @@ def test_targets_without_a_copy_are_refused() -> None:
         QuantizedCopyDrafter(DrafterArgs(vocab_size=11, index=0, max_context=99, target=toy))
 
 
-def test_a_target_without_native_runner_is_refused(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_without_native_runner_is_rejected(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.models import load
 
-    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    monkeypatch.setattr(load, "spec_from_config", Mock(side_effect=UnsupportedModelError("of no family")))
     with pytest.raises(UnsupportedModelError, match="the int4 copy of"):
         plain.with_speculative_config({"method": "quantized_copy", "quantization": "int4", "draft_vocab_size": 901})

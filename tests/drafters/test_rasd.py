@@ -140,10 +140,10 @@ def test_beside_a_draft_model_the_bundled_model_says_the_same(tmp_path: Path, op
     prompts = ["def area(width, height):\n    return", "SELECT name FROM"]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     expected = plain.generate(prompts, params)
-    said = [
+    known = [
         [*plain.tokenizer.encode(text), *one.outputs[0].token_ids] for text, one in zip(prompts, expected, strict=True)
     ]
-    path = write(tmp_path / "said", said, tokenizer=plain.tokenizer)  # type: ignore[arg-type]
+    path = write(tmp_path / "said", known, tokenizer=plain.tokenizer)  # type: ignore[arg-type]
     methods: list[dict[str, Any]] = [{"method": "rasd", "datastore": str(path)}]
     methods += [{"method": "draft_model", **options}]
     other = plain.with_speculative_config({"method": methods, "num_speculative_tokens": 8})

@@ -182,8 +182,8 @@ def test_the_bundled_model_says_the_same_and_takes_what_is_there(tmp_path: Path)
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     prompt = "def area(width, height):\n    return"
     (expected,) = plain.generate(prompt, params)
-    said = list(plain.tokenizer.encode(prompt)) + list(expected.outputs[0].token_ids)
-    path = write(tmp_path / "said", [said], tokenizer=plain.tokenizer)  # type: ignore[arg-type]
+    known = list(plain.tokenizer.encode(prompt)) + list(expected.outputs[0].token_ids)
+    path = write(tmp_path / "said", [known], tokenizer=plain.tokenizer)  # type: ignore[arg-type]
     other = plain.with_speculative_config({"method": "rest", "datastore": str(path), "num_speculative_tokens": 6})
     (found,) = other.generate(prompt, params)
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids

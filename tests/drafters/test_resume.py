@@ -88,7 +88,7 @@ def test_a_cache_that_moves_takes_the_drafts_along(plain: LLM, careful: bool, mo
     if not careful:
         monkeypatch.setattr("paceline.models.decoder.cache.blocks_for", lambda tokens: -(-(cache.length) // 16))
     blocker = runner.open()
-    cache._relocate(len(before) + 1, len(before))
+    cache._relocate(len(before) + 1, len(before))  # private: by itself it moves only where others hold what is behind
     cache.locate()
     monkeypatch.undo()
     assert cache.blocks[0] != before[0]
@@ -174,12 +174,12 @@ def test_where_scratch_holds_something_else_all_is_scored(
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_by_default_a_measurement_decides(plain: LLM, pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("paceline.drafters.self.base.resuming_pays", lambda *given: asked.append(given) or pays)
+    calls = []
+    monkeypatch.setattr("paceline.drafters.self.base.resuming_pays", lambda *given: calls.append(given) or pays)
     llm = plain.with_speculative_config({name: value for name, value in SKIP.items() if name != "resume_verification"})
     saved = spied(llm, monkeypatch)
     assert decoded(llm, GREEDY) == decoded(plain, GREEDY)
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert bool(saved) == pays
 
 
@@ -220,7 +220,7 @@ def test_where_it_fails_all_is_scored_and_the_drafter_is_dropped(plain: LLM, mon
     assert all("no states" in out.metrics.dropped_drafters["layer_skip"] for out in found)
 
 
-def test_it_is_refused_where_layers_are_left_out(plain: LLM) -> None:
+def test_it_is_rejected_where_layers_are_left_out(plain: LLM) -> None:
     with pytest.raises(ConfigError, match="leave out resume_verification or target_speedup"):
         plain.with_speculative_config({"method": "layer_skip", "target_speedup": 2.0, "resume_verification": True})
     with pytest.raises(ConfigError, match="resume_verification must be True or False"):

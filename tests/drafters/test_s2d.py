@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tiny_checkpoint
@@ -18,7 +19,7 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model import S2dDrafter
-from paceline.errors import ConfigError, DrafterError
+from paceline.errors import ConfigError, DrafterError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.tree import TokenTree
 
@@ -156,12 +157,12 @@ def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
         ({"draft_sample_method": "best"}, "draft_sample_method"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         drafter_of(**options)
 
 
-def test_models_without_exits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_exits_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = tiny_checkpoint.write(tmp_path / "one", num_hidden_layers=1)
     with pytest.raises(ConfigError, match="must have two layers or more, got 1"):
         LLM(speculative_config={"method": "s2d", "model": str(one)})
@@ -169,6 +170,6 @@ def test_models_without_exits_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
     two = tiny_checkpoint.write(tmp_path / "two")
     llm = LLM(speculative_config=None)
-    monkeypatch.setattr(load, "_native_spec", lambda config, name: None)
+    monkeypatch.setattr(load, "spec_from_config", Mock(side_effect=UnsupportedModelError("of no family")))
     with pytest.raises(DrafterError, match="cannot run some of its layers alone"):
         llm.with_speculative_config({"method": "s2d", "model": str(two)})

@@ -31,7 +31,7 @@ def test_a_unified_plan_leaves_out_whole_layers() -> None:
 
 
 @pytest.mark.parametrize("speedup", [0.5, 3.5, 100.0])
-def test_too_little_or_too_much_is_refused(speedup: float) -> None:
+def test_too_little_or_too_much_is_rejected(speedup: float) -> None:
     with pytest.raises(ConfigError, match=r"target_speedup must be in 1\.\.3 for 6 layers, got"):
         unified_layers(6, speedup)
 

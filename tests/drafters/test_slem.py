@@ -60,7 +60,7 @@ def test_limits() -> None:
         assert most == 0 or len(tree) > 0
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_rejected() -> None:
     args = DrafterArgs(vocab_size=11, index=0, max_context=99, models=drafter_of()[1])
     with pytest.raises(DrafterError, match="'strangers' shares no token"):
         SlemDrafter(args, model="strangers")

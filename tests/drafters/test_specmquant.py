@@ -164,7 +164,7 @@ def test_no_two_rounds_share_their_noise() -> None:
         seeds.extend(given)
         return verify(trees, rows, given)
 
-    drafter._judge = type("Listening", (), {"verify": staticmethod(heard)})()
+    drafter.judge = type("Listening", (), {"verify": staticmethod(heard)})()
     for step in range(8):
         tree = propose(drafter, state)
         state.context.tokens += [*tree.tokens[: step % 3].tolist(), 1]
@@ -206,12 +206,12 @@ def test_trees_behind_several_tokens() -> None:
         ({"draft_sample_method": "best"}, "draft_sample_method"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         drafter_of(**options)
 
 
-def test_drafts_that_cannot_go_back_are_refused() -> None:
+def test_drafts_that_cannot_go_back_are_rejected() -> None:
     for method in ({"method": "ngram"}, {"method": "specmquant"}, {"method": "tli", "model": "other"}):
         with pytest.raises(DrafterError, match="which cannot go back"):
             drafter_of(draft=method)

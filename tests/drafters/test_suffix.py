@@ -161,9 +161,7 @@ def test_what_is_drafted_follows_from_the_counts() -> None:
         tail = [99, *(int(t) for t in rng.permutation(6)[:4])]  # nothing to copy from the text itself
         tree = drafted(drafter, tail)
         drafts += len(tree) > 0
-        assert not len(tree) or any(
-            explained(texts, tail[-match:], tree, drafter._desk.scarce) for match in range(1, 5)
-        )
+        assert not len(tree) or any(explained(texts, tail[-match:], tree, drafter.desk.scarce) for match in range(1, 5))
     assert drafts > 40
 
 
@@ -192,14 +190,14 @@ def occurrences(texts: Sequence[Sequence[int]], part: Sequence[int]) -> int:
     return sum(list(text[i : i + size]) == list(part) for text in texts for i in range(len(text) - size + 1))
 
 
-def test_the_explanation_is_refused_for_other_tokens() -> None:
+def test_the_explanation_is_rejected_for_other_tokens() -> None:
     """Negative control of the check above."""
     drafter = make()
     teach(drafter, [], [1, 2, 3, 4])
     tree = drafted(drafter, [99, 1, 2])
-    assert explained([[1, 2, 3, 4]], [1, 2], tree, drafter._desk.scarce)
-    assert not explained([[1, 2, 3, 5]], [1, 2], tree, drafter._desk.scarce)
-    assert not explained([[1, 2, 3, 4], [1, 2, 3, 4]], [1, 2], tree, drafter._desk.scarce)
+    assert explained([[1, 2, 3, 4]], [1, 2], tree, drafter.desk.scarce)
+    assert not explained([[1, 2, 3, 5]], [1, 2], tree, drafter.desk.scarce)
+    assert not explained([[1, 2, 3, 4], [1, 2, 3, 4]], [1, 2], tree, drafter.desk.scarce)
 
 
 def test_tables_are_kept_on_disk(tmp_path: Path) -> None:
@@ -229,12 +227,12 @@ def test_tables_are_kept_on_disk(tmp_path: Path) -> None:
         {"num_speculative_tokens": -1},
     ],
 )
-def test_values_outside_their_range_are_refused(options: dict[str, Any]) -> None:
+def test_values_outside_their_range_are_rejected(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ConfigError, match=name):
         make(**options)
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused() -> None:
+def test_a_vocabulary_that_does_not_fit_is_rejected() -> None:
     with pytest.raises(ConfigError, match="vocabularies"):
         make(vocab=2**23)

@@ -32,7 +32,7 @@ def test_a_smaller_depth_orders_by_fewer_tokens() -> None:
     assert two != suffix_array(text).tolist()
 
 
-def places(text: list[int], tail: list[int]) -> list[int]:
+def positions(text: list[int], tail: list[int]) -> list[int]:
     n = len(tail)
     return [i for i in range(len(text) - n) if text[i : i + n] == tail and text[i + n] >= 0]
 
@@ -50,7 +50,7 @@ def test_a_search_finds_all_places_that_go_on(text: list[int]) -> None:
         if tail and min(tail) >= 0:
             longer = np.array([3, 9, *tail], np.int32)  # only the last `length` tokens count
             first, end = (suffix_bound(text_n, order, longer, len(tail), above) for above in (0, 1))
-            assert sorted(order[first:end].tolist()) == places(text, tail)
+            assert sorted(order[first:end].tolist()) == positions(text, tail)
 
 
 def test_damaged_arrays_do_not_read_outside() -> None:

@@ -192,7 +192,7 @@ def test_a_copy_is_independent() -> None:
     assert counts(tree) == before != counts(twin)
 
 
-def test_tables_are_read_again_and_bad_ones_refused() -> None:
+def test_tables_are_read_again_and_bad_ones_rejected() -> None:
     cache, again = SuffixCache(6, 9, 999, 10), SuffixCache(6, 9, 999, 10)
     for text in ([1, 2, 3], [4, 5], [1, 2, 9, 9, 9]):
         cache.add(ints(text))
@@ -215,7 +215,7 @@ def test_tables_are_read_again_and_bad_ones_refused() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 256])
-def test_a_depth_outside_its_range_is_refused(depth: int) -> None:
+def test_a_depth_outside_its_range_is_rejected(depth: int) -> None:
     with pytest.raises(ValueError, match="depth"):
         SuffixTree(depth)
 
@@ -223,13 +223,13 @@ def test_a_depth_outside_its_range_is_refused(depth: int) -> None:
 def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
     rng, drafter = np.random.default_rng(3), SuffixDrafter(DrafterArgs(vocab_size=8, index=0, max_context=1000))
     grown, stepped, past = SuffixTree(24), SuffixTree(24), SuffixTree(24)
-    desk, drafts = drafter._desk, 0
+    desk, drafts = drafter.desk, 0
     desk.limits[NODES], desk.limits[LEVELS] = 8, 8
     for count in rng.integers(0, 9, 200).tolist():
         tokens = rng.integers(0, 3, count).tolist()
         grown.grow(ints(tokens))
         expected = draft_from_trees(grown.arrays, grown.size, past.arrays, 0, desk), desk.best.copy()
-        made = step(stepped.record, stepped.write(tokens), stepped.size, past.record, 0, drafter._record, 8, 8)
+        made = step(stepped.record, stepped.write(tokens), stepped.size, past.record, 0, drafter.record, 8, 8)
         assert made == expected[0]
         assert np.array_equal(desk.best[1 : made + 1], expected[1][1 : made + 1])
         assert np.array_equal(desk.tokens[:made], desk.best[1 : made + 1, TOKEN])
@@ -261,6 +261,6 @@ def test_a_tree_that_moves_has_another_record() -> None:
     assert np.array_equal(tree.record, record_of(tree.arrays))
 
 
-def test_arrays_with_gaps_are_refused() -> None:
+def test_arrays_with_gaps_are_rejected() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         record_of([np.zeros((4, 4), np.int32)[:, 0]])

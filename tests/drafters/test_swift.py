@@ -121,7 +121,7 @@ def test_nothing_left_out_matches_everything(plain: LLM) -> None:
     """On greedy text; what the search tries matches less (negative control)."""
     llm, drafter = fast(plain, context_window=20, max_search_steps=12, stop_score=1.0)
     seen: list[tuple[float, float]] = []
-    tried = drafter._try
+    tried = drafter.try_next
 
     def spy(state: Any) -> None:
         seen.append(
@@ -129,7 +129,7 @@ def test_nothing_left_out_matches_everything(plain: LLM) -> None:
         )
         tried(state)
 
-    drafter._try = spy  # type: ignore[method-assign]
+    drafter.try_next = spy  # type: ignore[method-assign]
     decoded(llm, PROMPTS)
     assert len(seen) > 5
     assert {one for one, _ in seen} == {1.0}
@@ -161,7 +161,7 @@ class Planted(ToyLayers):
                 scored[row] = scored[row].roll(1)
                 if states:
                     hidden[row] += 1.0
-                    self._said[direction(hidden[row])] = scored[row].float()
+                    self._remembered[direction(hidden[row])] = scored[row].float()
         return scored, hidden
 
 
@@ -260,7 +260,7 @@ def test_what_was_found_holds_for_a_tenants_next_text_and_for_no_other_tenant() 
         world.say(mine, 20)
         world.propose([mine])
     assert (mine.replays, mine.search.begun) == (1, 1)
-    assert world.drafter._draft_plan(mine).plan is world.drafter._draft_plan(state).plan
+    assert world.drafter.draft_plan(mine).plan is world.drafter.draft_plan(state).plan
     world.layers.idle = frozenset()
     third = world.text("another kind")
     world.say(third, 20)
@@ -299,13 +299,13 @@ def test_no_copy_is_made_where_memory_is_short() -> None:
     ],
     ids=str,
 )
-def test_bad_options_are_refused_in_one_line(plain: LLM, options: dict[str, Any], words: str) -> None:
+def test_bad_options_are_rejected_in_one_line(plain: LLM, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         fast(plain, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_a_target_of_two_layers_is_refused() -> None:
+def test_a_target_of_two_layers_is_rejected() -> None:
     with pytest.raises(CapabilityError, match="between the first and the last layer, but toy has 2 layers"):
         PlantedWorld(set(), layers=2)
 
@@ -321,7 +321,7 @@ def test_unified_layers_draft_and_the_text_is_the_targets(plain: LLM, speedup: f
     assert (min(rates) > 0.9) == (speedup == 1.0)
 
 
-def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: LLM) -> None:
+def test_unified_layers_beside_an_exit_and_beyond_the_model_are_rejected(plain: LLM) -> None:
     for options, words in (
         ({"target_speedup": 3.5}, r"target_speedup must be in 1\.\.3, got 3\.5"),
         ({"target_speedup": 2, "exit_layer": 2}, "exit_layer and target_speedup are two ways"),
@@ -332,7 +332,7 @@ def test_unified_layers_beside_an_exit_and_beyond_the_model_are_refused(plain: L
         {"method": "layer_skip", "target_speedup": 2}
     ).engine.parts.drafter_set.drafters
     assert isinstance(drafter, LayerSkipDrafter)
-    assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter._drafting.plan
+    assert plan_of(frozenset({2, 3, 4, 5, 8, 9})) == drafter.draft_plan(drafter.begin([Context("t", [1], 1)])[0]).plan
 
 
 SEARCH_LAYERS, COUNT = 10, 6
@@ -411,7 +411,7 @@ def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) ->
     """Against the textbook's formulas with an inverse; with another noise they differ (negative control)."""
     monkeypatch.setattr(swift, "LENGTHS", (2.0,))
     rng = np.random.default_rng(1)
-    known, asked = (rng.integers(0, 2, (n, 9)).astype(float) for n in (12, 5))
+    known, candidates = (rng.integers(0, 2, (n, 9)).astype(float) for n in (12, 5))
     scores = rng.random(12)
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -420,12 +420,12 @@ def test_bounds_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) ->
         return found
 
     inverse = np.linalg.inv(kernel(known, known) + 0.01 * np.eye(12))
-    across, y = kernel(asked, known), (scores - scores.mean()) / scores.std()
+    across, y = kernel(candidates, known), (scores - scores.mean()) / scores.std()
     mean = across @ inverse @ y
     deviation = np.sqrt(1 - np.einsum("ij,jk,ik->i", across, inverse, across))
     expected = scores.mean() + scores.std() * (mean + 2.5 * deviation)
-    assert np.allclose(upper_bounds(known, scores, asked), expected)
-    assert not np.allclose(upper_bounds(known, scores, asked, noise=0.5), expected)
+    assert np.allclose(upper_bounds(known, scores, candidates), expected)
+    assert not np.allclose(upper_bounds(known, scores, candidates, noise=0.5), expected)
 
 
 def test_equal_scores_and_one_score_are_no_trouble() -> None:
@@ -482,7 +482,7 @@ def test_side_branches_hang_off_the_chain_and_help(plain: LLM) -> None:
     runner.release(cache)
 
 
-def test_a_runner_of_chains_refuses_side_branches() -> None:
+def test_a_runner_of_chains_rejects_side_branches() -> None:
     with pytest.raises(
         CapabilityError, match=r"tree_width must be 1, since the runner of toy scores chains only, got 3"
     ):

@@ -77,7 +77,7 @@ def test_what_was_saved_is_read_again(tmp_path: Path, shared: bool) -> None:
     assert fewer.of("b/ü").count_n[1] == 2
 
 
-def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_rejected_in_one_line(tmp_path: Path) -> None:
     tables = make(tmp_path)
     tables.of("a")
     path = tables.save()
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_table_that_refuses_its_arrays(tmp_path: Path) -> None:
+def test_a_table_that_rejects_its_arrays(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     tables = make(tmp_path)
@@ -137,7 +137,7 @@ def test_saving_needs_a_folder(tmp_path: Path) -> None:
         Tables("counts", args(), Counts, folder="")
 
 
-def test_a_folder_that_cannot_be_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_is_rejected_before_anything_is_learned(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "there").mkdir()

@@ -144,7 +144,7 @@ def test_a_draft_with_other_ids_drafts_what_the_same_draft_does(shuffled: Path, 
     assert [tokens for tokens, _ in found[method]] == [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
 
 
-def test_what_cannot_be_is_refused(shuffled: Path) -> None:
+def test_what_cannot_be_is_rejected(shuffled: Path) -> None:
     drafter, models = drafter_of(11)
     args = DrafterArgs(vocab_size=11, index=0, max_context=99, models=models)
     with pytest.raises(DrafterError, match="'strangers' shares no token with the target"):

@@ -56,7 +56,7 @@ def taught(target: Any = None, **options: Any) -> tuple[TokenRecyclingDrafter, A
 
 
 def test_the_template_is_the_papers() -> None:
-    nodes = list(token_recycling._nodes())
+    nodes = list(token_recycling.template_nodes())
     assert len(nodes) == len(set(nodes)) == 80
     assert [sum(len(node) == depth for node in nodes) for depth in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
     assert all(node[:-1] in nodes for node in nodes if len(node) > 1), "parents are nodes"
@@ -281,7 +281,7 @@ GOOD = np.arange(8, dtype=np.int32)[None]
         ([3], GOOD * 0, "twice"),
     ],
 )
-def test_files_that_would_break_a_tree_are_refused(tokens: list[int], candidates: Any, why: str) -> None:
+def test_files_that_would_break_a_tree_are_rejected(tokens: list[int], candidates: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         CandidateTable(VOCAB).read_arrays({"tokens": np.array(tokens, np.int32), "candidates": candidates})
 
@@ -296,7 +296,7 @@ def test_no_more_tenants_than_told() -> None:
 @pytest.mark.parametrize(
     "options", [{"num_speculative_tokens": -1}, {"tables": 3}, {"shared_tables": 1}, {"max_tenants": 0}]
 )
-def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+def test_bad_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         TokenRecyclingDrafter(args(), **options)
 

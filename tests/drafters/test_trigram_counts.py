@@ -86,7 +86,7 @@ FINE = {"hashes": np.array([1, 3]), "counts": np.array([1, 2], np.int32)}
         FINE | {"counts": np.ones(3, np.int32)},
     ],
 )
-def test_what_cannot_be_counts_is_refused(given: dict[str, np.ndarray]) -> None:
+def test_what_cannot_be_counts_is_rejected(given: dict[str, np.ndarray]) -> None:
     TrigramCounts(SMALLEST, 9).read_arrays(FINE)
     with pytest.raises(ValueError, match=r"hashes|counts"):
         TrigramCounts(SMALLEST, 9).read_arrays(given)

@@ -90,13 +90,13 @@ def test_counts_lists_and_texts_say_the_same(words: Tokenizer, tmp_path: Path) -
         ({"draft_vocab_size": 900, "draft_vocab_file": 3}, "draft_vocab_file must be a path"),
     ],
 )
-def test_bad_options_are_refused(plain: LLM, options: dict[str, Any], text: str) -> None:
+def test_bad_options_are_rejected(plain: LLM, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         plain.with_speculative_config({"method": "draft_model", "model": DRAFT, **options})
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', '{"1": -2}', '{"1": 1.5}', "[-1]", "[true]", '{"1": null}'])
-def test_bad_counts_are_refused(words: Tokenizer, tmp_path: Path, content: str) -> None:
+def test_bad_counts_are_rejected(words: Tokenizer, tmp_path: Path, content: str) -> None:
     (tmp_path / "bad.json").write_text(content)
     with pytest.raises(ConfigError, match="must hold"):
         read_counts(tmp_path / "bad.json", words, 6144)

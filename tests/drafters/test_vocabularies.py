@@ -40,7 +40,7 @@ def test_special_tokens_are_no_texts() -> None:
     )
 
 
-def test_nothing_in_common_is_refused() -> None:
+def test_nothing_in_common_is_rejected() -> None:
     shared = shared_tokens(letters(), strangers())
     with pytest.raises(
         DrafterError, match="'x' shares no token with the target: none of its 3 writes what one of 11 does"

@@ -61,7 +61,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     made, machines = World(CHEAP), count()
     for module in (store, controller_setup):
         monkeypatch.setattr(module, "user_cache", lambda part: tmp_path / str(next(machines)))
-    score, propose = ToyRunner.score, DrafterSet._propose_one
+    score, propose = ToyRunner.score, DrafterSet.propose_one
 
     def scored(self: ToyRunner, caches: Any, roots: Any, trees: Any, **more: Any) -> Any:
         if self.info.fingerprint == target().info.fingerprint and not self.noise:
@@ -76,7 +76,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
         return trees
 
     monkeypatch.setattr(ToyRunner, "score", scored)
-    monkeypatch.setattr(DrafterSet, "_propose_one", proposed)
+    monkeypatch.setattr(DrafterSet, "propose_one", proposed)
     monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: made.now))
     for module in (loop, drafter_set, probe):
         monkeypatch.setattr(module, "perf_counter", lambda: made.now)
@@ -163,8 +163,8 @@ def p_value(rule: str) -> float:
     for written in (request.outputs[0].token_ids for request in found):
         for i, token in enumerate(written):
             p = (runner.logits([*PROMPT, *written[:i]]).double() / TEMPERATURE).softmax(-1).numpy()
-            place = p[p > p[token]].sum() + rng.random() * p[token]
-            counts[min(int(place * BINS), BINS - 1)] += 1
+            position = p[p > p[token]].sum() + rng.random() * p[token]
+            counts[min(int(position * BINS), BINS - 1)] += 1
     return g_test(counts, [1 / BINS] * BINS)
 
 

@@ -71,15 +71,15 @@ def results(found: Sequence[RequestOutput]) -> list[Any]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Keys of the sequences that made way."""
     keys: list[int] = []
-    pause = Scheduler._pause
+    pause = Scheduler.pause
 
     def noting(self: Scheduler, sequence: Decoding) -> None:
-        active = self._active()
+        active = self.active()
         assert sequence.key == max(one.key for one in active)
         keys.append(sequence.key)
         pause(self, sequence)
 
-    monkeypatch.setattr(Scheduler, "_pause", noting)
+    monkeypatch.setattr(Scheduler, "pause", noting)
     return keys
 
 
@@ -153,7 +153,7 @@ def test_the_probe_stays_within_the_room(folder: str, ample: LLM, monkeypatch: p
     assert cost.probe is None
     assert len(pool.counts) <= CAP
     assert runner.memory.left() == runner.memory.capacity
-    monkeypatch.setattr(Probe, "_fitting", lambda self, rows, context: context)
+    monkeypatch.setattr(Probe, "fitting", lambda self, rows, context: context)
     list(probe([8], 300))
     assert len(pool.counts) > CAP
 
@@ -179,13 +179,13 @@ def test_streams_show_the_same_pieces(folder: str, ample: LLM, pauses: list[int]
 def test_resuming_from_the_prompt_alone_fails(
     folder: str, ample: LLM, plain: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pause = Scheduler._pause
+    pause = Scheduler.pause
 
     def forgetful(self: Scheduler, sequence: Decoding) -> None:
         pause(self, sequence)
         del sequence.context.tokens[len(sequence.request.prompt_ids) :]
 
-    monkeypatch.setattr(Scheduler, "_pause", forgetful)
+    monkeypatch.setattr(Scheduler, "pause", forgetful)
     assert results(decode(capped(folder, ample))) != plain
 
 
@@ -216,7 +216,7 @@ def test_who_came_first_ends_first(folder: str, ample: LLM, pauses: list[int]) -
     assert list(ended) == sorted(ended)
 
 
-def test_a_request_that_never_fits_is_refused_in_one_line(folder: str, ample: LLM) -> None:
+def test_a_request_that_never_fits_is_rejected_in_one_line(folder: str, ample: LLM) -> None:
     llm = capped(folder, ample)
     most = (CAP - 1) * BLOCK
     fits = SamplingParams(temperature=0.0, max_tokens=most - 9, ignore_eos=True)
@@ -246,7 +246,7 @@ def test_a_paused_request_can_be_cancelled(folder: str, ample: LLM, pauses: list
     assert llm.runner.memory.left() == llm.runner.memory.capacity
 
 
-def test_a_runner_that_counts_nothing_refuses_a_limit() -> None:
+def test_a_runner_that_counts_nothing_rejects_a_limit() -> None:
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes is not available for toy"):
         engine(ToyRunner(16), kv_cache_memory_bytes=10**6)
 
@@ -264,6 +264,6 @@ def test_nothing_is_counted_where_there_is_plenty(ample: LLM, monkeypatch: pytes
     assert len(calls) < 20
 
 
-def test_small_limits_are_refused(tmp_path: Path, folder: str) -> None:
+def test_small_limits_are_rejected(tmp_path: Path, folder: str) -> None:
     with pytest.raises(ConfigError, match="kv_cache_memory_bytes must be at least"):
         LLM(folder, kv_cache_memory_bytes=100)

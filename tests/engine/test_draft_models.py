@@ -80,7 +80,7 @@ def test_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", ["tpu", "cuda:x", "", 0, ["cpu"]])
-def test_what_is_no_device_is_refused(given: Any) -> None:
+def test_what_is_no_device_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError, match="draft_device must be auto, cpu, cuda or cuda:N, got "):
         requested_device(given, CPU)
 
@@ -99,7 +99,7 @@ class Loads:
         monkeypatch.setattr(draft_models, "load_runner", self.load)
         monkeypatch.setattr(draft_models, "devices_for", lambda target: list(times))
         monkeypatch.setattr(draft_models, "level_seconds", lambda runner: times[str(runner.info.device)])
-        monkeypatch.setattr(DraftModels, "_check_tokens", lambda *given: None)
+        monkeypatch.setattr(DraftModels, "check_tokens", lambda *given: None)
 
     def load(self, folder: Any, *, device: str, **more: Any) -> Any:
         self.loaded.append(device)
@@ -120,7 +120,7 @@ def test_auto_loads_everywhere_once_and_keeps_the_fastest(
     assert str(found.info.device) == "cuda:0"
     assert models.open(str(BUNDLED_DRAFT), device="auto") is found
     assert loads.loaded == ["cpu", "cuda:0"]
-    assert len(models._known) == 1, "what lost is let go"
+    assert len(models.known) == 1, "what lost is let go"
     assert "runs on cuda:0: a level takes 2e+03 ms on cpu, 1e+03 ms on cuda:0" in caplog.text
 
 

@@ -99,7 +99,7 @@ def test_a_stream_given_up_gives_everything_back(forget: bool) -> None:
         stream.close()
     assert not desk.engine.has_work
     assert runner.open_caches == 0
-    assert not desk._inboxes
+    assert not desk.inboxes
 
 
 def test_a_stream_forgotten_in_the_middle_of_a_step_does_not_disturb_it(monkeypatch: pytest.MonkeyPatch) -> None:

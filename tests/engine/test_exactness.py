@@ -35,13 +35,13 @@ def test_the_bundled_target_is_proven_and_the_finding_is_kept(target, tmp_path, 
 
 
 def test_a_finding_belongs_to_the_sources_and_the_form_of_the_passes(target, monkeypatch):
-    key = exactness._key(target)
-    monkeypatch.setattr(exactness, "_sources", lambda: 1)
-    assert exactness._key(target) != key
+    key = exactness.passes_key(target)
+    monkeypatch.setattr(exactness, "sources", lambda: 1)
+    assert exactness.passes_key(target) != key
     monkeypatch.undo()
-    assert exactness._key(target) == key
+    assert exactness.passes_key(target) == key
     monkeypatch.setattr(target, "passes", object())
-    assert exactness._key(target) != key
+    assert exactness.passes_key(target) != key
 
 
 def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
@@ -55,7 +55,7 @@ def test_a_slow_self_test_is_announced_once(folder, monkeypatch, caplog):
     assert told[0].startswith(f"{runner.info.name}: testing")
 
 
-def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monkeypatch):
+def test_a_failed_self_test_is_said_and_strict_is_rejected(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "a chain of 3 rows")
     found = find_exactness(target, "auto")
@@ -69,7 +69,7 @@ def test_a_failed_self_test_is_said_and_strict_is_refused(target, tmp_path, monk
 
 def test_a_broken_file_is_measured_again(target, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
-    CostStore(exactness._key(target), tmp_path / "exactness").save({"other": 1})
+    CostStore(exactness.passes_key(target), tmp_path / "exactness").save({"other": 1})
     monkeypatch.setattr(exactness, "what_varies", lambda runner: "logits")
     assert not find_exactness(target, "auto").proven
 
@@ -85,7 +85,7 @@ def test_operators_are_strict_where_it_is_asked_for(folder, monkeypatch):
     assert "matrix products on this CPU" in str(find_exactness(llm.runner, "auto"))
 
 
-def test_a_model_that_runs_in_transformers_is_refused(folder):
+def test_a_model_that_runs_in_transformers_is_rejected(folder):
     runner = load_runner(folder, native=False)
     assert "it runs in transformers" in str(find_exactness(runner, "auto"))
     with pytest.raises(ConfigError, match=r"not available for .*: it runs in transformers"):
@@ -94,7 +94,7 @@ def test_a_model_that_runs_in_transformers_is_refused(folder):
         find_exactness(runner, "strict")
 
 
-def test_angles_that_depend_on_the_length_are_refused(tmp_path, monkeypatch):
+def test_angles_that_depend_on_the_length_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     folder = tiny_checkpoint.write(tmp_path / "dynamic", rope_parameters=scaling)
@@ -103,7 +103,7 @@ def test_angles_that_depend_on_the_length_are_refused(tmp_path, monkeypatch):
         LLM(folder, exactness="strict")
 
 
-def test_a_wrong_value_is_refused():
+def test_a_wrong_value_is_rejected():
     with pytest.raises(ConfigError, match="exactness must be one of auto, strict, got 'exact'"):
         LLM(exactness="exact")
     assert "use exactness='auto'" in str(strict_unavailable("m", "why"))

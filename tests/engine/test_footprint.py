@@ -167,7 +167,7 @@ def test_drafts_of_a_diffusion_model_are_counted(kind: str, stores: bool) -> Non
         LLM(speculative_config=config, threads=1, speculative_memory_bytes=least - 1)
 
 
-def test_what_fits_nothing_is_refused(folder: Path) -> None:
+def test_what_fits_nothing_is_rejected(folder: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"speculative_memory_bytes must be at least \d+, .* with ngram, got 100; raise it"
     ) as refused:
@@ -199,7 +199,7 @@ def test_without_drafts_or_a_limit_nothing_changes(folder: Path) -> None:
     assert engine_of(folder, None, speculative_memory_bytes=1).engine.parts.controller.name == "fixed"
 
 
-def test_caches_that_are_not_counted_are_refused(plain: LLM) -> None:
+def test_caches_that_are_not_counted_are_rejected(plain: LLM) -> None:
     for runner in (Toy.runner, plain.runner):
         with pytest.raises(ConfigError, match="not available with toy"):
             limited(FixedController(3), runner, [Toy()], 10**9)

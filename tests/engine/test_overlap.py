@@ -50,7 +50,10 @@ class Working(Adversary):
 
 def beside(drafter: Any, trees: list[TokenTree], dropped: list[Any], helper: Helper | None = None) -> Beside:
     task = Task(
-        0, drafter, {i: object() for i in range(len(trees))}, lambda place, error: dropped.append((place, str(error)))
+        0,
+        drafter,
+        {i: object() for i in range(len(trees))},
+        lambda position, error: dropped.append((position, str(error))),
     )
     return Beside(helper or Helper(), [task], trees, VOCAB)
 
@@ -125,7 +128,7 @@ def test_guesses_are_checked_before_a_verifier_sees_them(guess: DraftedToken, tr
     with beside(Working(lambda: guess), [tree], dropped) as around:
         pass
     assert around.longer == {}
-    assert [place for place, _ in dropped] == [0]
+    assert [position for position, _ in dropped] == [0]
     assert words in dropped[0][1]
 
 
@@ -192,15 +195,15 @@ def test_ctrl_c_at_any_bytecode_leaves_nothing_behind(threads: int) -> None:
         return live(target, draft), draft
 
     count = bytecodes(lambda: generation(fresh()[0]), FILES)
-    places = set()
+    positions = set()
     for at in random_one.sample(range(count), 60):
         made, draft = fresh()
-        places.add(interrupt(lambda made=made: generation(made), FILES, at).split(":")[0])  # type: ignore[misc]
+        positions.add(interrupt(lambda made=made: generation(made), FILES, at).split(":")[0])  # type: ignore[misc]
         assert torch.get_num_threads() == threads
         assert tokens(run(made, prompts, GREEDY)) == want
         assert draft.open_caches == 0
-    assert any("Beside" in place or "Helper" in place for place in places)
-    assert len(places) > 10
+    assert any("Beside" in position or "Helper" in position for position in positions)
+    assert len(positions) > 10
 
 
 @pytest.mark.parametrize("drafts", [True, False])
@@ -208,4 +211,4 @@ def test_only_drafters_that_work_ahead_begin_a_thread(drafts: bool) -> None:
     target = ToyRunner(VOCAB, seed=3)
     made = live(target, ToyRunner(VOCAB, seed=3, noise=0.5)) if drafts else engine(target, [], 0)
     run(made, [[1, 2]], GREEDY)
-    assert (made.parts.drafter_set.helper._pool is not None) == drafts
+    assert (made.parts.drafter_set.helper.pool is not None) == drafts

@@ -13,7 +13,6 @@ import torch
 from tiny_checkpoint import write
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.engine import Request
 from paceline.models.decoder import BLOCK, PrefixIndex
 from paceline.tree import Scores
 
@@ -126,12 +125,10 @@ def test_tenants_share_nothing(folder: str) -> None:
     llm = opened(folder)
 
     def cached(tenant: str) -> int | None:
-        one = Request(f"r{len(seen)}", None, list(PROMPTS[0]), GREEDY, 0, 12, tenant=tenant)
-        llm._driver.run([one])
-        seen.append(one)
-        return one.result().num_cached_tokens
+        seen.extend(llm.generate({"prompt_token_ids": PROMPTS[0], "cache_salt": tenant}, GREEDY))
+        return seen[-1].num_cached_tokens
 
-    seen: list[Request] = []
+    seen: list[RequestOutput] = []
     assert [cached(tenant) for tenant in ("a", "b", "a", "b")] == [0, 0, 64, 64]
     assert len({str(one.outputs[0].token_ids) for one in seen}) == 1
 
@@ -149,10 +146,8 @@ def test_an_index_that_does_not_compare_tokens_fails(
 ) -> None:
     llm = opened(folder)
     decode(llm, [[9] * 72])
-    path = PrefixIndex._path
-    monkeypatch.setattr(
-        PrefixIndex, "_path", lambda self, tenant, pieces: path(self, tenant, pieces) or list(self._entries)[:1]
-    )
+    monkeypatch.setattr(PrefixIndex, "find", lambda self, tenant, pieces: self.blocks[:1])
+    monkeypatch.setattr(PrefixIndex, "known", lambda self, tenant, pieces: 1)
     assert results(decode(llm, PROMPTS)) != plain
 
 

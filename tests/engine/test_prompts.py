@@ -101,7 +101,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("prompt", "why"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_refused(prompt: Any, why: str) -> None:
+def test_what_is_rejected(prompt: Any, why: str) -> None:
     with pytest.raises(PromptError, match=why):
         read_prompt(prompt, encode)
 

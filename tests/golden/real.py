@@ -84,16 +84,16 @@ def found(golden: Any) -> dict[str, Any]:
         raise Skipped(f"no {target}; benchmarks/real_models.py makes it")
     plain = LLM(target, speculative_config=None, dtype="bfloat16", threads=THREADS, seed=1, enable_prefix_caching=False)
     prompts = [plain.chat_ids([{"role": "user", "content": text}]) for text in PROMPTS]
-    said = decoded(plain, prompts)
+    outputs = decoded(plain, prompts)
     made: dict[str, Any] = {
         "cpu": cpu,
-        "plain": shown(said),
+        "plain": shown(outputs),
         "auto": shown(decoded(plain.with_speculative_config("{}"), prompts), timed=True),
     }
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         with Writer(folder / "texts.datastore", plain.tokenizer) as writer:
-            for ids, out in list(zip(prompts, said, strict=True))[::2]:
+            for ids, out in list(zip(prompts, outputs, strict=True))[::2]:
                 writer.add([*ids, *out.outputs[0].token_ids])
                 writer.end_document()
             writer.finish(1)

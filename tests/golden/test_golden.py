@@ -28,9 +28,9 @@ def test_a_cell_is_as_its_file_says_and_a_changed_token_is_seen(
     for wrong in ([other, steps], [tokens, [steps[0] + 1, *steps[1:]]]):
         write("tokens", {CELL: wrong}, tmp_path)
         assert not compare("tokens", cell, tmp_path)
-        said = capsys.readouterr().out
-        assert CELL in said
-        assert all(json.dumps(value) in said for value in (wrong, [tokens, steps]))
+        shown = capsys.readouterr().out
+        assert CELL in shown
+        assert all(json.dumps(value) in shown for value in (wrong, [tokens, steps]))
 
 
 def test_a_file_that_is_not_there_is_no_match(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,6 @@ def test_wrong_grammars_are_one_clear_line(grammar: str, words: str) -> None:
 @pytest.mark.parametrize(
     "grammar", ["start: start", 'start: "a" start', 'start: "(" start ")" | other\nother: "b" other "c"']
 )
-def test_grammars_without_texts_are_refused(grammar: str) -> None:
+def test_grammars_without_texts_are_rejected(grammar: str) -> None:
     with pytest.raises(UnsatisfiableError, match="allows no text at all"):
         Cfg.of(parse_ebnf(grammar))

@@ -211,7 +211,7 @@ def test_terminals_within_and_around_others_are_all_cuts() -> None:
         assert fillings(grammar, tokens, list(full), closes=False).possible == truth, full
 
 
-def test_a_language_without_texts_is_refused() -> None:
+def test_a_language_without_texts_is_rejected() -> None:
     with pytest.raises(UnsatisfiableError, match="never comes to an end"):
         Cfg.of(Grammar({"s": sequence(literal("a"), Ref("s"))}, "s"))
 

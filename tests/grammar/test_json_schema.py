@@ -197,6 +197,6 @@ def test_what_is_not_supported_is_one_clear_line(schema: Any, words: str) -> Non
     ],
     ids=str,
 )
-def test_schemas_without_values_are_refused(schema: Any) -> None:
+def test_schemas_without_values_are_rejected(schema: Any) -> None:
     with pytest.raises(UnsatisfiableError):
         Cfg.of(parse_json_schema(schema))

@@ -81,6 +81,6 @@ def test_the_adapter_begins_as_the_plain_exit(target: Path) -> None:
     assert not torch.allclose(own, distribution, atol=1e-1)
 
 
-def test_an_adapter_behind_the_last_layer_is_refused(target: Path, tmp_path: Path) -> None:
+def test_an_adapter_behind_the_last_layer_is_rejected(target: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"--exit-layer must lie in 1\.\.2, the target's layers but the last, got 3"):
         made(target, tmp_path, "--exit-layer", "3")

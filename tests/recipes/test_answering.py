@@ -57,7 +57,7 @@ def test_an_error_of_a_canvas_is_raised() -> None:
         answering.fill(answering.Batched(net), PROMPTS, {"method": "static"}, length=10_000)
 
 
-def test_caches_are_refused_in_training() -> None:
+def test_caches_are_rejected_in_training() -> None:
     net = model.read_net(BUNDLED / "diffusion")
     with pytest.raises(CapabilityError, match="not for models in training"):
         answering.fill(answering.Batched(net), PROMPTS[:1], {"method": "static", "cache": "dual"}, length=8)

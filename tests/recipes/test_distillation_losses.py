@@ -205,15 +205,15 @@ def test_consistency_is_the_mean_worked_out_by_hand(scale: float, weight: float)
     """At scale 12 both terms are cut."""
     rng = np.random.default_rng(1)
     student, teacher, targets = scale * rng.normal(size=(9, 6)), scale * rng.normal(size=(9, 6)), rng.integers(0, 6, 9)
-    said = torch.from_numpy(teacher / 2).softmax(-1)
+    taught = torch.from_numpy(teacher / 2).softmax(-1)
     ours = distillation_losses.consistency(
-        torch.from_numpy(student), said, torch.from_numpy(targets), weight=weight, temperature=2.0
+        torch.from_numpy(student), taught, torch.from_numpy(targets), weight=weight, temperature=2.0
     ).item()
-    assert ours == pytest.approx(consistency_by_hand(student, said.numpy(), targets, weight, 2.0), abs=1e-12)
+    assert ours == pytest.approx(consistency_by_hand(student, taught.numpy(), targets, weight, 2.0), abs=1e-12)
     if scale == 1.0:  # negative controls: the other direction of the divergence, no factor T^2
         turned = torch.from_numpy(student / 2).softmax(-1).numpy()
         assert abs(ours - consistency_by_hand(teacher, turned, targets, weight, 2.0)) > 1e-3
-        assert abs(ours - consistency_by_hand(student, said.numpy(), targets, weight, 1.0)) > 1e-3
+        assert abs(ours - consistency_by_hand(student, taught.numpy(), targets, weight, 1.0)) > 1e-3
     else:
         assert ours == pytest.approx(5.0)
 
@@ -249,9 +249,9 @@ def test_dscd_text_by_text(visible: str, monkeypatch: pytest.MonkeyPatch) -> Non
     for row in range(len(batch.ids)):
         n = int(batch.length[row])
         ids, hidden, deeper = batch.ids[row, :n], student_masks[row, :n], teacher_masks[row, :n]
-        z, said = (alone(model, ids, mask) for model, mask in ((net, hidden), (teacher, deeper)))
+        z, taught = (alone(model, ids, mask) for model, mask in ((net, hidden), (teacher, deeper)))
         for slot in np.flatnonzero(hidden):
-            p = (said[slot] / 2).softmax(-1)
+            p = (taught[slot] / 2).softmax(-1)
             if not deeper[slot] and visible != "teacher":
                 p = torch.nn.functional.one_hot(ids[slot], MASK + 1).double()
             if deeper[slot] or visible != "skip":
@@ -299,8 +299,8 @@ def test_certainty_is_forced() -> None:
         net, draws = net_of("plain", width=16), seeded(0)
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
         for _ in range(80):
-            said = 4 + (torch.rand(64, 1, generator=draws) < 0.3).long()
-            ids = torch.cat((torch.full_like(said, 9), said), 1)
+            taught = 4 + (torch.rand(64, 1, generator=draws) < 0.3).long()
+            ids = torch.cat((torch.full_like(taught, 9), taught), 1)
             batch = losses_module.Batch(ids, torch.full((64,), 1), torch.full((64,), 2))
             loss = losses.dparallel_loss(net, batch, draws, block_length=1, beta=beta)
             optimizer.zero_grad()

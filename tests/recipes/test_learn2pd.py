@@ -139,10 +139,10 @@ def test_all_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     learn2pd.main([*given, "--epochs", "20"])
     assert "10 of 10 trajectories" in capsys.readouterr().out
     learn2pd.main([*given, "--epochs", "40"])
-    said = capsys.readouterr().out
-    assert "trajectories" not in said
-    assert "epoch 30" in said
-    assert "epoch 20" not in said
+    printed = capsys.readouterr().out
+    assert "trajectories" not in printed
+    assert "epoch 30" in printed
+    assert "epoch 20" not in printed
     facts = json.loads((tmp_path / "out" / "facts.json").read_text())
     assert facts["parameters"] == 4 * 5 + 5 + 5 * 4 + 4
     assert facts["examples"] >= 20

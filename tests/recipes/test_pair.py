@@ -94,10 +94,10 @@ def test_the_draft_is_an_ordinary_one_layer_llama_with_the_targets_tokenizer(pai
     assert (pair / "draft" / "tokenizer.json").read_bytes() == (pair / "target" / "tokenizer.json").read_bytes()
     assert json.loads((pair / "draft" / "generation_config.json").read_text())["eos_token_id"] == [3, 0]
     tokenizer = corpus_module.load_tokenizer(pair / "draft")
-    asked = tokenizer.apply_chat_template(
+    text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
     )
-    assert asked == corpus_module.chat("Hi") == "<|user|>\nHi\n<|assistant|>\n"
+    assert text == corpus_module.chat("Hi") == "<|user|>\nHi\n<|assistant|>\n"
 
 
 def test_the_written_texts_continue_training_prompts_and_end_once(pair: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_word_of_spaces_is_taken_as_it_is() -> None:
     assert bad_word_token_ids(["  "], {"  ": [1]}.__getitem__) == [(1,)]
 
 
-def test_no_tokenizer_and_no_tokens_are_refused() -> None:
+def test_no_tokenizer_and_no_tokens_are_rejected() -> None:
     with pytest.raises(ConfigError, match="bad_words needs a tokenizer"):
         bad_word_token_ids(["cat"], None)
     with pytest.raises(ConfigError, match="bad_words must have tokens"):

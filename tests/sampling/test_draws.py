@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def token_keys(size: int) -> torch.Tensor:
-    return module._token_keys(size, CPU)
+    return module.token_keys(size, CPU)
 
 
 def gumbel_counts(seed: int, weights: torch.Tensor, samples: int = SAMPLES) -> np.ndarray:
@@ -69,10 +69,7 @@ def test_the_noise_of_a_row_is_gumbel():
 
 
 def test_the_noise_is_the_exact_quantile_to_float32_precision():
-    hashes = token_keys(200_000) ^ module._signed(module._mix(5))
-    hashes = hashes * module._signed(module._MIX_1)
-    hashes = (hashes ^ (hashes >> 32)) * module._signed(module._MIX_2)
-    signed = hashes.numpy().astype(np.float64)
+    signed = module.hashes(5, token_keys(200_000)).numpy().astype(np.float64)
     tail = np.abs(signed) * 2.0**-64
     exact = np.where(signed < 0, -np.log(-np.log(tail)), -np.log(-np.log1p(-tail)))
     error = gumbel_noise(5, token_keys(200_000)).double().numpy() - exact
@@ -171,9 +168,9 @@ def test_narrow_dtypes_are_widened(size):
 
 def test_the_host_has_noise_of_the_same_bits():
     for key in range(20):
-        keys, height, slope = module._on_host(50_000)
+        keys, height, slope = module.host_tables(50_000)
         assert np.array_equal(
-            module._noise_on_host(key, keys, height, slope), gumbel_noise(key, token_keys(50_000)).numpy()
+            module.noise_on_host(key, keys, height, slope), gumbel_noise(key, token_keys(50_000)).numpy()
         )
 
 
@@ -191,7 +188,7 @@ NOISE_BITS = [-1103612119, -1096715113, -1088830389, -1082500387]
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_gives_the_bits_of_the_cpu():
     for key in range(20):
-        on_gpu = gumbel_noise(key, module._token_keys(50_000, torch.device("cuda", 0)))
+        on_gpu = gumbel_noise(key, module.token_keys(50_000, torch.device("cuda", 0)))
         assert torch.equal(on_gpu.cpu(), gumbel_noise(key, token_keys(50_000)))
 
 
@@ -207,8 +204,8 @@ def test_seeds_of_outputs_differ():
 
 
 def test_the_check_catches_biased_noise(monkeypatch):
-    noise = module._noise_on_host
-    monkeypatch.setattr(module, "_noise_on_host", lambda *given: noise(*given) * np.float32(1.1))
+    noise = module.noise_on_host
+    monkeypatch.setattr(module, "noise_on_host", lambda *given: noise(*given) * np.float32(1.1))
     assert g_test(gumbel_counts(0, WEIGHTS), DISTRIBUTION.double().numpy()) < ERROR
 
 

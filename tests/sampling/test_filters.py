@@ -23,7 +23,7 @@ def kept(logits: torch.Tensor, **options: float) -> list[list[int]]:
 def both(logits: torch.Tensor, options: dict) -> tuple[torch.Tensor, torch.Tensor]:
     host, device = logits.clone(), logits.clone()
     filter_rows(host, **options)
-    filters._filter_on_device(device, options["top_k"], options["top_p"], options["min_p"])
+    filters.filter_on_device(device, options["top_k"], options["top_p"], options["min_p"])
     return host, device
 
 

@@ -55,6 +55,6 @@ def test_rows_without_their_paths_fail_that_check(name: str) -> None:
     assert not all(torch.equal(wrong[row], whole[row]) for row in range(1 + len(TREE)))
 
 
-def test_another_number_of_rows_is_refused() -> None:
+def test_another_number_of_rows_is_rejected() -> None:
     with pytest.raises(ValueError, match="one row per path"):
         rules_of("nothing").by_row(logits(torch.float32)[1:], TREE)

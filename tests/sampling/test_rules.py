@@ -116,7 +116,7 @@ def test_nan_and_infinity_stay_in_their_row(bad: float) -> None:
         ({}, ((),), "bad_words"),
     ],
 )
-def test_ids_outside_the_vocabulary_are_refused_by_name(options: dict, words: tuple, name: str) -> None:
+def test_ids_outside_the_vocabulary_are_rejected_by_name(options: dict, words: tuple, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name} must "):
         Rules(SamplingParams(**options), vocab_size=VOCAB, prompt=[], bad_word_ids=words)
 

@@ -1,8 +1,7 @@
 """Exact enumeration: run a random program once per branch of its decisions and add up the probabilities.
 
-In: a program that makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's).
-Out: the distribution of its result, to rounding, without any sampling noise. Meant for vocabularies of 3 to 6 tokens,
-in float64.
+The program makes its decisions through `Choices` (a drafter's draws) and `EnumeratingDraws` (a verifier's); the
+distribution of its result has no sampling noise. Meant for vocabularies of 3 to 6 tokens, in float64.
 
     distribution = enumerate_distribution(lambda choices: coin + choices.choose([0.5, 0.5]))
 """
@@ -40,10 +39,10 @@ class Choices:
     def choose(self, probabilities: Sequence[float]) -> int:
         """An outcome of a decision with these probabilities; impossible outcomes are not explored."""
         distribution = [float(p) for p in probabilities]
-        place = len(self.made)
+        position = len(self.made)
         taken = (
-            self._script[place]
-            if place < len(self._script)
+            self._script[position]
+            if position < len(self._script)
             else next((i for i, p in enumerate(distribution) if p > 0), 0)
         )
         self.made.append((taken, distribution))
@@ -56,11 +55,11 @@ class Choices:
 
     def next_script(self) -> list[int] | None:
         """The script of the next run in depth-first order, None after the last."""
-        for place in range(len(self.made) - 1, -1, -1):
-            taken, distribution = self.made[place]
+        for position in range(len(self.made) - 1, -1, -1):
+            taken, distribution = self.made[position]
             for other in range(taken + 1, len(distribution)):
                 if distribution[other] > 0:
-                    return [*(t for t, _ in self.made[:place]), other]
+                    return [*(t for t, _ in self.made[:position]), other]
         return None
 
 
@@ -147,8 +146,8 @@ def target_distribution(target: Target, length: int, start: Tokens = ()) -> Dist
     vocabulary = range(len(target(())))
     for rest in product(vocabulary, repeat=length - len(start)):
         text, probability = start + rest, 1.0
-        for place in range(len(start), length):
-            probability *= float(target(text[:place])[text[place]])
+        for position in range(len(start), length):
+            probability *= float(target(text[:position])[text[position]])
         distribution[text] = probability
     return distribution
 

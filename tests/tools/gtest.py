@@ -1,6 +1,6 @@
 """The G-test with a declared error: does a sample follow a distribution?
 
-In: counts and probabilities. Out: a p-value, or an assertion whose chance of a false alarm is the declared error.
+An assertion's chance of a false alarm is the declared error.
 Seeds are fixed in the tests that use it, so an assertion that held once holds always; the error says how lucky that
 was.
 """

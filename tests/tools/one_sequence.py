@@ -1,7 +1,4 @@
-"""One sequence through a drafter, and a draft whose draws are enumerated.
-
-In: a drafter, a text. Out: its state, its trees, programs for `tools.random_trees.distribution_error`.
-"""
+"""One sequence through a drafter, and a draft whose draws are enumerated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random targets and random drafters over tiny vocabularies, for exact enumeration and bit tests.
 
-In: a seed. Out: a Target, or a drafter whose trees mix everything a token tree may hold: point and drawn trials, with
-and without replacement, equal draws, probes, chains and branches. All that it decides besides its own draws is a
+The trees of a drafter mix everything that a token tree may hold: point and drawn trials, with and without replacement,
+equal draws, probes, chains and branches. All that it decides besides its own draws is a
 function of what came before.
 """
 

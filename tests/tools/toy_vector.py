@@ -1,7 +1,4 @@
-"""The multi-draft toy vector: one p, one q, two drafts, and how every rule verifies them.
-
-In: ways to draft. Out: trees for exact enumeration, chances that a draft stands.
-"""
+"""The multi-draft toy vector: one p, one q, two drafts, and how every rule verifies them."""
 
 from __future__ import annotations
 

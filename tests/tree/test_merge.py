@@ -149,7 +149,7 @@ def test_prune_keeps_what_it_is_told(tree: TokenTree, data: st.DataObject) -> No
     assert texts(prune(tree, as_mask)) == texts(small)
 
 
-def test_prune_refuses_orphans() -> None:
+def test_prune_rejects_orphans() -> None:
     with pytest.raises(DrafterError, match="without its parent"):
         prune(TokenTree.chain([1, 2]), [1])
 

@@ -149,6 +149,6 @@ def test_paths_of_vllm_become_shapes() -> None:
         ([(0,)] * 2000, "be a list of paths"),
     ],
 )
-def test_other_paths_are_refused(given: Any, text: str) -> None:
+def test_other_paths_are_rejected(given: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         from_paths(parse_paths(given, max_rank=9))

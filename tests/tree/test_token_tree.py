@@ -103,7 +103,7 @@ ROW = torch.full((VOCAB,), 1.0 / VOCAB)
         (lambda: TokenTree.build([1, 2], [-1, 0], trials={-1: [Trial(1, ROW)]}), "trials at node -1"),
     ],
 )
-def test_broken_trees_are_refused(make, text: str) -> None:
+def test_broken_trees_are_rejected(make, text: str) -> None:
     with pytest.raises(DrafterError, match=text):
         make()
 
@@ -130,7 +130,7 @@ def unchecked(**columns: object) -> TokenTree:
         (TokenTree.build([1], [-1], trials={-1: [Trial(0, torch.ones(VOCAB + 1))]}), "row of"),
     ],
 )
-def test_the_boundary_check_refuses(tree: TokenTree, text: str) -> None:
+def test_the_boundary_check_rejects(tree: TokenTree, text: str) -> None:
     with pytest.raises(DrafterError, match=text):
         tree.check(VOCAB, 2)
 

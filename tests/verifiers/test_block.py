@@ -142,7 +142,7 @@ def test_trees_of_points_are_verified_as_by_rejection() -> None:
         assert BlockVerification().verify([tree], rows, draws) == RecursiveRejection().verify([tree], rows, draws)
 
 
-def test_draws_that_branch_are_refused() -> None:
+def test_draws_that_branch_are_rejected() -> None:
     row = torch.tensor([0.5, 0.5])
     for trials in ([Trial(0, row), Trial(1, row, (0,))], [Trial(0), Trial(1, row)]):
         tree = TokenTree.build([0, 1], [ROOT, ROOT], trials={ROOT: trials})
@@ -228,8 +228,8 @@ def test_a_bad_row_ends_the_path_before_it_or_its_own_sequence_alone() -> None:
     tree = TokenTree.build([0, 0], [ROOT, 0], trials={ROOT: [Trial(0, row)], 0: [Trial(1, row)]})
     rows = torch.tensor([[0.0, -torch.inf]] * 3)
     broken = [rows.clone() for _ in range(3)]
-    for place in range(3):
-        broken[place][place, 1] = torch.nan
+    for index in range(3):
+        broken[index][index, 1] = torch.nan
     found = BlockVerification().verify([tree] * 4, [*broken, rows], [KeyedDraws(1, 5)] * 4)
     assert isinstance(found[0], NumericsError)
     assert found[1:] == [Verdict((), (), 0), Verdict((0,), (0,), 0), Verdict((0, 1), (0, 0), 0)]
@@ -268,7 +268,7 @@ def parts(**config: object) -> object:
         {"method": "auto", "model": "toy"},
     ],
 )
-def test_what_may_put_a_draft_beside_a_drawn_one_is_refused_before_anything_runs(config: dict[str, object]) -> None:
+def test_what_may_put_a_draft_beside_a_drawn_one_is_rejected_before_anything_runs(config: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="block_verification judges each chain"):
         parts(**config)
 

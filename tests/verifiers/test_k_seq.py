@@ -59,7 +59,7 @@ def test_gamma_solves_its_equation_and_overdraws_nothing() -> None:
         assert (p - given).min() >= -1e-12
 
 
-def test_a_gamma_that_overdraws_is_refused() -> None:
+def test_a_gamma_that_overdraws_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"gamma must leave nothing of p overdrawn, got 1, which overdraws 0\.09"):
         plan_k_seq(*tensors(P, Q), 2, gamma=1.0)
     assert plan_k_seq(*tensors(P, Q), 2, gamma=1.9).accepted < plan_k_seq(*tensors(P, Q), 2).accepted

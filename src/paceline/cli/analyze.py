@@ -27,10 +27,30 @@ POSITIONS = 32
 REAL = "biuf"
 """Kinds of NumPy's types that are real numbers."""
 
-NOTE = """An optimum bounds the exact rules that decide place by place, for drafts drawn in that way. Greedy drafts and
-points are chosen in other ways, block verification judges a chain as a whole, and the approximate rule has no bound.
-Tokens per pass take places to be alike and independent, and look at complete trees of one width alone, chains included;
-a tree of another shape may do better."""
+NOTE = """An optimum bounds the exact rules that decide position by position, for drafts drawn in that way. Greedy
+drafts and points are chosen in other ways, block verification judges a chain as a whole, and the approximate rule has
+no bound. Tokens per pass take positions to be alike and independent, and look at complete trees of one width alone,
+chains included; a tree of another shape may do better."""
+
+
+Probabilities = Annotated[
+    Path | None,
+    typer.Option(
+        "--p",
+        metavar="FILE",
+        help="The target's probabilities, a row per position (.npy or .json), instead of models.",
+    ),
+]
+DraftProbabilities = Annotated[
+    Path | None, typer.Option("--q", metavar="FILE", help="The drafter's probabilities, likewise.")
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model."),
+]
+Positions = Annotated[int, typer.Option("--positions", help="Number of positions analysed, the last of the text.")]
+Drafts = Annotated[str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one position.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots of both tables.")]
 
 
 @app.callback()
@@ -46,32 +66,14 @@ def acceptance(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file.")
     ] = None,
-    p: Annotated[
-        Path | None,
-        typer.Option(
-            "--p",
-            metavar="FILE",
-            help="The target's probabilities, a row per position (.npy or .json), instead of models.",
-        ),
-    ] = None,
-    q: Annotated[
-        Path | None, typer.Option("--q", metavar="FILE", help="The drafter's probabilities, likewise.")
-    ] = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option("--draft-model", metavar="MODEL", help="Folder or hub id; default: that of the bundled model."),
-    ] = None,
+    p: Probabilities = None,
+    q: DraftProbabilities = None,
+    draft_model: DraftModel = None,
     temperature: Annotated[float, typer.Option("--temperature", help="Temperature of both models, above 0.")] = 1.0,
-    positions: Annotated[
-        int, typer.Option("--positions", help="Number of positions analysed, the last of the text.")
-    ] = POSITIONS,
-    drafts: Annotated[
-        str, typer.Option("--drafts", metavar="LIST", help="Numbers of drafts at one position.")
-    ] = "1,2,3,4",
+    positions: Positions = POSITIONS,
+    drafts: Drafts = "1,2,3,4",
     budgets: Annotated[str, typer.Option("--budgets", metavar="LIST", help="Numbers of tree nodes.")] = "2,4,8,16",
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots of both tables.")
-    ] = None,
+    html: Html = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     given: dict[str, Any],
@@ -81,28 +83,28 @@ def acceptance(
     number("--temperature", temperature, 0.0, 100.0, "be above 0 and at most 100", open_low=True)
     integer("--positions", positions, 1)
     if html is not None:
-        from paceline.bench import pyplot
-        from paceline.bench.report import ACCEPTANCE_MARK
-
-        pyplot()
-        outputs.must_be_page("--html", html, mark=ACCEPTANCE_MARK, command="analyze", force=force)
+        _check_page(html, force)
     if p is None and q is None:
         rows = _scored(read_prompt(text, file), given, draft_model, temperature, positions)
+    elif text is not None or file is not None:
+        raise ConfigError("give either --p and --q or a text, not both")
     else:
-        if text is not None or file is not None:
-            raise ConfigError("give either --p and --q or a text, not both")
-        changed = {
-            "draft-model": draft_model is not None,
-            "temperature": temperature != 1.0,
-            "positions": positions != POSITIONS,
-        }
-        rows = _read_both(p, q, [*given, *(name for name, typed in changed.items() if typed)])
+        own = ("draft-model", draft_model, None), ("temperature", temperature, 1.0), ("positions", positions, POSITIONS)
+        rows = _read_both(p, q, [*given, *(name for name, typed, usual in own if typed != usual)])
     from paceline.bench.judge import analyze_acceptance
 
     found = analyze_acceptance(*rows, counts, nodes)
     if html is not None:
         _write_page(html, found)
     print(json.dumps(found.to_dict()) if as_json else words(found))
+
+
+def _check_page(path: Path, force: bool) -> None:
+    from paceline.bench import pyplot
+    from paceline.bench.report import ACCEPTANCE_MARK
+
+    pyplot()
+    outputs.must_be_page("--html", path, mark=ACCEPTANCE_MARK, command="analyze", force=force)
 
 
 def _write_page(path: Path, found: Analysis) -> None:

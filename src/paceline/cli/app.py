@@ -35,7 +35,7 @@ from paceline.cli import (
 )
 from paceline.cli.terminal import report, set_log_level, spinner, start_logging
 from paceline.errors import PacelineError
-from paceline.utils import shown_by
+from paceline.utils import shortened, shown_by
 from paceline.version import __version__
 
 BAD_INPUT, BUG, NO_READER = 2, 70, 141
@@ -137,11 +137,26 @@ def _explain(error: BaseException) -> tuple[int, str]:
     format_message = getattr(error, "format_message", None)
     if format_message is not None:  # a mistake in the command line, found by typer
         path = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-        text = format_message().rstrip(".")
+        text = _bad_number(error) or format_message().rstrip(".")
         if "unexpected extra argument" in text:
             text += "; put a text of several words into quotes"
         return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)
+
+
+def _bad_number(error: BaseException) -> str | None:
+    """The line of a flag that takes a number, where typer tells neither what was typed nor the whole range.
+
+    None for other errors, and for versions of typer that do tell it.
+    """
+    errors, flag = getattr(error.__cause__, "errors", None), getattr(error, "param", None)
+    annotation = getattr(getattr(flag, "type_descriptor", None), "annotation", None)
+    if errors is None or flag is None or annotation not in (int, float):
+        return None
+    kind = "an integer" if annotation is int else "a number"
+    low, high = flag.min, flag.max
+    bounds = "" if low is None else f" of {low:g} or more" if high is None else f" in {low:g}..{high:.16g}"
+    return f"{flag.opts[0]} must be {kind}{bounds}, got {shortened(errors()[0]['input'])}"
 
 
 def _explain_system(error: BaseException) -> tuple[int, str]:

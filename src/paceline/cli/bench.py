@@ -16,7 +16,7 @@ import typer
 from paceline.cli import bench_diffusion, bench_documents, bench_peers
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
-from paceline.cli.options import engine_options, refuse_diffusion, with_flags
+from paceline.cli.options import engine_options, reject_diffusion, with_flags
 from paceline.cli.terminal import progress_bar, say, stages
 from paceline.errors import ConfigError
 
@@ -198,10 +198,9 @@ def command(
     """Decode prompts with every method and plainly, in turn, and say what each gains."""
     if context.invoked_subcommand is not None:
         return
-    sweep = {"batch": batch, "temperature": temperature, "load": load}
-    sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
     bench_documents.must_be_writable(output, html)
-    options = _options(quick=quick, sizes=sizes, sweep=sweep, seed=seed, ignore_eos=ignore_eos, raw=raw)
+    sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
+    options = _options(sizes, (batch, temperature, load), quick=quick, seed=seed, ignore_eos=ignore_eos, raw=raw)
     _name_random(given, random_shape)
     dials, others = (_numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
     from paceline.bench.run import dial_registered
@@ -210,30 +209,34 @@ def command(
         document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
     _show(document)
     bench_documents.write(document, output, html)
-    raise typer.Exit(
-        INTERRUPTED if document["interrupted"] else 0 if all(c["comparable"] for c in document["cells"]) else 1
-    )
+    raise typer.Exit(_exit_code(document))
+
+
+def _exit_code(document: Mapping[str, Any]) -> int:
+    equal = all(cell["comparable"] for cell in document["cells"])
+    return INTERRUPTED if document["interrupted"] else 0 if equal else 1
 
 
 def _options(
-    *, quick: bool, sizes: Mapping[str, int | None], sweep: Mapping[str, str], seed: int, ignore_eos: bool, raw: bool
+    sizes: Mapping[str, int | None], sweep: tuple[str, str, str], *, quick: bool, seed: int, ignore_eos: bool, raw: bool
 ) -> Options:
     """How the benchmark runs; what was not typed takes its default, a smaller one with --quick.
 
     Args:
         sizes: limit, max_tokens, repeats.
-        sweep: batch, temperature, load, as typed.
+        sweep: --batch, --temperature and --load as typed.
     Raises:
         ConfigError: a list with something else than numbers in their range.
     """
     from paceline.bench.run import Options
 
+    batch, temperature, load = sweep
     chosen = (QUICK if quick else DEFAULT) | {name: value for name, value in sizes.items() if value is not None}
     return Options(
         **chosen,
-        batches=tuple(int(n) for n in _numbers("--batch", sweep["batch"], 1, 1024, whole=True)) or (1,),
-        temperatures=_numbers("--temperature", sweep["temperature"], 0.0, 10.0) or (0.0,),
-        rates=_numbers("--load", sweep["load"], 1e-6, 1e6) or (1.0,),
+        batches=tuple(int(n) for n in _numbers("--batch", batch, 1, 1024, whole=True)) or (1,),
+        temperatures=_numbers("--temperature", temperature, 0.0, 10.0) or (0.0,),
+        rates=_numbers("--load", load, 1e-6, 1e6) or (1.0,),
         seed=seed,
         ignore_eos=ignore_eos,
         chat=not raw,
@@ -330,7 +333,7 @@ def _open(given: dict[str, Any], options: Options) -> LLM:
 
     if str(given.get("model", "")).startswith(RANDOM):
         given["model"] = str(model_folder(given["model"]))
-    refuse_diffusion(given)
+    reject_diffusion(given)
     chosen = engine_options(given) | {"speculative_config": None, "seed": options.seed}
     llm = LLM(**chosen, max_num_seqs=max(16, *options.batches), enable_prefix_caching=False)
     raise_from_now_on()

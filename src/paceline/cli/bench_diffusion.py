@@ -36,32 +36,30 @@ LENGTH_HELP = "Slots of every text; a block-causal model fills its last block."
 BLOCK_HELP = "Of methods that name none; default: half the text, or the model's own blocks."
 
 
+Tasks = Annotated[list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")]
+Timed = Annotated[int, typer.Option("--timed", metavar="N", help="How many of the prompts are timed; 0 for none.")]
+DType = Annotated[str, typer.Option("--dtype", metavar="NAME", help="float32, bfloat16, float16 or float64.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw score against calls and time there.")]
+
+
 @with_log_level
 def command(
     *,
     model: Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP)] = "diffusion",
     method: Annotated[list[str] | None, typer.Option("--method", "-s", metavar="NAME|JSON", help=METHOD_HELP)] = None,
-    task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="NAME", help="May be repeated. Default: all.")
-    ] = None,
+    task: Tasks = None,
     part: Annotated[Part, typer.Option("--part", help="What to compare.")] = "methods",
     count: Annotated[int, typer.Option("--count", metavar="N", help="Held-out prompts of each task.")] = 1,
-    timed: Annotated[
-        int, typer.Option("--timed", metavar="N", help="How many of the prompts are timed; 0 for none.")
-    ] = 2,
+    timed: Timed = 2,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Timed runs of each.")] = 2,
     length: Annotated[int, typer.Option("--length", metavar="N", help=LENGTH_HELP)] = 32,
     block_length: Annotated[int | None, typer.Option("--block-length", metavar="N", help=BLOCK_HELP)] = None,
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="NAME", help="float32, bfloat16, float16 or float64.")
-    ] = "float32",
+    dtype: DType = "float32",
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="CPU threads.")] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="INT", help="Seed of prompts and noise.")] = 0,
     output: Output = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw score against calls and time there.")
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Measure how well and how fast methods decode a diffusion language model."""
     for flag, path in (("--json (or --output)", output), ("--plot", plot)):

@@ -24,8 +24,8 @@ TOO_SMALL = (
     "about other models. `paceline bench --model MODEL` measures what drafting gains on a model of yours."
 )
 
-BUSY = 0.5
-"""CPUs that other processes use, from which on the demo says so."""
+BUSY, WATCHED = 0.5, 0.3
+"""CPUs that other processes use, from which on the demo says so; seconds for which they are watched."""
 
 
 @with_flags(sampling=False)
@@ -63,6 +63,7 @@ def command(
             rows = decoded(real, min(max_tokens, REAL_TOKENS), 1, REAL_PROMPTS)
             found, wrong = found | {SMOLLM2: demo_dict(rows)}, wrong + demo_totals(rows)[-1].wrong
             if not as_json:
+                print()
                 print_table(demo_totals(rows), real, SMOLLM2)
     if as_json:
         print(json.dumps(found))
@@ -76,7 +77,7 @@ def decoded(llm: LLM, max_tokens: int, repeats: int, prompts: int | None = None)
     every = bundled_prompts()
     picked = every if prompts is None else every[:: max(1, len(every) // prompts)][:prompts]
     with progress_bar() as bar:
-        task = bar.add_task("decoding", total=None)
+        task = bar.add_task("decoding", total=repeats * len(picked))
         return run_demo(
             llm,
             picked,
@@ -93,11 +94,11 @@ def print_note(command: str | None) -> None:
         say(f"For a table on a real model beside this one, run `{command}` in a checkout, then this again.")
 
 
-def others_load(seconds: float = 0.3) -> float:
+def others_load() -> float:
     """How many CPUs other processes keep busy, watched for a while in which this one sleeps."""
     import psutil
 
-    return float(psutil.cpu_percent(interval=seconds)) / 100 * (psutil.cpu_count() or 1)
+    return float(psutil.cpu_percent(interval=WATCHED)) / 100 * (psutil.cpu_count() or 1)
 
 
 def print_busy(load: float) -> None:
@@ -122,8 +123,8 @@ def print_table(lines: list[DemoTotal], llm: LLM, name: str | None = None) -> No
         "per pass of the model."
     )
     if last.near_ties:
-        places = "1 near tie" if last.near_ties == 1 else f"{last.near_ties} near ties"
-        say(f"The texts differ at {places} of the two best tokens, which rounding decides.")
+        ties = "1 near tie" if last.near_ties == 1 else f"{last.near_ties} near ties"
+        say(f"The texts differ at {ties} of the two best tokens, which rounding decides.")
     if last.wrong:
         say(f"{last.wrong} of {last.prompts} texts differ elsewhere than at a near tie: this is a defect.")
 

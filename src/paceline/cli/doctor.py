@@ -5,14 +5,13 @@ wrong.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.methods import left_out
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.prompts import read_prompts
+from paceline.cli.prompts import Prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, stages, wrapped
 from paceline.config import SpeculativeConfig
 
@@ -28,10 +27,7 @@ PROBED = 3
 @with_flags(sampling=False)
 def command(
     *,
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
-    ] = None,
+    prompts: Prompts = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also list the checks that passed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     given: dict[str, Any],

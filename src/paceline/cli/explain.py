@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 DEFAULT_OUTPUT = Path("explain.html")
 
 
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}."),
+]
+
+
 @with_flags(sampling=True)
 def command(
     *,
@@ -29,10 +35,7 @@ def command(
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from this file.")
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message (chat template).")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help=f"Where the page goes; default: {DEFAULT_OUTPUT}."),
-    ] = None,
+    output: Output = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     as_json: Annotated[
@@ -41,11 +44,7 @@ def command(
     given: dict[str, Any],
 ) -> None:
     """Replay a generation step by step: token trees, what was accepted and why not, the controller's plans, time."""
-    check_sampling(given)
-    if "logprobs" in given or "prompt_logprobs" in given:
-        raise ConfigError(
-            "--logprobs and --prompt-logprobs are not available in a replay; use `paceline generate --json`"
-        )
+    _check(given)
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
@@ -68,6 +67,14 @@ def command(
     if interrupted:
         raise typer.Exit(130)
     recorder.output.raise_for_error()
+
+
+def _check(given: dict[str, Any]) -> None:
+    check_sampling(given)
+    if "logprobs" in given or "prompt_logprobs" in given:
+        raise ConfigError(
+            "--logprobs and --prompt-logprobs are not available in a replay; use `paceline generate --json`"
+        )
 
 
 def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, bool, list[str]]:

@@ -59,7 +59,8 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON l
         for line in describe_diffusion(method, columns):
             console.print(Text(line), soft_wrap=True)
     console.print()
-    say(registry.STRICT_NOTE, "", *left_out(), indent="  ")
+    drafts = f"`auto` drafts with {', '.join(AUTO[:-1])} and, where there is one, {AUTO[-1]}"
+    say(registry.STRICT_NOTE, "", drafts, *left_out(), indent="  ")
 
 
 def in_use(llm: LLM) -> list[str]:
@@ -85,16 +86,14 @@ def _settings(config: SpeculativeConfig) -> str:
 
 
 def left_out() -> list[str]:
-    """What `auto` drafts with, and the others in a line for each of two reasons."""
+    """How many drafters `auto` leaves out for each of two reasons, in a short line each."""
     from paceline import registry
 
-    others = {name: entry for name, entry in registry.table("drafters").items() if name not in AUTO}
-    named = [name for name, entry in others.items() if any(_to_name(need) for need in entry.needs)]
-    rest = [name for name in others if name not in named]
+    others = [entry.needs for name, entry in registry.table("drafters").items() if name not in AUTO]
+    named = sum(any(_to_name(need) for need in needs) for needs in others)
     return [
-        f"`auto` drafts with {listed(AUTO)} (where there is a draft model); it leaves out "
-        f"{', '.join(named)}, which need a model or a file that you name (see `needs`);",
-        f"and {', '.join(rest)}, which pay on some models and texts only: `paceline tune` measures them.",
+        f"left out: {named} drafters that need a model or file of yours (`paceline methods`)",
+        f"left out: {len(others) - named} drafters that pay on some models only (`paceline tune` tries them)",
     ]
 
 

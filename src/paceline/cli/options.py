@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
@@ -187,6 +188,7 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
             chosen = {flag.name: text for flag in of_diffusion if (text := arguments.pop(flag.name)) is not None}
+            _no_bare_list(model["speculative_config"])
             if (config := _diffusion_config(chosen)) is not None:
                 given["diffusion_config"] = config
             function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
@@ -194,6 +196,22 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
         return with_log_level(_with_signature(command, function, [*own, *MODEL_FLAGS, *of_diffusion, *extra]))
 
     return decorate
+
+
+def _no_bare_list(typed: str | list[str] | None) -> None:
+    """Reject a list of methods without the object around it, and show that object; the parser judges all else.
+
+    Args:
+        typed: several of a command that compares them.
+    """
+    for text in [typed] if isinstance(typed, str) else typed or []:
+        try:
+            methods = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(methods, list) and methods:
+            example = f'{{"method": {text}}}'
+            raise ConfigError(f"speculative_config must be a JSON object, as {example:.100}, got {shortened(text)}")
 
 
 def with_log_level(function: Callable[..., None]) -> Callable[..., None]:
@@ -309,7 +327,7 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
         ConfigError: a diffusion language model where the command serves none.
     """
     if not diffusion:
-        refuse_diffusion(given)
+        reject_diffusion(given)
     from paceline.llm import LLM
 
     llm = LLM(**engine_options(given), enable_prefix_caching=not timed)
@@ -324,7 +342,7 @@ def model_path(given: dict[str, Any]) -> Path:
     return resolve(given["model"], revision=given.get("revision"), gguf_file=given.get("gguf_file"))
 
 
-def refuse_diffusion(given: dict[str, Any]) -> None:
+def reject_diffusion(given: dict[str, Any]) -> None:
     """For commands that time or examine an engine.
 
     Raises:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from paceline.cli.terminal import say
 from paceline.errors import ConfigError, PromptError
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 MAX_PROMPTS = 10_000
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
+]
+"""The flag of the commands that take a file of prompts."""
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

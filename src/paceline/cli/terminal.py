@@ -87,14 +87,14 @@ class StandardError(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: set[str] = set()
+        self.seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = short(self.format(record))
         if record.levelno >= logging.WARNING:
-            if text in self.said:
+            if text in self.seen:
                 return
-            self.said.add(text)
+            self.seen.add(text)
         print(text, file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import model_path, open_llm, with_flags
-from paceline.cli.prompts import read_prompts
+from paceline.cli.prompts import Prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, width, wrapped
 from paceline.errors import ConfigError
 
@@ -41,10 +41,7 @@ LATE = 1.15
 @with_flags(sampling=False)
 def command(
     *,
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
-    ] = None,
+    prompts: Prompts = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat each prompt as a user's message (chat template).")
     ] = False,

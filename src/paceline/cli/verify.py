@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.methods import in_use
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.prompts import read_prompts
+from paceline.cli.prompts import Prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, stages, wrapped
 
 if TYPE_CHECKING:
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
 @with_flags(sampling=False)
 def command(
     *,
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Text with one prompt per line, or JSONL with the key prompt."),
-    ] = None,
+    prompts: Prompts = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, max=4096, help="Maximum number of new tokens per prompt.")
     ] = 64,

@@ -13,7 +13,7 @@ from paceline.models.denoiser import Ints
 from paceline.utils import need
 
 Floats = NDArray[np.float64]
-GIVEN = "hold no mask token (leave it out; a text with gaps is made by paceline.diffusion.canvas.Canvas.infill)"
+GIVEN = "hold no mask token (leave it out; a text with gaps is made by paceline.diffusion.Canvas.infill)"
 
 
 class Status(IntEnum):
@@ -85,7 +85,7 @@ class Canvas:
         return cls(tokens, status, np.full(tokens.size, -1, np.int64), empty, len(prompt), mask_token_id, eos_token_ids)
 
     @classmethod
-    def infill(cls, template: Sequence[int], *, mask_token_id: int, eos_token_ids: tuple[int, ...] = ()) -> Canvas:
+    def infill(cls, template: Sequence[int], *, mask_token_id: int) -> Canvas:
         """A text with gaps: `template` holds the mask token wherever something is to be written.
 
         Raises:
@@ -104,7 +104,7 @@ class Canvas:
         status[:first] = Status.PROMPT
         size = tokens.size
         born, empty = np.full(size, -1, np.int64), np.full(size, np.nan)
-        return cls(tokens.copy(), status, born, empty, first, mask_token_id, eos_token_ids)
+        return cls(tokens.copy(), status, born, empty, first, mask_token_id, ())
 
     @property
     def length(self) -> int:

@@ -99,11 +99,11 @@ def running(
         live[i] = _passes(outcome, parts[i], partial(watch, i) if watch else None)
         _advance(i, outcome, live, waiting, None)
     while waiting := {i: calls for i, calls in waiting.items() if not outcomes[i].enough}:
-        asked, waiting = waiting, {}
+        current, waiting = waiting, {}
         started = perf_counter()
-        outputs = denoiser.forward([call for calls in asked.values() for call in calls])
-        share = (perf_counter() - started) / len(asked)
-        for i, calls in asked.items():
+        outputs = denoiser.forward([call for calls in current.values() for call in calls])
+        share = (perf_counter() - started) / len(current)
+        for i, calls in current.items():
             mine, outputs = outputs[: len(calls)], outputs[len(calls) :]
             trajectory = outcomes[i].trajectory
             trajectory.calls += 1

@@ -131,7 +131,7 @@ class DrafterArgs:
 
     Attributes:
         vocab_size: of the target; proposed ids lie below it.
-        index: this drafter's place in the list, the value of `TokenTree.sources` for its nodes.
+        index: this drafter's position in the list, the value of `TokenTree.sources` for its nodes.
         max_context: of the target.
         target: the target's runner, for drafters that use it.
         load_runner: opens another checkpoint by name, after checking that its tokenizer is the target's.

@@ -71,18 +71,29 @@ def build_parts(
     if config.acceptance_method == "block_verification":
         _reject_branches(methods, drafters)
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    verifier, options = registry.load("verifiers", config.acceptance_method), dict[str, Any]()
-    registry.check_derives("verifiers", config.acceptance_method, verifier, Verifier)
-    if config.acceptance_method == "typical_acceptance_sampler":
-        options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
     parts = Parts(
         runner=runner,
         drafter_set=drafter_set,
         controller=limited(build_controller(config, own, runner, drafter_set.names), runner, drafters, memory),
         greedy=GreedyVerifier(),
-        sampled=verifier(**options),
+        sampled=_verifier(config),
     )
     return [str(one.method) for one in methods], parts
+
+
+def _verifier(config: SpeculativeConfig) -> Verifier:
+    """The rule above temperature 0.
+
+    Raises:
+        ConfigError: an unknown name, or what is no such rule.
+    """
+    name = config.acceptance_method
+    need(name != "greedy", "acceptance_method", "name a rule for sampling; temperature 0 always has 'greedy'", name)
+    found = registry.load("verifiers", name)
+    registry.check_derives("verifiers", name, found, Verifier)
+    options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
+    verifier: Verifier = found(**options if name == "typical_acceptance_sampler" else {})
+    return verifier
 
 
 def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
@@ -120,6 +131,7 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     config, _ = split_options(with_published_number(config))
     for one in single_methods(config, None):
         _options(one, registry.load("drafters", str(one.method)))
+    _verifier(config)
     if config.controller is not None:
         check_controller(config.controller)
 

@@ -149,39 +149,9 @@ def build_controller(
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
-    known = _parameters(name, factory)
-    filled: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
-    number = config.num_speculative_tokens
-    if "num_speculative_tokens" in known:
-        optional = known["num_speculative_tokens"].default is not inspect.Parameter.empty
-        need(
-            optional or number is not None or not names,
-            "num_speculative_tokens",
-            f"be given with controller {name!r}",
-            None,
-        )
-        filled["num_speculative_tokens"] = number if optional else number or 0
-    if "drafters" in known:
-        filled["drafters"] = names
-    if "cost_model" in known:
-        filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner))
-    if "memory" in known:
-        key = MemoryKey(
-            CostKey.of(runner.info),
-            runner.info.name,
-            f"{[*names]} {config.method!r} {config.model!r} {config.options!r}",
-        )
-        filled["memory"] = CostStore(key, user_cache("acceptance"))
-    if "max_nodes" in known and number:
-        filled["max_nodes"], most = number, options.get("max_nodes")
-        need(
-            not isinstance(most, int) or most <= number,
-            "max_nodes",
-            f"be at most num_speculative_tokens, {number}",
-            most,
-        )
+    given = _limits(name, config, options, names) | _measures(name, config, runner, names) | dict(options)
     try:
-        controller: Controller = factory(**filled | dict(options))
+        controller: Controller = factory(**given)
     except PacelineError:
         raise
     except Exception as error:  # a value of a wrong type, or a third party's constructor
@@ -194,7 +164,45 @@ def build_controller(
             f"{name!r} is not a controller: it has no {', '.join(lacking)}; see paceline.controllers.base"
         )
     controller.drafters = len(names)
-    return FixedController(0) if number == 0 else controller
+    return FixedController(0) if config.num_speculative_tokens == 0 else controller
+
+
+def _limits(name: str, config: SpeculativeConfig, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What a configuration says of how much is drafted, as far as the controller takes it."""
+    known, number = _parameters(name, registry.load("controllers", name)), config.num_speculative_tokens
+    filled: dict[str, Any] = {"disable_by_batch_size": config.disable_by_batch_size}
+    if "num_speculative_tokens" in known:
+        optional = known["num_speculative_tokens"].default is not inspect.Parameter.empty
+        need(
+            optional or number is not None or not names,
+            "num_speculative_tokens",
+            f"be given with controller {name!r}",
+            None,
+        )
+        filled["num_speculative_tokens"] = number if optional else number or 0
+    if "max_nodes" in known and number:
+        filled["max_nodes"], most = number, options.get("max_nodes")
+        need(
+            not isinstance(most, int) or most <= number,
+            "max_nodes",
+            f"be at most num_speculative_tokens, {number}",
+            most,
+        )
+    return filled
+
+
+def _measures(name: str, config: SpeculativeConfig, runner: Runner, names: Sequence[str]) -> dict[str, Any]:
+    """The drafters' names, measured times and kept acceptance, as far as the controller takes them."""
+    known, filled = _parameters(name, registry.load("controllers", name)), dict[str, Any]()
+    if "drafters" in known:
+        filled["drafters"] = names
+    if "cost_model" in known:
+        filled["cost_model"] = Costs(CostStore(CostKey.of(runner.info)), probe=Probe(runner))
+    if "memory" in known:
+        drafts = f"{[*names]} {config.method!r} {config.model!r} {config.options!r}"
+        key = MemoryKey(CostKey.of(runner.info), runner.info.name, drafts)
+        filled["memory"] = CostStore(key, user_cache("acceptance"))
+    return filled
 
 
 def _name(config: SpeculativeConfig, *, drafting: bool) -> str:

@@ -10,7 +10,6 @@ Source: Dovetail: a CPU/GPU heterogeneous speculative decoding for LLM inference
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +145,7 @@ class DraftModels:
     ) -> None:
         self.folder, self.tokenizer, self.info, self.config = folder, tokenizer, info, config
         self._trust = trust_remote_code
-        self._known: dict[tuple[object, ...], Runner] = {}
+        self.known: dict[tuple[object, ...], Runner] = {}
         self._placed: dict[tuple[object, ...], str] = {}
         self._denoisers: dict[tuple[str, str], Denoiser] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
@@ -173,13 +172,9 @@ class DraftModels:
         where = requested_device(device, self.info.device)
         key = ("open", model, _named(head_rows), layers, group_size)
 
-        def load(chosen: str) -> Runner:
-            return self._load(
-                model, chosen, head_rows=head_rows, other_tokens=other_tokens, layers=layers, group_size=group_size
-            )
-
         def on(chosen: str) -> Runner:
-            return self._once((*key, chosen), functools.partial(load, chosen))
+            more = {"head_rows": head_rows, "group_size": group_size}
+            return self._once((*key, chosen), lambda: self._load(model, chosen, not other_tokens, layers, more))
 
         if where != AUTO:
             return on(where)
@@ -189,31 +184,21 @@ class DraftModels:
 
     def _place(self, model: str, key: tuple[object, ...], on: Callable[[str], Runner]) -> str:
         """The device on which a draft model is fastest; what was loaded elsewhere to find out is let go."""
-        before = set(self._known)
+        before = set(self.known)
         found = place_draft_model(devices_for(self.info.device), lambda device: level_seconds(on(device)))
-        for other in set(self._known) - before - {(*key, found.device)}:
-            del self._known[other]
+        for other in set(self.known) - before - {(*key, found.device)}:
+            del self.known[other]
         logger.log(logging.INFO if found.seconds else logging.DEBUG, found.words(model))
         return found.device
 
-    def _load(
-        self,
-        model: str,
-        device: str,
-        *,
-        head_rows: Sequence[int] | None,
-        other_tokens: bool,
-        layers: bool,
-        group_size: int | None,
-    ) -> Runner:
+    def _load(self, model: str, device: str, same_tokens: bool, layers: bool, more: Mapping[str, Any]) -> Runner:
         folder = resolve(model, code=self._trust)
         read_config(folder)
-        if not other_tokens:
-            self._check_tokens(model, folder)
+        if same_tokens:
+            self.check_tokens(model, folder)
         found = load_runner(
-            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust,
-            head_rows=head_rows, group_size=group_size,
-        )  # fmt: skip
+            folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, **more
+        )
         if layers and not found.capabilities.early_exit:
             raise DrafterError(
                 f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
@@ -236,7 +221,7 @@ class DraftModels:
         if (model, where) not in self._denoisers:
             folder = resolve(model)
             read_config(folder)
-            self._check_tokens(model, folder)
+            self.check_tokens(model, folder)
             self._denoisers[model, where] = load_denoiser(folder, dtype=self.config.dtype, device=where, name=model)
         return self._denoisers[model, where]
 
@@ -277,7 +262,8 @@ class DraftModels:
             ),
         )  # fmt: skip
 
-    def _check_tokens(self, model: str, folder: Path) -> None:
+    def check_tokens(self, model: str, folder: Path) -> None:
+        """Reject a draft model with another tokenizer."""
         why = same_tokenizer(self.tokenizer, Tokenizer.load(folder, trust_remote_code=self._trust))
         if why is not None:
             raise DrafterError(
@@ -286,9 +272,9 @@ class DraftModels:
             )
 
     def _once(self, key: tuple[object, ...], load: Callable[[], Runner]) -> Runner:
-        if key not in self._known:
-            self._known[key] = load()
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = load()
+        return self.known[key]
 
 
 def _named(head_rows: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -130,7 +130,7 @@ class DrafterSet:
     ) -> float:
         """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
         start = perf_counter()
-        asked: list[int] = []
+        active: list[int] = []
         budgets: list[Budget] = []
         for i, sequence in enumerate(batch):
             if sequence.states[index] is None or not planned[i]:
@@ -138,17 +138,17 @@ class DrafterSet:
             budget, first = planned[i][index], not len(trees[i])
             depth = min(budget.depth, sequence.remaining - 1)
             if budget.nodes > 0 and depth > 0 and (first or not (budget.fallback or self.chains_only)):
-                asked.append(i)
+                active.append(i)
                 budgets.append(budget if depth == budget.depth else replace(budget, depth=depth))
-        if not asked:
+        if not active:
             return 0.0
-        proposed = self._propose_one(index, [batch[i] for i in asked], budgets, [trees[i] for i in asked])
-        for i, tree in zip(asked, proposed, strict=True):
+        proposed = self.propose_one(index, [batch[i] for i in active], budgets, [trees[i] for i in active])
+        for i, tree in zip(active, proposed, strict=True):
             if len(tree.tokens):
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
         return perf_counter() - start
 
-    def _propose_one(
+    def propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         drafter = self.drafters[index]
@@ -205,7 +205,9 @@ class DrafterSet:
 
     def _task(self, index: int, batch: Sequence[Decoding]) -> Task:
         states = {i: sequence.states[index] for i, sequence in enumerate(batch) if sequence.states[index] is not None}
-        return Task(index, self.drafters[index], states, lambda place, error: self.drop(index, batch[place], error))
+        return Task(
+            index, self.drafters[index], states, lambda position, error: self.drop(index, batch[position], error)
+        )
 
     def observe(
         self,

@@ -119,7 +119,7 @@ class Driver:
 
     def __init__(self, engine: Engine, turns: Turns) -> None:
         self.engine, self._turns = engine, turns
-        self._inboxes: dict[str, deque[StreamChunk]] = {}
+        self.inboxes: dict[str, deque[StreamChunk]] = {}
         self._whole = True  # the last step came to its end
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -138,14 +138,14 @@ class Driver:
         """Decode one request and yield its chunks; closing or forgetting the iterator cancels it."""
         inbox = deque[StreamChunk]()
         try:
-            self._inboxes[request.id] = inbox
+            self.inboxes[request.id] = inbox
             with self._turns.turn():
                 self.engine.add(request)
             while self._advance([request], inbox):
                 while inbox:
                     yield inbox.popleft()
         finally:
-            self._inboxes.pop(request.id, None)
+            self.inboxes.pop(request.id, None)
             self._cancel([request.id])
 
     def _advance(self, requests: Sequence[Request], inbox: Sequence[StreamChunk] = ()) -> bool:
@@ -173,7 +173,7 @@ class Driver:
         self._whole = False
         try:
             chunks = self.engine.step()
-            if self._inboxes:
+            if self.inboxes:
                 self._deliver(chunks)
         except BaseException as error:
             interrupted = () if isinstance(error, Exception) else [request.id for request in own]
@@ -184,6 +184,6 @@ class Driver:
 
     def _deliver(self, chunks: Iterable[StreamChunk]) -> None:
         for chunk in chunks:
-            inbox = self._inboxes.get(chunk.output.request_id)
+            inbox = self.inboxes.get(chunk.output.request_id)
             if inbox is not None:
                 inbox.append(chunk)

@@ -47,16 +47,16 @@ class Exactness:
         return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
 
 
-def find_exactness(runner: Runner, asked: str) -> Exactness:
+def find_exactness(runner: Runner, requested: str) -> Exactness:
     """What holds for a loaded model.
 
     Args:
-        asked: "auto" or "strict".
+        requested: "auto" or "strict".
     Raises:
         ConfigError: strict was requested and is not possible.
     """
     reason = _reason(runner)
-    if reason is not None and asked == "strict":
+    if reason is not None and requested == "strict":
         raise strict_unavailable(runner.info.name, reason)
     return Exactness(reason)
 
@@ -70,7 +70,7 @@ def _reason(runner: Runner) -> str | None:
         if isinstance(runner.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    found = _kept(_key(runner), lambda: _tested(runner))
+    found = _kept(passes_key(runner), lambda: _tested(runner))
     return None if found is None else f"the self-test found other bits in {found}"
 
 
@@ -100,15 +100,15 @@ def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:
     return found
 
 
-def _key(runner: NativeRunner) -> CostKey:
+def passes_key(runner: NativeRunner) -> CostKey:
     key = CostKey.of(runner.info)
     kinds = zlib.crc32(repr((runner.spec.layers, runner.info.max_context)).encode())
-    form = f"{type(runner.passes).__name__}-{kinds:08x}-{_sources():08x}"
+    form = f"{type(runner.passes).__name__}-{kinds:08x}-{sources():08x}"
     return replace(key, fingerprint=f"{key.fingerprint}-{form}", device=f"{key.device} {_cpu()}")
 
 
 @cache
-def _sources() -> int:
+def sources() -> int:
     """A number that changes with the code that computes a pass."""
     digest = 0
     for path in sorted((Path(__file__).parent.parent / "models").rglob("*.py")):

@@ -154,11 +154,9 @@ class Engine:
         self._finish(ended)
         split = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside + planning)
         self.times.add(split)
-        if self.watchers:
-            names = parts.drafter_set.names
-            record = StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, split)
-            for watcher in list(self.watchers):
-                watcher(record)
+        names = parts.drafter_set.names
+        for watcher in list(self.watchers):
+            watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, split))
         return chunks
 
     def _planned(self, batch: Seq[Sequence]) -> Plan:

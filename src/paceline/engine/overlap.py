@@ -27,7 +27,7 @@ class Helper:
     """A second thread, begun when it is first needed; it does one thing after the other."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self.pool: ThreadPoolExecutor | None = None
         self._lent = 0  # how many threads PyTorch had before
 
     def start(self, work: Callable[[], Any], threads: int) -> Future[Any]:
@@ -35,13 +35,13 @@ class Helper:
         if threads and not self._lent:
             self._lent = torch.get_num_threads()
             torch.set_num_threads(max(self._lent - threads, 1))
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "paceline-ahead")
-        return self._pool.submit(_with_threads, work, threads)
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(1, "paceline-ahead")
+        return self.pool.submit(_with_threads, work, threads)
 
     def rest(self) -> None:
         """Wait until nothing is under way, also of what nobody knows of any more, and take the threads back."""
-        self.join([] if self._pool is None else [self._pool.submit(int)])
+        self.join([] if self.pool is None else [self.pool.submit(int)])
 
     def join(self, running: Sequence[Future[Any]]) -> None:
         """Wait for all that was started, and take the threads back."""
@@ -80,8 +80,8 @@ class Task:
     """One drafter in one step.
 
     Attributes:
-        index: of the drafter. states: place in the batch -> its state. drop: takes the drafter off the sequence at a
-            place.
+        index: of the drafter. states: position in the batch -> its state. drop: takes the drafter off the sequence at a
+            position.
     """
 
     index: int
@@ -89,17 +89,19 @@ class Task:
     states: Mapping[int, Any]
     drop: Callable[[int, Exception], None]
 
-    def ask(self, places: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
-        """Its work for the sequences at some places of the batch."""
-        return self.drafter.ahead([self.states[place] for place in places], [trees[place] for place in places])
+    def ask(self, positions: Sequence[int], trees: Sequence[TokenTree]) -> Ahead | None:
+        """Its work for the sequences at some positions of the batch."""
+        return self.drafter.ahead(
+            [self.states[position] for position in positions], [trees[position] for position in positions]
+        )
 
 
 class Beside(Nothing):
     """Runs the work of drafters on the helper, around a scoring pass.
 
     Attributes:
-        longer: place in the batch -> its tree with one trial more, where that token was drawn; known at the end of the
-            block.
+        longer: position in the batch -> its tree with one trial more, where that token was drawn; known at the end of
+            the block.
 
     Args:
         trees: that are being scored. vocab_size: of the target.
@@ -147,20 +149,20 @@ class Beside(Nothing):
 
     def _one_by_one(self, task: Task) -> None:
         """The work of each sequence alone, on this thread; the drafter leaves those where it fails again."""
-        for place in task.states:
+        for position in task.states:
             try:
-                work = task.ask([place], self._trees)
+                work = task.ask([position], self._trees)
                 if work is not None:
-                    self._add([place], work.run())
+                    self._add([position], work.run())
             except Exception as error:
-                task.drop(place, error)
+                task.drop(position, error)
 
     def _add(self, at: Sequence[int], found: Sequence[DraftedToken | None]) -> None:
         if len(found) != len(at):
             raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
         trees = {
-            place: with_longer_draft(self._trees[place], guess)
-            for place, guess in zip(at, found, strict=True)
+            position: with_longer_draft(self._trees[position], guess)
+            for position, guess in zip(at, found, strict=True)
             if guess is not None
         }
         for tree in trees.values():
@@ -184,11 +186,11 @@ def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
 class RowsAndNone:
     """Rows, and behind them one that holds no distribution."""
 
-    def __init__(self, rows: Rows, place: int, none_v: torch.Tensor) -> None:
-        self._rows, self._place, self._none_v = rows, place, none_v
+    def __init__(self, rows: Rows, position: int, none_v: torch.Tensor) -> None:
+        self._rows, self._position, self._none_v = rows, position, none_v
 
     def __getitem__(self, row: int, /) -> torch.Tensor:
-        return self._none_v if row == self._place else self._rows[row]
+        return self._none_v if row == self._position else self._rows[row]
 
 
 def with_none(rows: Any, tree: TokenTree) -> Any:

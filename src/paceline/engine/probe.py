@@ -53,12 +53,12 @@ class Probe:
                     raise RuntimeError(
                         f"the context of {most} tokens has no room for {count} rows and the steps that time them"
                     )
-                found.append(self._fitting(count, max(1, min(context, room))))
+                found.append(self.fitting(count, max(1, min(context, room))))
         except RuntimeError as error:
             return found, error
         return found, None
 
-    def _fitting(self, rows: int, context: int) -> int:
+    def fitting(self, rows: int, context: int) -> int:
         """The context, halved until the cache has room for it; a sequence that grows holds three times its size while
         it moves.
         """

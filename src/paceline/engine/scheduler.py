@@ -158,7 +158,7 @@ class Scheduler:
         if self.room is not None:
             self._make_room(self.room)
 
-    def _active(self) -> list[Sequence]:
+    def active(self) -> list[Sequence]:
         """All sequences with a cache."""
         return [*self.running, *(first for first, _ in self.filling)]
 
@@ -174,7 +174,7 @@ class Scheduler:
             load = self._load()
             if load and load + more > self.config.max_num_seqs:
                 return
-            if self.room is not None and not self.room.admits(request, size, self._active()):
+            if self.room is not None and not self.room.admits(request, size, self.active()):
                 return
             if self.paused:
                 self.paused[0][0].cache = self.runner.open()
@@ -186,10 +186,10 @@ class Scheduler:
 
     def _make_room(self, room: Room) -> None:
         """Send the youngest back to the queue until all others can make their next step."""
-        while len(active := self._active()) and not room.enough(active) and len(active) > 1:
-            self._pause(max(active, key=lambda sequence: sequence.key))
+        while len(active := self.active()) and not room.enough(active) and len(active) > 1:
+            self.pause(max(active, key=lambda sequence: sequence.key))
 
-    def _pause(self, sequence: Sequence) -> None:
+    def pause(self, sequence: Sequence) -> None:
         """Give up a sequence's cache, to be filled again."""
         pair = next((pair for pair in self.filling if pair[0] is sequence), (sequence, []))
         self.paused = sorted([*self.paused, pair], key=lambda pair: pair[0].key)
@@ -203,7 +203,7 @@ class Scheduler:
 
     def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[TokenTree]:
         """The trees of the running sequences' next step, cut to the room that there is."""
-        return trees if self.room is None else self.room.fit(batch, trees, self._active())
+        return trees if self.room is None else self.room.fit(batch, trees, self.active())
 
     def _load(self) -> int:
         return len(self.running) + sum(1 + len(others) for _, others in self.filling)
@@ -228,7 +228,7 @@ class Scheduler:
         """Take over what others have of its beginning; False to wait for one of those before it, `index` of them."""
         if self.prefixes is None:
             return True
-        others = [one for one in self._active() if one is not sequence]
+        others = [one for one in self.active() if one is not sequence]
         return self.prefixes.begin(sequence, [first for first, _ in self.filling[:index]], others)
 
     def _keep(self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool) -> None:

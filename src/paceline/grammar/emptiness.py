@@ -7,13 +7,13 @@ Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10
 are too short to be completed. Here a canvas that passes can be completed as it is; if it passes after every token
 written, the last one completes it.
 
-The chart is filled by compiled code. A place is a slot's left edge, `slot * width`, or a join inside the token of a
-slot, `slot * width + width - 1 - join`; since joins within a join have lower numbers, places ascend from left to right.
-Bit q of `chart[p, A]` says that symbol A derives a text that the slots from place p to place q can hold. Rows are
-filled from the right, so that whatever begins further right is known: A at p reaches wherever C reaches from a q that B
-at p reaches, if A -> B C. What is new at p is taken up until nothing is new (left recursion included), a worklist over
-(p, A, q) as in Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111), a word of 64
-places at a time.
+The chart is filled by compiled code. A position is a slot's left edge, `slot * width`, or a join inside the token of a
+slot, `slot * width + width - 1 - join`; since joins within a join have lower numbers, positions ascend from left to
+right. Bit q of `chart[p, A]` says that symbol A derives a text that the slots from position p to position q can hold.
+Rows are filled from the right, so that whatever begins further right is known: A at p reaches wherever C reaches from a
+q that B at p reaches, if A -> B C. What is new at p is taken up until nothing is new (left recursion included), a
+worklist over (p, A, q) as in Constrained Decoding of Diffusion LLMs with Context-Free Grammars (arXiv:2508.10111), a
+word of 64 positions at a time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Desk(NamedTuple):
 
     Attributes:
         kinds: (n,) int32, what each slot holds, see `MASKED`.
-        chart: (n * width + 1, symbols, words) uint64; the last place is the end of the canvas.
+        chart: (n * width + 1, symbols, words) uint64; the last position is the end of the canvas.
         now, soon: (q,) bool, states at a slot's edges.
         active: (joins,) bool, joins that occur in a slot.
         fresh: (symbols, words) uint64, bits of a row that no rule has seen.
@@ -104,12 +104,12 @@ class Desk(NamedTuple):
     @classmethod
     def of(cls, tables: Tables, length: int, symbols: int) -> Desk:
         """For a canvas of `length` masked slots."""
-        places, states = length * tables.width + 1, tables.accepts.size
-        words = (places + 63) // 64
+        positions, states = length * tables.width + 1, tables.accepts.size
+        words = (positions + 63) // 64
         return cls(
             tables,
             np.full(length, MASKED, np.int32),
-            np.zeros((places, symbols, words), np.uint64),
+            np.zeros((positions, symbols, words), np.uint64),
             np.zeros(states, np.bool_),
             np.zeros(states, np.bool_),
             np.zeros(tables.width - 1, np.bool_),
@@ -148,13 +148,13 @@ def _mark(tables: Tables, kind: int, active: Flags) -> None:
 
 
 @compiled
-def _set(row: Bits, symbol: int, place: int) -> None:
-    row[symbol, place >> 6] |= np.uint64(1) << np.uint64(place & 63)
+def _set(row: Bits, symbol: int, position: int) -> None:
+    row[symbol, position >> 6] |= np.uint64(1) << np.uint64(position & 63)
 
 
 @compiled
 def _terminals(desk: Desk, slot: int, k: int, row: Bits) -> None:
-    """Set a bit for every terminal and every place where it may end that begins at place (slot, k)."""
+    """Set a bit for every terminal and every position where it may end that begins at position (slot, k)."""
     tables, now, width = desk.tables, desk.now, desk.tables.width
     now[:] = False
     if k:
@@ -213,7 +213,7 @@ def _cross(desk: Desk, slot: int, row: Bits) -> bool:
 
 @compiled
 def _close(desk: Desk, row: Bits) -> None:
-    """Apply rules at one place until nothing is new."""
+    """Apply rules at one position until nothing is new."""
     tables, fresh, taken, found = desk.tables, desk.fresh, desk.taken, desk.found
     fresh[:] = row
     again = True
@@ -240,13 +240,13 @@ def _follow(chart: Bits, symbol: int, taken: Bits, found: Bits) -> None:
     """Places where `symbol` may end that begins at one of `taken`."""
     found[:] = 0
     for w in range(taken.size):
-        bits, place = taken[w], w << 6
+        bits, position = taken[w], w << 6
         while bits:
             if bits & np.uint64(1):
                 for v in range(w, taken.size):
-                    found[v] |= chart[place, symbol, v]
+                    found[v] |= chart[position, symbol, v]
             bits >>= np.uint64(1)
-            place += 1
+            position += 1
 
 
 @compiled
@@ -265,8 +265,8 @@ UNFIT: Final = -3
 
 MOST_BYTES: Final = 2**31
 
-Place = tuple[int, int]
-"""A slot and a place in it, see `chart`: 0 is its left edge."""
+Position = tuple[int, int]
+"""A slot and a position in it, see `chart`: 0 is its left edge."""
 
 
 class Fillings:
@@ -327,7 +327,7 @@ class Fillings:
         low = int(written[-1]) + 1 if written.size else 0
         return range(low if self.closes else stop, stop + 1)
 
-    def _has(self, symbol: int, start: Place, end: Place) -> bool:
+    def _has(self, symbol: int, start: Position, end: Position) -> bool:
         bit = end[0] * self.width + end[1]
         return bool(
             self.chart[start[0] * self.width + start[1], symbol, bit >> 6] >> np.uint64(bit & 63) & np.uint64(1)
@@ -346,8 +346,8 @@ class Fillings:
                 self._spell(terminal, start, stop, tokens)
         return tokens
 
-    def _derivation(self, symbol: int, start: Place, end: Place) -> list[tuple[int, Place, Place]]:
-        """Terminals with their places, from left to right."""
+    def _derivation(self, symbol: int, start: Position, end: Position) -> list[tuple[int, Position, Position]]:
+        """Terminals with their positions, from left to right."""
         found, stack = [], [(symbol, start, end)]
         while stack:
             symbol, start, end = stack.pop()
@@ -359,29 +359,29 @@ class Fillings:
                 stack += [(right, middle, end), (left, start, middle)]
         return found
 
-    def _explain(self, symbol: int, start: Place, end: Place) -> tuple[int, tuple[int, Place, int] | None]:
-        """A terminal, or two symbols and where they meet, that make up a symbol between two places."""
+    def _explain(self, symbol: int, start: Position, end: Position) -> tuple[int, tuple[int, Position, int] | None]:
+        """A terminal, or two symbols and where they meet, that make up a symbol between two positions."""
         cfg = self.lexicon.cfg
         alike = [symbol]
         for found in alike:
             if found < len(cfg.terminals):
                 return found, None
             for _, left, right in cfg.pairs[cfg.pairs[:, 0] == found].tolist():
-                for middle in self._places(left, start, end):
+                for middle in self._positions(left, start, end):
                     if self._has(right, middle, end):
                         return found, (left, middle, right)
             units = cfg.units[cfg.units[:, 0] == found, 1].tolist()
             alike += [unit for unit in units if unit not in alike and self._has(unit, start, end)]
         raise AssertionError("a bit without a reason")
 
-    def _places(self, symbol: int, start: Place, end: Place) -> Iterator[Place]:
+    def _positions(self, symbol: int, start: Position, end: Position) -> Iterator[Position]:
         """Where a symbol that begins at `start` may end, up to `end`."""
         width = self.width
         row = self.chart[start[0] * width + start[1], symbol]
         bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         return ((int(bit) // width, int(bit) % width) for bit in bits if bit <= end[0] * width + end[1])
 
-    def _spell(self, terminal: int, start: Place, end: Place, tokens: list[int | None]) -> None:
+    def _spell(self, terminal: int, start: Position, end: Position, tokens: list[int | None]) -> None:
         """Choose tokens at the masked slots of a terminal; that of a slot it begins within is chosen already."""
         slot = start[0] + (start[1] > 0)
         if start[1] and end[1] and start[0] == end[0]:
@@ -403,7 +403,7 @@ class Fillings:
             state, witness = levels[at - slot + 1][state]
             self._choose(tokens, at, witness)
 
-    def _last(self, states: dict[int, tuple[int, int]], end: Place, tokens: list[int | None]) -> int:
+    def _last(self, states: dict[int, tuple[int, int]], end: Position, tokens: list[int | None]) -> int:
         """A state in which the terminal ends at `end`, and the token of a slot that it ends within."""
         if not end[1]:
             return next(state for state in states if self.lexicon.accepts[state])
@@ -414,8 +414,8 @@ class Fillings:
                     return state
         raise AssertionError("a bit without a reason")
 
-    def _join(self, place: Place) -> int:
-        return self.width - 1 - place[1]
+    def _join(self, position: Position) -> int:
+        return self.width - 1 - position[1]
 
     def _choose(self, tokens: list[int | None], slot: int, witness: int) -> None:
         if self.kinds[slot] == MASKED:

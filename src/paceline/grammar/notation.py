@@ -57,16 +57,14 @@ MOST_FOLDED = 1024
 """Characters of a set whose upper and lower cases are looked for one by one."""
 
 
-def parse_regex(pattern: str, flags: int = 0) -> Expr:
+def parse_regex(pattern: str) -> Expr:
     """The tree of a pattern.
 
-    Args:
-        flags: of `re`, besides those in the pattern.
     Raises:
         ConfigError: no valid pattern, or no regular language.
     """
     try:
-        tree = PARSER.parse(pattern, flags)
+        tree = PARSER.parse(pattern)
         nodes = _without_anchors(list(tree))
         return _sequence(nodes, tree.state.flags, pattern)
     except re.error as error:

@@ -64,7 +64,7 @@ def draw_seed(seed: int, *keys: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _token_keys(size: int, device: torch.device) -> torch.Tensor:
+def token_keys(size: int, device: torch.device) -> torch.Tensor:
     """(size,) int64: one well-mixed constant per token id."""
     with np.errstate(over="ignore"):
         key = (np.arange(1, size + 1, dtype=np.uint64)) * np.uint64(_WEYL)
@@ -93,6 +93,15 @@ def _gumbel_table(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(height).to(device), torch.from_numpy(slope).to(device)
 
 
+def hashes(key: int, token_keys: torch.Tensor) -> torch.Tensor:
+    """(m,) int64, uniform over all of them: one for each token under one key."""
+    hash_m = token_keys ^ _signed(_mix(key))
+    hash_m *= _signed(_MIX_1)
+    hash_m ^= hash_m >> 32
+    hash_m *= _signed(_MIX_2)
+    return hash_m
+
+
 def gumbel_noise(key: int, token_keys: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise of some tokens under one key.
 
@@ -103,11 +112,7 @@ def gumbel_noise(key: int, token_keys: torch.Tensor) -> torch.Tensor:
     Returns:
         (m,) float32, the same bits for a token whatever the others are.
     """
-    hash_m = token_keys ^ _signed(_mix(key))
-    hash_m *= _signed(_MIX_1)
-    hash_m ^= hash_m >> 32
-    hash_m *= _signed(_MIX_2)
-    bits_m = hash_m.to(torch.float32).view(torch.int32)
+    bits_m = hashes(key, token_keys).to(torch.float32).view(torch.int32)
     cell_m = (bits_m >> _SHIFT).add_(_OFFSET)
     height, slope = _gumbel_table(token_keys.device)
     noise_m = bits_m.bitwise_and_((1 << _SHIFT) - 1).to(torch.float32)
@@ -115,13 +120,13 @@ def gumbel_noise(key: int, token_keys: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=8)
-def _on_host(size: int) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
+def host_tables(size: int) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Token keys, heights and slopes as arrays."""
     height, slope = _gumbel_table(_HOST)
-    return _token_keys(size, _HOST).numpy(), height.numpy(), slope.numpy()
+    return token_keys(size, _HOST).numpy(), height.numpy(), slope.numpy()
 
 
-def _noise_on_host(key: int, keys_m: npt.NDArray[np.int64], height: Floats, slope: Floats) -> Floats:
+def noise_on_host(key: int, keys_m: npt.NDArray[np.int64], height: Floats, slope: Floats) -> Floats:
     """`gumbel_noise` in NumPy: the same bits in half the time, since a small operation is dispatched faster."""
     hash_m = keys_m ^ np.int64(_signed(_mix(key)))
     hash_m *= np.int64(_signed(_MIX_1))
@@ -144,14 +149,14 @@ def _race(key: int, weights_v: torch.Tensor) -> int:
     if weights_v.dtype.itemsize < 4:
         weights_v = weights_v.float()
     if weights_v.device.type != "cpu":
-        return int((gumbel_noise(key, _token_keys(len(weights_v), weights_v.device)) + weights_v).argmax())
+        return int((gumbel_noise(key, token_keys(len(weights_v), weights_v.device)) + weights_v).argmax())
     scores_v = weights_v.numpy()
-    keys_v, height, slope = _on_host(len(scores_v))
+    keys_v, height, slope = host_tables(len(scores_v))
     allowed_m = np.flatnonzero(scores_v != -np.inf)
     if 0 < len(allowed_m) < len(scores_v) // 2:  # the forbidden need no noise
-        noise_m = _noise_on_host(key, keys_v.take(allowed_m), height, slope)
+        noise_m = noise_on_host(key, keys_v.take(allowed_m), height, slope)
         return int(allowed_m[(noise_m + scores_v.take(allowed_m)).argmax()])
-    return int((_noise_on_host(key, keys_v, height, slope) + scores_v).argmax())
+    return int((noise_on_host(key, keys_v, height, slope) + scores_v).argmax())
 
 
 class KeyedDraws:
@@ -175,7 +180,7 @@ class KeyedDraws:
     def noise(self, depth: int, like_v: torch.Tensor) -> torch.Tensor:
         """(v,) float32, on the device of `like_v`: the noise that `gumbel` adds at this depth."""
         return gumbel_noise(
-            draw_seed(self.seed, self.position + depth, _TARGET), _token_keys(len(like_v), like_v.device)
+            draw_seed(self.seed, self.position + depth, _TARGET), token_keys(len(like_v), like_v.device)
         )
 
     def bernoulli(self, depth: int, trial: int, probability: float) -> bool:

@@ -46,7 +46,7 @@ def filter_rows(logits_rv: torch.Tensor, *, top_k: int, top_p: float, min_p: flo
     if logits_rv.device.type == "cpu":
         _filter_on_host(logits_rv.numpy(), top_k, top_p, min_p)
     else:
-        _filter_on_device(logits_rv, top_k, top_p, min_p)
+        filter_on_device(logits_rv, top_k, top_p, min_p)
 
 
 def _scale(vocabulary: int) -> float:
@@ -104,7 +104,7 @@ def _nucleus(below_m: Floats, top_p: float, scale: float) -> Indices:
     return inside
 
 
-def _filter_on_device(logits_rv: torch.Tensor, top_k: int, top_p: float, min_p: float) -> None:
+def filter_on_device(logits_rv: torch.Tensor, top_k: int, top_p: float, min_p: float) -> None:
     """The same for all rows at once, by a full sort for top-p, without waiting for the device."""
     vocabulary = logits_rv.shape[-1]
     high_r1 = logits_rv.amax(-1, keepdim=True)

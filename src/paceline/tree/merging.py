@@ -92,20 +92,20 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     if len(trees) <= 1:
         return trees[0] if trees else EMPTY_TREE
     columns = _Columns()
-    places = [columns.add(tree) for tree in trees]
-    return columns.build(_joined_trials(trees, places) if any(tree.trials for tree in trees) else {})
+    positions = [columns.add(tree) for tree in trees]
+    return columns.build(_joined_trials(trees, positions) if any(tree.trials for tree in trees) else {})
 
 
-def _joined_trials(trees: Sequence[TokenTree], places: Sequence[Sequence[int]]) -> dict[int, list[Trial]]:
+def _joined_trials(trees: Sequence[TokenTree], positions: Sequence[Sequence[int]]) -> dict[int, list[Trial]]:
     """The trials at every merged parent that has a drawn one, with `order` counting on from tree to tree."""
     joined: dict[int, list[Trial]] = {
-        _place(where, parent): [] for tree, where in zip(trees, places, strict=True) for parent in tree.trials
+        _position(where, parent): [] for tree, where in zip(trees, positions, strict=True) for parent in tree.trials
     }
     start = 0
-    for tree, where in zip(trees, places, strict=True):
+    for tree, where in zip(trees, positions, strict=True):
         highest = max((trial.order for trials in tree.trials.values() for trial in trials), default=0)
         for parent in (ROOT, *range(len(tree))):
-            into = joined.get(_place(where, parent))
+            into = joined.get(_position(where, parent))
             if into is not None:
                 points = {trial.node for trial in into if not trial.drawn}
                 for trial in tree.trials_of(parent):
@@ -116,7 +116,7 @@ def _joined_trials(trees: Sequence[TokenTree], places: Sequence[Sequence[int]]) 
     return joined
 
 
-def _place(where: Sequence[int], parent: int) -> int:
+def _position(where: Sequence[int], parent: int) -> int:
     return ROOT if parent < 0 else where[parent]
 
 

@@ -66,21 +66,21 @@ class _Choice:
 
     def take_drawn(self, nodes: int) -> None:
         """Keep drawn trials as a prefix of the order in which they were drawn."""
-        for parent, place in _drawing_order(self.tree):
-            needed = self._needed_by(parent, place)
+        for parent, index in _drawing_order(self.tree):
+            needed = self._needed_by(parent, index)
             if self.count + len(needed) + 1 > nodes:
                 return
-            needed.add(self.tree.trials[parent][place].node)
+            needed.add(self.tree.trials[parent][index].node)
             for node in needed:
                 self._keep(node)
-            self.drawn_kept[parent] = place + 1
+            self.drawn_kept[parent] = index + 1
 
-    def _needed_by(self, parent: int, place: int) -> set[int]:
-        """The nodes that the trial at `place` of `parent` rests on and that are not kept yet; its own node is not
+    def _needed_by(self, parent: int, index: int) -> set[int]:
+        """The nodes that the trial at `index` of `parent` rests on and that are not kept yet; its own node is not
         looked at.
         """
         needed = {
-            trial.node for trial in self.tree.trials[parent][:place] if not trial.drawn and not self.keep_n[trial.node]
+            trial.node for trial in self.tree.trials[parent][:index] if not trial.drawn and not self.keep_n[trial.node]
         }
         while parent != ROOT and not self.keep_n[parent]:
             needed.add(parent)
@@ -127,10 +127,10 @@ class _Choice:
 
 
 def _drawing_order(tree: TokenTree) -> Iterator[tuple[int, int]]:
-    """(parent, place in its trials) of every drawn trial, as they were drawn."""
+    """(parent, position in its trials) of every drawn trial, as they were drawn."""
     keys = []
     for parent, trials in tree.trials.items():
         depth = 0 if parent == ROOT else int(tree.depths[parent])
-        keys += [(trial.order, depth, parent, place) for place, trial in enumerate(trials) if trial.drawn]
-    for _, _, parent, place in sorted(keys):
-        yield parent, place
+        keys += [(trial.order, depth, parent, index) for index, trial in enumerate(trials) if trial.drawn]
+    for _, _, parent, index in sorted(keys):
+        yield parent, index

@@ -64,10 +64,10 @@ class Shape:
         if len(self) <= nodes and (not len(self) or int(self.depths_n.max()) <= depth):
             return self
         kept_n = np.flatnonzero(self.depths_n <= depth)[: max(nodes, 0)]
-        places_n = np.full(len(self) + 1, -1, np.int32)  # the last entry stands for the root
-        places_n[kept_n] = np.arange(len(kept_n), dtype=np.int32)
+        positions_n = np.full(len(self) + 1, -1, np.int32)  # the last entry stands for the root
+        positions_n[kept_n] = np.arange(len(kept_n), dtype=np.int32)
         return Shape(
-            places_n[self.parents_n[kept_n]], self.ranks_n[kept_n], self.depths_n[kept_n], self.reach_n[kept_n]
+            positions_n[self.parents_n[kept_n]], self.ranks_n[kept_n], self.depths_n[kept_n], self.reach_n[kept_n]
         )
 
     def columns(self) -> Ints:
@@ -191,13 +191,13 @@ class RankAcceptance:
         return monotone((self.hits_dr + own * all_r) / (self.tries_dr + own))
 
 
-def from_paths(paths: Iterable[Ranks], acceptance_dr: npt.ArrayLike = PRIOR) -> Shape:
-    """A shape with exactly these nodes, sorted by the chances given.
+def from_paths(paths: Iterable[Ranks]) -> Shape:
+    """A shape with exactly these nodes, sorted by the chances of PRIOR.
 
     Raises:
         ConfigError: a path whose beginning is not among them, or twice the same.
     """
-    chances = monotone(acceptance_dr)
+    chances = monotone(PRIOR)
     found: dict[Ranks, float] = {}
     for path in sorted(paths, key=len):
         need(path not in found, "speculative_token_tree", "name every path once", list(path))
@@ -207,7 +207,7 @@ def from_paths(paths: Iterable[Ranks], acceptance_dr: npt.ArrayLike = PRIOR) -> 
         above = found[path[:-1]] if len(path) > 1 else 1.0
         found[path] = above * float(chances[d, r]) * 0.5 ** (path[-1] - r)
     order = sorted(found, key=lambda path: (-found[path], len(path), path))
-    where = {path: place for place, path in enumerate(order)}
+    where = {path: position for position, path in enumerate(order)}
     return _shape([(where.get(path[:-1], -1), path[-1], len(path), found[path]) for path in order])
 
 

@@ -360,7 +360,7 @@ EMPTY_TREE: Final = TokenTree.build([], [])
 
 @dataclass(frozen=True, slots=True)
 class GroupTrial(Trial):
-    """One of several draws with replacement from one row at one place, for rules that need their number.
+    """One of several draws with replacement from one row at one position, for rules that need their number.
 
     They share the row object.
 

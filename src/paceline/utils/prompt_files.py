@@ -88,11 +88,11 @@ class Workload:
             return replace(self, arrivals=self.arrivals[:most])
         rank: Counter[str] = Counter()
         keyed = []
-        for place, conversation in enumerate(self.conversations):
-            keyed.append((rank[conversation.task], place))
+        for position, conversation in enumerate(self.conversations):
+            keyed.append((rank[conversation.task], position))
             rank[conversation.task] += 1
-        picked = sorted(place for _, place in sorted(keyed)[:most])
-        return replace(self, conversations=tuple(self.conversations[place] for place in picked))
+        picked = sorted(position for _, position in sorted(keyed)[:most])
+        return replace(self, conversations=tuple(self.conversations[position] for position in picked))
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in the document."""

@@ -6,8 +6,8 @@ p_i), where R is the mass of max(p_i p - q, 0) over the next token. A run that e
 draw from that rest. The chance to accept at least i tokens is then p_i, which no exact rule exceeds; one by one it
 would be the product of the single chances.
 
-The coins of a run look at places that may be drafted and verified again in the next step, so all of them are keyed by
-the run's first place, whose token this step decides.
+The coins of a run look at positions that may be drafted and verified again in the next step, so all of them are keyed
+by the run's first position, whose token this step decides.
 
 Source: Block verification accelerates speculative decoding (arXiv:2403.10444), algorithm 2.
 """
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from paceline.verifiers.base import Draws, Rows
 
 
-Place = tuple[torch.Tensor, torch.Tensor]
-"""(v,) p at a place of a run, and its rest."""
+Position = tuple[torch.Tensor, torch.Tensor]
+"""(v,) p at a position of a run, and its rest."""
 
 
 class BlockVerification(Verifier):
     """Exact verification of drawn chains as wholes; points are verified as by `rejection_sampler`.
 
     Raises:
-        CapabilityError: on a tree in which a place has a drawn proposal and another one.
+        CapabilityError: on a tree in which a position has a drawn proposal and another one.
     """
 
     name = "block_verification"
@@ -56,7 +56,7 @@ def reject_branches(tree: TokenTree) -> None:
     """Reject what is no chain of drawn proposals.
 
     Raises:
-        CapabilityError: some place has a drawn proposal and another one.
+        CapabilityError: some position has a drawn proposal and another one.
     """
     for parent, trials in tree.trials.items():
         if len(trials) > 1 and any(trial.drawn for trial in trials):
@@ -108,7 +108,7 @@ def verify_run(
     """
     nodes: list[int] = []
     reached = [1.0]
-    places: list[Place] = []
+    positions: list[Position] = []
     trial = _drawn_child(tree, parent)
     while trial is not None:
         try:
@@ -121,35 +121,35 @@ def verify_run(
         q_v = proposal(trial, token, p_v)
         p_x, q_x = torch.stack((p_v[token], q_v[token])).tolist()
         if not q_x > 0.0:  # the drafter broke its contract: the target goes on alone
-            places.append((p_v, p_v))
+            positions.append((p_v, p_v))
             break
-        places.append((p_v, rest_of(p_v, q_v, reached[-1])))
+        positions.append((p_v, rest_of(p_v, q_v, reached[-1])))
         reached.append(reach(reached[-1], p_x, q_x))
         nodes.append(trial.node)
         trial = _drawn_child(tree, trial.node)
-    return _accepted_run(nodes, reached, places, draws, depth)
+    return _accepted_run(nodes, reached, positions, draws, depth)
 
 
 def _accepted_run(
-    nodes: list[int], reached: list[float], places: list[Place], draws: Draws, depth: int
+    nodes: list[int], reached: list[float], positions: list[Position], draws: Draws, depth: int
 ) -> tuple[list[int], int | None]:
     """Flip the coins from the last token back to the first, and draw from the rest where a run ends early.
 
     Args:
-        nodes: (m). reached: p_0..p_m. places: of tokens 1..m; with one more, that is what follows the whole run.
+        nodes: (m). reached: p_0..p_m. positions: of tokens 1..m; with one more, that is what follows the whole run.
     """
     stop = len(nodes)
-    while stop and not draws.bernoulli(depth, stop, _chance(stop, nodes, reached, places)):
+    while stop and not draws.bernoulli(depth, stop, _chance(stop, nodes, reached, positions)):
         stop -= 1
-    if stop == len(places):
+    if stop == len(positions):
         return nodes, None
-    p_v, rest_v = places[stop]
+    p_v, rest_v = positions[stop]
     mass = float(rest_v.sum())  # none where p and q are equal up to rounding
     return nodes[:stop], draws.categorical(depth + stop, rest_v / mass if mass > 0.0 else p_v)
 
 
-def _chance(stop: int, nodes: list[int], reached: list[float], places: list[Place]) -> float:
-    return reached[stop] if stop == len(nodes) else stop_chance(float(places[stop][1].sum()), reached[stop])
+def _chance(stop: int, nodes: list[int], reached: list[float], positions: list[Position]) -> float:
+    return reached[stop] if stop == len(nodes) else stop_chance(float(positions[stop][1].sum()), reached[stop])
 
 
 def _drawn_child(tree: TokenTree, parent: int) -> Trial | None:
@@ -165,7 +165,7 @@ def reach(before: float, p_x: float, q_x: float) -> float:
 def rest_of(p_v: torch.Tensor, q_v: torch.Tensor, reached: float) -> torch.Tensor:
     """(v,) max(p_i p - q, 0), not normalised.
 
-    What the target has at the next place beyond what longer acceptance gives it.
+    What the target has at the next position beyond what longer acceptance gives it.
     """
     return (reached * p_v - q_v).clamp_(min=0.0)
 

@@ -1,4 +1,4 @@
-"""The rule of greedy draft sampling: all drafts of a place but one are its likeliest tokens, and one test decides.
+"""The rule of greedy draft sampling: all drafts of a position but one are its likeliest tokens, and one test decides.
 Exact.
 
 With T the points and q' the distribution of the draw y, which q' keeps out of T: y is accepted with probability min(1,
@@ -6,9 +6,9 @@ p(y) / q'(y)). If it does not, the token is drawn from what that leaves of p, an
 there. That accepts p(T) plus the mass of min(p, q') outside T, which is the most that any rule can make of these
 drafts.
 
-At a place with several draws these are tried in their order by recursive rejection, and all points are looked up with
-the token drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the tokens
-that came up.
+At a position with several draws these are tried in their order by recursive rejection, and all points are looked up
+with the token drawn in the end. Nothing else may differ by how many draws there are: a cut lets that depend on the
+tokens that came up.
 
 Source: Towards optimal multi-draft speculative decoding (arXiv:2502.18779), section 5.
 """

@@ -1,13 +1,13 @@
-"""k-SEQ, SpecTr's rule: several independent drafts of one place, each tried against the same scaled-down target. Exact.
+"""k-SEQ, SpecTr's rule: independent drafts of one position, each tried against the same scaled-down target. Exact.
 
-With k draws from q at a place, draw x is accepted with probability min(1, p(x) / (gamma q(x))), whichever it is of the
-k; beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if none
-is, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1 -
-(1 - beta)^k = gamma beta accepts the most, and at least 1 - 1/e of what the best rule accepts. Below an accepted token
-go on the chains that drew it, so that k shrinks along the path. One draw has gamma 1: speculative sampling.
+With k draws from q at a position, draw x is accepted with probability min(1, p(x) / (gamma q(x))), whichever it is of
+the k; beta is the chance of that. A draw that fails leaves norm(p - min(q, p / gamma)) of the target, and so on; if
+none is, the token comes from what is left. Any gamma is exact for which nothing of p is overdrawn; the smallest with 1
+- (1 - beta)^k = gamma beta accepts the most, and at least 1 - 1/e of what the best rule accepts. Below an accepted
+token go on the chains that drew it, so that k shrinks along the path. One draw has gamma 1: speculative sampling.
 
 gamma follows from the number of draws that was planned (`GroupTrial`), not from what a cut has left of them. Other
-drawn trials at a place are tried by recursive rejection; its points are looked up with the token drawn in the end.
+drawn trials at a position are tried by recursive rejection; its points are looked up with the token drawn in the end.
 
 Source: SpecTr: fast speculative decoding via optimal transport (arXiv:2310.15141), algorithm 2.
 """
@@ -77,13 +77,18 @@ def best_plan(p_v: torch.Tensor, q_v: torch.Tensor, draws: int) -> Plan:
     below_s = p_s[order].cumsum(0)  # of tokens up to and with s, whose draws are cut to p / gamma
     above_s = q_s.sum() - q_s[order].cumsum(0)  # of the tokens beyond, all of whose draws are accepted
     excess_s = _excess(ratio_s, above_s + below_s / ratio_s, draws)
-    place = int(torch.as_tensor(excess_s > 0).sum())
-    at = torch.stack((ratio_s[max(place - 1, 0)], ratio_s[min(place, len(p_s) - 1)]))
+    position = int(torch.as_tensor(excess_s > 0).sum())
+    at = torch.stack((ratio_s[max(position - 1, 0)], ratio_s[min(position, len(p_s) - 1)]))
     sums = (
-        torch.stack((below_s[place - 1], above_s[place - 1])) if place else torch.stack((below_s[0] * 0.0, q_s.sum()))
+        torch.stack((below_s[position - 1], above_s[position - 1]))
+        if position
+        else torch.stack((below_s[0] * 0.0, q_s.sum()))
     )
     low, high, below, above = torch.cat((at, sums)).tolist()
-    low, high = (max(low, 1.0) if place else 1.0), (min(max(high, 1.0), draws) if place < len(p_s) else float(draws))
+    low, high = (
+        (max(low, 1.0) if position else 1.0),
+        (min(max(high, 1.0), draws) if position < len(p_s) else float(draws)),
+    )
     for _ in range(STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if _excess(middle, above + below / middle, draws) > 0 else (low, middle)

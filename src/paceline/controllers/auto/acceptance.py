@@ -75,8 +75,8 @@ class Source:
 
     def chance(self, bucket: int, confidence: float) -> float:
         """P(accepted | parent accepted) of a node."""
-        place = bisect_right(EDGES, confidence)
-        return self.cells[bucket * BINS + place].mean(self.bins[place].mean(_PRIOR_BIN[place]))
+        index = bisect_right(EDGES, confidence)
+        return self.cells[bucket * BINS + index].mean(self.bins[index].mean(_PRIOR_BIN[index]))
 
     def level(self, bucket: int) -> float:
         """P(one of its nodes accepted | parent accepted) before anything is drafted.
@@ -89,9 +89,9 @@ class Source:
 
     def learn(self, bucket: int, confidence: float, success: bool) -> None:
         """The outcome of one node."""
-        place = bisect_right(EDGES, confidence)
-        self.cells[bucket * BINS + place].add(success)
-        self.bins[place].add(success)
+        index = bisect_right(EDGES, confidence)
+        self.cells[bucket * BINS + index].add(success)
+        self.bins[index].add(success)
 
     def learn_level(self, bucket: int, children: int, success: bool) -> None:
         """The outcome of one accepted parent with so many children of this drafter."""

@@ -149,12 +149,12 @@ def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], siz
     levels, fallback = pick.levels, pick.fallback
     alone, share = 1.0 - before.found, one.finds
     gain = share * alone * one.gains[levels]
-    asked = 1.0
+    chance = 1.0
     if fallback:
-        share, asked = share * alone, min(1.0, size * alone)
+        share, chance = share * alone, min(1.0, size * alone)
     else:
         gain += share * before.found * one.rival_gains[levels]
-    drafting = before.drafting + asked * one.seconds[levels]
+    drafting = before.drafting + chance * one.seconds[levels]
     rows = before.rows + share * size * levels * one.width
     low = min(int(rows), len(table) - 2)
     seconds = drafting + table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])

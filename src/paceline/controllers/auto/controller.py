@@ -150,7 +150,7 @@ class AutoController(Controller):
         self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
         self.acceptance, self.ledger = Acceptance(len(self.names)), Ledger()
         self._trust: dict[tuple[int, int], Trust] = {}
-        self._sequences: dict[int, _Sequence] = {}
+        self.sequences: dict[int, _Sequence] = {}
         self._speedups: dict[int, float] = {}
         self._planning = 0.0
         self._since_plain = self._ended = 0
@@ -372,11 +372,11 @@ class AutoController(Controller):
         else:
             self._since_plain = 0
             everything.skip(steps, known=True)
-        asked = {one.drafter: one for one in now.planned if _was_asked(outcome, one.drafter)}
+        called = {one.drafter: one for one in now.planned if _was_asked(outcome, one.drafter)}
         rows = outcome.times.rows - now.size
         per_row = (now.table[min(outcome.times.rows, len(now.table) - 1)] - now.plain) / rows if rows > 0 else 0.0
         for drafter in range(len(self.names)):
-            trust, one = self._trusted(now.size, drafter), asked.get(drafter)
+            trust, one = self._trusted(now.size, drafter), called.get(drafter)
             if one is None:
                 trust.skip(steps, known=now.why != "" or any(other.drafter == drafter for other in now.planned))
                 continue
@@ -392,7 +392,7 @@ class AutoController(Controller):
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
-        self._sequences.pop(key, None)
+        self.sequences.pop(key, None)
         self._ended += 1
         if self.memory is not None and self._ended & (self._ended - 1) == 0:
             sources = [source.to_list() for source in self.acceptance.sources]
@@ -414,7 +414,7 @@ class AutoController(Controller):
         self.acceptance.sources = sources
 
     def _sequence(self, key: int) -> _Sequence:
-        return self._sequences.setdefault(key, _Sequence(SequenceOdds(len(self.names))))
+        return self.sequences.setdefault(key, _Sequence(SequenceOdds(len(self.names))))
 
     def _trusted(self, size: int, drafter: int) -> Trust:
         """The trust in a drafter at this batch size, or of `DRAFTING`."""

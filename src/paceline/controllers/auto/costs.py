@@ -121,10 +121,10 @@ class Curve:
     def _shares(self, rows: int) -> dict[int, float]:
         """How much the points around `rows` have to do with it."""
         known = list(self.points)
-        place = bisect_left(known, rows)
-        if place == len(known) or known[place] == rows or place == 0:
-            return {known[min(place, len(known) - 1)]: 1.0}
-        low, high = known[place - 1], known[place]
+        index = bisect_left(known, rows)
+        if index == len(known) or known[index] == rows or index == 0:
+            return {known[min(index, len(known) - 1)]: 1.0}
+        low, high = known[index - 1], known[index]
         return {low: (high - rows) / (high - low), high: (rows - low) / (high - low)}
 
 
@@ -223,7 +223,7 @@ class Costs:
         b, c = batch_bucket(batch), context_bucket(context)
         if (b, c) in self.curves:
             return self.curves[b, c]
-        known = sorted((100 * abs(c - place[1]) + abs(b - place[0]), place) for place in self.curves)
+        known = sorted((100 * abs(c - key[1]) + abs(b - key[0]), key) for key in self.curves)
         return self.curves[known[0][1]] if known else Curve()
 
     def _own_curve(self, batch: int, context: int) -> Curve:
@@ -280,13 +280,13 @@ class Costs:
                     line = self.lines[name, bucket] = Line(near.fixed, near.per_level, near.count)
                 line.observe(count, seconds)
         self._own_curve(batch, context).observe(times.rows, times.score)
-        place, other = (bucket, times.rows > batch), times.verify + times.other
-        known = self.others.setdefault(place, other)
-        self._counts[place] = count = self._counts.get(place, 0) + 1
+        key, other = (bucket, times.rows > batch), times.verify + times.other
+        known = self.others.setdefault(key, other)
+        self._counts[key] = count = self._counts.get(key, 0) + 1
         if count <= _NEW:  # the first steps compile and fill caches
-            self.others[place] = min(known, other)
+            self.others[key] = min(known, other)
         else:
-            self.others[place] = known + 0.1 * (min(other, 4.0 * known + _LEAST) - known)
+            self.others[key] = known + 0.1 * (min(other, 4.0 * known + _LEAST) - known)
         if self.steps & (self.steps - 1) == 0 and self.steps >= 64:
             self.save()
 
@@ -297,8 +297,8 @@ class Costs:
         if self.store is not None:
             self.store.save(
                 {
-                    "curves": [[*place, list(curve.points.items())] for place, curve in self.curves.items()],
-                    "others": [[*place, seconds] for place, seconds in self.others.items()],
+                    "curves": [[*key, list(curve.points.items())] for key, curve in self.curves.items()],
+                    "others": [[*key, seconds] for key, seconds in self.others.items()],
                 }
             )
 
@@ -316,7 +316,7 @@ class Costs:
 
     def drafts(self) -> list[Any]:
         """JSON-ready prices of drafts; they belong to the drafters, not to the model that verifies."""
-        return [[*place, line.fixed, line.per_level] for place, line in self.lines.items() if line.count >= _NEW]
+        return [[*key, line.fixed, line.per_level] for key, line in self.lines.items() if line.count >= _NEW]
 
     def restore_drafts(self, kept: Any) -> None:
         """Take over what `drafts` gave in an earlier process.

@@ -70,8 +70,8 @@ class LengthController(Controller, ABC, Generic[M]):
         if num_speculative_tokens is not None:
             integer("num_speculative_tokens", num_speculative_tokens, 0, MAX_LENGTH)
         self.num_speculative_tokens, self.disable_by_batch_size = num_speculative_tokens, disable_by_batch_size
-        self._states: dict[int, SequenceState[M]] = {}
-        self._batch: list[SequenceState[M]] = []
+        self.states: dict[int, SequenceState[M]] = {}
+        self.batch: list[SequenceState[M]] = []
         self._idle = False
 
     # The policy's part
@@ -101,16 +101,16 @@ class LengthController(Controller, ABC, Generic[M]):
         """Ask the policy for every sequence's length; every drafter may propose so much."""
         limit, most = self.disable_by_batch_size, self.num_speculative_tokens
         self._idle = most == 0 or (limit is not None and len(signals) >= limit)
-        self._batch = []
+        self.batch = []
         for signal in signals:
-            state = self._states.get(signal.key)
+            state = self.states.get(signal.key)
             if state is None:
                 greedy = signal.temperature < GREEDY_EPSILON
-                state = self._states[signal.key] = SequenceState(greedy, self._remember(greedy))
+                state = self.states[signal.key] = SequenceState(greedy, self._remember(greedy))
             length = self._length(state.memory)
             state.clear(signal.remaining, length if most is None else min(length, most))
-            self._batch.append(state)
-        return Plan.nothing(len(signals)) if self._idle else Plan([self._budgets(state) for state in self._batch])
+            self.batch.append(state)
+        return Plan.nothing(len(signals)) if self._idle else Plan([self._budgets(state) for state in self.batch])
 
     def _budgets(self, state: SequenceState[M]) -> list[Budget]:
         nodes = self._most(state)
@@ -128,7 +128,7 @@ class LengthController(Controller, ABC, Generic[M]):
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Every tree as it is: budgets keep them within the length, but for merged ones, which are cut to it."""
         chosen = []
-        for state, tree in zip(self._batch, trees, strict=True):
+        for state, tree in zip(self.batch, trees, strict=True):
             chosen.append(self._within(state, tree))
             state.sizes = len(tree), len(chosen[-1])
         return chosen
@@ -139,13 +139,13 @@ class LengthController(Controller, ABC, Generic[M]):
 
     def observe(self, outcome: Outcome) -> None:
         """Tell the policy what became of every tree that had nodes."""
-        for state, tree, verdict in zip(self._batch, outcome.trees, outcome.verdicts, strict=True):
+        for state, tree, verdict in zip(self.batch, outcome.trees, outcome.verdicts, strict=True):
             if len(tree):
                 self._learn(state, tree, verdict)
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
-        self._states.pop(key, None)
+        self.states.pop(key, None)
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, the policy in one line."""
@@ -154,8 +154,8 @@ class LengthController(Controller, ABC, Generic[M]):
         if self.num_speculative_tokens == 0:
             return ZERO_TOKENS
         if self._idle:
-            return too_many(len(self._batch), self.disable_by_batch_size)
-        state = self._batch[index]
+            return too_many(len(self.batch), self.disable_by_batch_size)
+        state = self.batch[index]
         if state.remaining <= 1:
             return LAST_TOKEN
         return self._why(state) + self._result(state)
@@ -228,7 +228,7 @@ class StopController(LengthController[M]):
         whole.
         """
         chosen = []
-        for state, tree in zip(self._batch, trees, strict=True):
+        for state, tree in zip(self.batch, trees, strict=True):
             kept = tree if not len(tree) or fixed_shape(tree) else cut(tree, self._kept(state, tree))
             chosen.append(self._within(state, kept))
             state.sizes = len(tree), len(chosen[-1])

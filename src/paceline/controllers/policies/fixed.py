@@ -50,7 +50,7 @@ class FixedController(Controller):
         self._points = {i for i, name in enumerate(drafters) if name in DRAFTERS and DRAFTERS[name].kind in POINTS}
         self._budgets = [Budget(num_speculative_tokens, num_speculative_tokens)] * len(drafters)
         self._acceptance = Acceptance(len(drafters))
-        self._owns: dict[int, SequenceOdds] = {}
+        self.odds: dict[int, SequenceOdds] = {}
         self._signals: Sequence[Signal] = ()
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
@@ -93,11 +93,11 @@ class FixedController(Controller):
             self._acceptance.observe(self._own(signal.key), about, verdict.tokens, verdict.path, drawn=drawn)
 
     def _own(self, key: int) -> SequenceOdds:
-        return self._owns.setdefault(key, SequenceOdds(len(self._budgets)))
+        return self.odds.setdefault(key, SequenceOdds(len(self._budgets)))
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
-        self._owns.pop(key, None)
+        self.odds.pop(key, None)
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, the policy in one line."""

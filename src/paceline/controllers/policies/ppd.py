@@ -46,7 +46,7 @@ TRIAL_SIZE: Final = 4, 4
 
 LIMIT: Final = 1024
 
-_Place = tuple[int, int]
+_Buckets = tuple[int, int]
 
 
 class PPDController(Controller):
@@ -84,14 +84,14 @@ class PPDController(Controller):
         self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
         self._choices: dict[
-            _Place, tuple[int, Choice, Shape, Shape]
-        ] = {}  # batch and context -> step when made, `_choose`
-        self._steps = self._plain = 0
+            _Buckets, tuple[int, Choice, Shape, Shape]
+        ] = {}  # batch and context -> step when made, `choose`
+        self.steps = self._plain = 0
         self._wait = FIRST_WAIT
-        self._now = Choice(0, 0, 0.0, 0.0)
+        self.choice = Choice(0, 0, 0.0, 0.0)
         self._shape = best_shapes([], 0)
         self._levels: list[int | None] = []
-        self._hopeless = False  # not even drafts that are always accepted would pay
+        self.hopeless = False  # not even drafts that are always accepted would pay
 
     # The step
 
@@ -99,35 +99,35 @@ class PPDController(Controller):
         """Find the size for a batch and context like this one, or take the one found lately."""
         size, limit = len(signals), self.disable_by_batch_size
         self._signals, self._levels = signals, [None] * len(self.names)
-        self._steps += 1
+        self.steps += 1
         self._off = self._idle = not self.names or (limit is not None and size >= limit)
         if self._off or not signals:
             return Plan.nothing(size)
         context = max(signal.length for signal in signals)
-        place = batch_bucket(size), context_bucket(context)
-        made = self._choices.get(place)
+        buckets = batch_bucket(size), context_bucket(context)
+        made = self._choices.get(buckets)
         waiting = made is not None and not made[1].nodes and self._plain < self._wait
         if made is None or (
-            not waiting and self._steps - made[0] >= (EARLY_CHOICE_STEPS if self._steps < EARLY_STEPS else CHOICE_STEPS)
+            not waiting and self.steps - made[0] >= (EARLY_CHOICE_STEPS if self.steps < EARLY_STEPS else CHOICE_STEPS)
         ):
-            made = self._choices[place] = (self._steps, *self._choose(size, context))
-        _, self._now, best, wide = made
-        self._shape = best if self._steps % EXPLORATION_STEPS else wide
-        if self._now.nodes:
+            made = self._choices[buckets] = (self.steps, *self.choose(size, context))
+        _, self.choice, best, wide = made
+        self._shape = best if self.steps % EXPLORATION_STEPS else wide
+        if self.choice.nodes:
             self._plain, self._wait = 0, FIRST_WAIT
         else:
-            self._wait_or_try(place)
+            self._wait_or_try(buckets)
         return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
 
-    def _wait_or_try(self, place: _Place) -> None:
+    def _wait_or_try(self, buckets: _Buckets) -> None:
         """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain
         steps.
         """
         self._idle = self._plain < self._wait
         self._plain += 1
         if self._plain >= self._wait + TRIAL_STEPS:
-            self._plain, self._wait = 0, LONGEST_WAIT if self._hopeless else min(2 * self._wait, LONGEST_WAIT)
-            del self._choices[place]
+            self._plain, self._wait = 0, LONGEST_WAIT if self.hopeless else min(2 * self._wait, LONGEST_WAIT)
+            del self._choices[buckets]
 
     def _budgets(self, signal: Signal) -> list[Budget]:
         """The chosen shape for every drafter, no deeper than the sequence may grow."""
@@ -156,7 +156,7 @@ class PPDController(Controller):
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what is believed at present."""
-        now = self._now
+        now = self.choice
         if index is None:
             chances = " ".join(f"{chance:.2f}" for chance in self.acceptance.chances()[0, :4])
             return (
@@ -175,7 +175,7 @@ class PPDController(Controller):
 
     # Estimates
 
-    def _choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+    def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
         """The best size, its shape, and one of that size which looks at more ranks; small ones where nothing pays."""
         rows = size * (1 + self.max_nodes)
         self.cost.measure_up_to(size, context, rows)
@@ -185,7 +185,7 @@ class PPDController(Controller):
         drafting = [0.0, *(sum(line.at(depth) for line in lines) for depth in range(1, self.max_depth + 1))]
         table = self.cost.table(size, context, rows)
         found = choose_shape(shapes, table, level_seconds=drafting, size=size)
-        self._hopeless = (
+        self.hopeless = (
             not found.nodes
             and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
         )

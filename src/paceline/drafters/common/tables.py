@@ -2,7 +2,7 @@
 
 A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
 
-A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's place in the list
+A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's position in the list
 `tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit
 when it is read.
 """
@@ -36,8 +36,8 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 class OtherOptionError(ValueError):
     """Arrays that are whole, of a table that was configured otherwise."""
 
-    def __init__(self, name: str, kept: object, asked: object) -> None:
-        super().__init__(f"with {name} {asked}: they were stored with {name} {kept}")
+    def __init__(self, name: str, kept: object, requested: object) -> None:
+        super().__init__(f"with {name} {requested}: they were stored with {name} {kept}")
 
 
 class Table(Protocol):

@@ -107,11 +107,15 @@ class DenoisingDrafter(Drafter, Generic[S]):
 
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        asked = [(i, state, self._steps(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
-        asked = [(i, state, steps) for i, state, steps in asked if steps > 0 and state.context.tokens]
-        if not asked:
+        active = [
+            (i, state, self._steps(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))
+        ]
+        active = [(i, state, steps) for i, state, steps in active if steps > 0 and state.context.tokens]
+        if not active:
             return trees
-        for (i, state, _), logits in zip(asked, self._look([(state, steps) for _, state, steps in asked]), strict=True):
+        for (i, state, _), logits in zip(
+            active, self._look([(state, steps) for _, state, steps in active]), strict=True
+        ):
             trees[i] = self._tree(state, fit_rows(logits, self.vocab_size))
         return trees
 
@@ -145,12 +149,12 @@ class DenoisingDrafter(Drafter, Generic[S]):
         """
         return min(budget.nodes, budget.depth, self.limit, self.denoiser.max_length - 1 - len(self.between))
 
-    def _look(self, asked: Sequence[tuple[S, int]]) -> list[torch.Tensor]:
+    def _look(self, active: Sequence[tuple[S, int]]) -> list[torch.Tensor]:
         """(k, v) logits of the first k masks of each."""
-        found = self.denoiser.forward([self._call(state, steps) for state, steps in asked])
-        for state, _ in asked:
+        found = self.denoiser.forward([self._call(state, steps) for state, steps in active])
+        for state, _ in active:
             if state.cache is not None:
-                state.cache.truncate(self._whole(len(state.context.tokens)))
+                state.cache.truncate(self.whole_blocks(len(state.context.tokens)))
         return found
 
     def _call(self, state: S, steps: int) -> Call:
@@ -185,7 +189,7 @@ class DenoisingDrafter(Drafter, Generic[S]):
             state.cache = self.denoiser.new_cache(state.slots)
         return int(state.cache.stored.size)
 
-    def _whole(self, count: int) -> int:
+    def whole_blocks(self, count: int) -> int:
         """Slots of the whole blocks among the first `count`."""
         assert self.denoiser.block_length is not None
         return count // self.denoiser.block_length * self.denoiser.block_length

@@ -124,15 +124,15 @@ def among(ends: Longs, token: int) -> bool:
 def put(score: float, link: tuple[int, int], scores: Doubles, links: Longs, count: int) -> int:
     """Insert into a list of the best, kept in order; of equal ones the first stays before. Returns its new length."""
     room = len(scores)
-    place = count
-    while place > 0 and scores[place - 1] < score:
-        place -= 1
-    if place >= room:
+    position = count
+    while position > 0 and scores[position - 1] < score:
+        position -= 1
+    if position >= room:
         return count
     count = min(count + 1, room)
-    for i in range(count - 1, place, -1):
+    for i in range(count - 1, position, -1):
         scores[i], links[i] = scores[i - 1], links[i - 1]
-    scores[place], links[place] = score, link
+    scores[position], links[position] = score, link
     return count
 
 

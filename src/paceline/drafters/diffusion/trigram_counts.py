@@ -56,7 +56,7 @@ def key(kind: int, a: int, b: int, c: int) -> np.int64:
 
 
 @compiled
-def place(slots: Slots, wanted: np.int64) -> int:
+def slot_of(slots: Slots, wanted: np.int64) -> int:
     """The slot of a hash, or the free one where it belongs."""
     hashes = slots[0]
     at = (wanted >> 1) & (len(hashes) - 1)
@@ -68,14 +68,14 @@ def place(slots: Slots, wanted: np.int64) -> int:
 @compiled
 def count(slots: Slots, kind: int, a: int, b: int, c: int) -> int:
     """How often an entry was counted."""
-    return int(slots[1][place(slots, key(kind, a, b, c))])
+    return int(slots[1][slot_of(slots, key(kind, a, b, c))])
 
 
 @compiled
 def add(slots: Slots, kind: int, a: int, b: int, c: int) -> int:
     """Count an entry; 1 where it is new."""
     wanted = key(kind, a, b, c)
-    at = place(slots, wanted)
+    at = slot_of(slots, wanted)
     new = slots[0][at] == 0
     slots[0][at] = wanted
     if slots[1][at] < 2**31 - 1:
@@ -115,7 +115,7 @@ def move(old: Slots, new: Slots, halve: bool) -> int:
     for i in range(len(old[0])):
         left = old[1][i] // 2 if halve else old[1][i]
         if left > 0:
-            at = place(new, old[0][i])
+            at = slot_of(new, old[0][i])
             new[0][at], new[1][at] = old[0][i], left
             used += 1
     return used

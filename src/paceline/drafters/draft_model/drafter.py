@@ -44,8 +44,8 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on
             a level; of the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on
             each level, such as [3, 2, 1], and no more levels than these.
-        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a place that gets a node; None is
-            1 / nodes.
+        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a position that gets a node; None
+            is 1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0,
             0)]".
         draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which
@@ -149,12 +149,12 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
     ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         steps = [self._steps(state, budget) for state, budget in zip(states, budgets, strict=True)]
-        asked = [i for i, count in enumerate(steps) if count > 0]
-        for i in asked:
+        active = [i for i, count in enumerate(steps) if count > 0]
+        for i in active:
             states[i].confirm(self.runner)
-        if asked:
-            found = self._draft([states[i] for i in asked], [budgets[i] for i in asked], [steps[i] for i in asked])
-            for i, tree in zip(asked, found, strict=True):
+        if active:
+            found = self._draft([states[i] for i in active], [budgets[i] for i in active], [steps[i] for i in active])
+            for i, tree in zip(active, found, strict=True):
                 trees[i] = tree
         return trees
 

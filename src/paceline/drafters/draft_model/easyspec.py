@@ -97,7 +97,7 @@ class EasySpecDrafter(DraftModelDrafter):
         )  # fmt: skip
         model, models = model_of(args, self.name, model)
         self._use(models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
-        cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
+        self._fuzzy = cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         """Chains grow as trees of width 1 do: the text by one exact pass, then a pass a level behind it."""
@@ -105,7 +105,7 @@ class EasySpecDrafter(DraftModelDrafter):
         each = zip(states, budgets, steps, strict=True)
         growing = [policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
         trees = grow(self.runner, growing, self.vocab_size, self.index)
-        if cast("GroupedRunner", self.runner).fuzzy:
+        if self._fuzzy:
             for state, draft in zip(states, growing, strict=True):
                 cast(GroupedState, state).exact = draft.fed[ROOT] + 1
         return trees

@@ -187,13 +187,13 @@ class OverlapChoice:
 
     def step(self, seconds: float | None, tokens: int) -> bool | None:
         """A step took so long, None where that is not known; the decision, where there is a new one."""
-        place, overlapped = self.steps % STEPS, self.overlapped
+        position, overlapped = self.steps % STEPS, self.overlapped
         self.steps += 1
         if self.decided is not None:
             if self.steps >= AGAIN:
                 self.decided, self.steps, self.modes = None, 0, {False: Throughput(), True: Throughput()}
             return None
-        if seconds is not None and place >= SKIP:
+        if seconds is not None and position >= SKIP:
             mode = self.modes[overlapped]
             mode.seconds, mode.tokens = mode.seconds + seconds, mode.tokens + tokens
         if self.steps < STEPS * TURNS:
@@ -213,7 +213,7 @@ class OverlapChoices:
     def __init__(self, name: str, always: bool | None, clock: Callable[[], float] = perf_counter) -> None:
         self.name, self.always, self.clock = name, always, clock
         self._known: dict[int, OverlapChoice] = {}
-        self._asked = 0  # sequences of the step that is under way
+        self._requested = 0  # sequences of the step that is under way
         self._last = 0  # of the step before, where it was one that counts
         self._since = self._from = 0.0  # ends of that step and of drafting
         self._told: set[bool] = set()
@@ -224,12 +224,12 @@ class OverlapChoices:
 
     def overlapped(self, batch: int) -> bool:
         """A step begins; whether it drafts beside the target."""
-        self._asked, self._from = batch, self.clock()
+        self._requested, self._from = batch, self.clock()
         return self.of(batch).overlapped if self.always is None else self.always
 
     def drafted(self, tokens: int) -> None:
         """A sequential step has drafted so many tokens for each sequence."""
-        now, draft = self.clock(), self.of(self._asked).draft
+        now, draft = self.clock(), self.of(self._requested).draft
         draft.seconds, draft.tokens = draft.seconds + now - self._from, draft.tokens + tokens
         self._from = now
 
@@ -239,10 +239,10 @@ class OverlapChoices:
         Args:
             batch: sequences that go on. tokens: that it brought. alone: whether it drafted before the target scored.
         """
-        now, asked, last = self.clock(), self._asked, self._last
-        self._asked, self._last = 0, batch if asked == batch else 0
+        now, requested, last = self.clock(), self._requested, self._last
+        self._requested, self._last = 0, batch if requested == batch else 0
         since, self._since = self._since, now
-        if asked != batch:  # some have ended, or nobody was asked
+        if requested != batch:  # some have ended, or nobody was asked
             return
         choice = self.of(batch)
         if alone:
@@ -359,20 +359,20 @@ class PearlDrafter(DraftModelDrafter):
 
     def ahead(self, states: Sequence[PearlState], trees: Sequence[TokenTree]) -> Ahead | None:
         """Drafting behind the chains that are scored now, where they are this drafter's own."""
-        asked = [state.window > 0 and state.is_front(tree) for state, tree in zip(states, trees, strict=True)]
-        if not any(asked):
+        requested = [state.window > 0 and state.is_front(tree) for state, tree in zip(states, trees, strict=True)]
+        if not any(requested):
             return None
         threads = max(torch.get_num_threads() // SHARE, 1) if self.shared else 0
 
         def work() -> list[DraftedToken | None]:
             lacking = [
                 (state, state.window + len(tree) - len(state.drafted))
-                for state, tree, own in zip(states, trees, asked, strict=True)
+                for state, tree, own in zip(states, trees, requested, strict=True)
                 if own
             ]
             self._draft_on([(state, count) for state, count in lacking if count > 0])
-            each = zip(states, trees, asked, strict=True)
-            return [_first(state, len(tree)) if own else None for state, tree, own in each]
+            each = zip(states, trees, requested, strict=True)
+            return [first_drafted(state, len(tree)) if own else None for state, tree, own in each]
 
         return Ahead(work, threads)
 
@@ -414,9 +414,9 @@ class PearlDrafter(DraftModelDrafter):
             state.add([Drafted(*one) for one in zip(chain.tokens, chain.confidence, chain.rows, strict=True)])
 
 
-def _first(state: PearlState, place: int) -> DraftedToken | None:
+def first_drafted(state: PearlState, position: int) -> DraftedToken | None:
     """What was drafted behind so many tokens; points are found in the target's own token, and need no trial."""
-    if place >= len(state.drafted):
+    if position >= len(state.drafted):
         return None
-    found = state.drafted[place]
+    found = state.drafted[position]
     return None if found.row is None else DraftedToken(found.token, found.row)

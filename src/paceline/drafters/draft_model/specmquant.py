@@ -195,7 +195,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         self.least, self.inner_nodes, self.inner_depth = min_draft_length, draft_nodes, draft_depth
         if args.judge is None:
             raise ConfigError("method 'specmquant' needs an engine that verifies its small model's drafts")
-        self._judge = args.judge
+        self.judge = args.judge
         if model is not None:
             draft = {"method": "draft_model", "model": model, "tree_policy": "eagle2"}
         self.inner = None if draft is None else _inner(args, draft)
@@ -207,11 +207,11 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
     def propose(
         self, states: Sequence[MiddleState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
-        asked = [
+        requested = [
             (i, state, self._steps(state, budget))
             for i, (state, budget) in enumerate(zip(states, budgets, strict=True))
         ]
-        active = [(state, budgets[i], most) for i, state, most in asked if most > 0]
+        active = [(state, budgets[i], most) for i, state, most in requested if most > 0]
         for state, _, _ in active:
             state.follow(self.runner, self.inner, drawn=draws_for(state.context, self.method))
         if active:
@@ -219,7 +219,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         while active:
             self._round([state for state, _, _ in active], [most for *_, most in active])
             active = [each for each in active if each[0].ask_controller(*each[1:], self.least)]
-        return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in asked]
+        return [state.chain(self.index) if most > 0 else EMPTY_TREE for _, state, most in requested]
 
     def runners(self) -> Sequence[Runner]:
         return (self.runner, *(() if self.inner is None else self.inner.runners()))
@@ -244,7 +244,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
             weights(state.extended, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
             for i, (state, tree) in enumerate(zip(states, trees, strict=True))
         ]
-        verdicts = self._judge.verify(trees, rows, [state.seed for state in states])
+        verdicts = self.judge.verify(trees, rows, [state.seed for state in states])
         behind = [len(state.pending) - 1 for state in states]
         paths = [[*range(k), *(k + node for node in v.path)] for k, v in zip(behind, verdicts, strict=True)]
         self.runner.commit([state.cache for state in states], paths)

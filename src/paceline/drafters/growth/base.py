@@ -77,12 +77,12 @@ class RankedSiblings:
 
     def take(self, node: int) -> Found | None:
         """See `Siblings`."""
-        place = self._taken
+        index = self._taken
         if not self.share > 0.0:
             return None
         self._taken += 1
-        self.share = self._chances[place + 1] if place + 1 < len(self._chances) else 0.0
-        return self._tokens[place], self._chances[place], None
+        self.share = self._chances[index + 1] if index + 1 < len(self._chances) else 0.0
+        return self._tokens[index], self._chances[index], None
 
 
 def siblings_of(context: Context, weights_fv: torch.Tensor, *, drawn: bool, most: int) -> list[Siblings]:
@@ -239,7 +239,7 @@ def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
 
 
 def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
-    """All inputs with their parents' places: those fed before and the front, or at first what the cache lacks of the
+    """All inputs with their parents' positions: those fed before and the front, or at first what the cache lacks of the
     text.
     """
     state = draft.state

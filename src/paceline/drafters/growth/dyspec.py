@@ -1,6 +1,6 @@
-"""DySpec: the node budget goes, one by one, to the places most likely to be reached and accepted.
+"""DySpec: the node budget goes, one by one, to the positions most likely to be reached and accepted.
 
-Drawn: a heap holds *slots*, places where a child can be added, with v, the draft's own estimate that the place is
+Drawn: a heap holds *slots*, positions where a child can be added, with v, the draft's own estimate that the position is
 reached. The largest v gets the next node; it leaves two slots, for the next sibling with v times what the token leaves
 of the residual it was drawn from, and for the node's first child with v times the token's share of it, so that a node's
 reach is the product of the raw q along its path. The choice of a slot looks at v alone; the token is drawn.
@@ -11,9 +11,9 @@ the draft. They are found by expanding the most likely nodes whose children may 
 A slot whose row is not known needs a pass of the draft model. With it go others that will probably be needed: rows are
 cheap, passes are not. The tree does not depend on that.
 
-The layer-wise variant: every place worth more than a threshold gets a child, and one pass of the draft model serves a
-whole level. Siblings are added while v >= c; with c about 1 / nodes the tree comes near the budget. Where the budget is
-used up first, the places of a level with the largest v have come first.
+The layer-wise variant: every position worth more than a threshold gets a child, and one pass of the draft model serves
+a whole level. Siblings are added while v >= c; with c about 1 / nodes the tree comes near the budget. Where the budget
+is used up first, the positions of a level with the largest v have come first.
 
 Source: DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure (arXiv:2410.11744), algorithm 1 and the
 layer-wise variant.
@@ -56,7 +56,7 @@ class _BestFirst(Growth):
 
 @dataclass(slots=True)
 class DySpecDraft(_BestFirst):
-    """A tree of drawn nodes that grows at its most promising place.
+    """A tree of drawn nodes that grows at its most promising position.
 
     Attributes:
         heap: slots, the largest v first. families: node -> its children, where its row is known.
@@ -141,7 +141,7 @@ class ThresholdDraft(Growth):
     threshold: float = 0.0
 
     def expand(self, weights_fv: torch.Tensor) -> None:
-        """Give the front its children, places with the largest v first.
+        """Give the front its children, positions with the largest v first.
 
         Nodes whose children may be worth it come next, most likely reached first.
         """
@@ -153,11 +153,11 @@ class ThresholdDraft(Growth):
         ]
         heapq.heapify(heap)
         while heap and len(self.tokens) < self.nodes:
-            negative, place = heapq.heappop(heap)
+            negative, index = heapq.heappop(heap)
             if negative == 0.0 or (-negative < self.threshold and self.tokens):
                 break
-            parent, family = self.front[place], families[place]
+            parent, family = self.front[index], families[index]
             if self.take(parent, family) is not None:
-                heapq.heappush(heap, (-self.reach_of(parent) * family.share, place))
+                heapq.heappush(heap, (-self.reach_of(parent) * family.share, index))
         self.level += 1
         self.front = sorted(self.last_level(first, self.threshold), key=lambda node: -self.reach[node])

@@ -80,7 +80,7 @@ class TreeDraft(Growth):
 
 @dataclass(slots=True)
 class GreedyDraft(TreeDraft):
-    """Drawn trees of points and one draw at a place: `width` children of each of the `width` likeliest nodes of a
+    """Drawn trees of points and one draw at a position: `width` children of each of the `width` likeliest nodes of a
     level.
     """
 
@@ -128,11 +128,11 @@ class StaticDraft(Growth):
     """A tree of a given shape, without what has no token of its rank.
 
     Attributes:
-        shape: nodes and levels within the limits. places: node -> its place in the shape; ROOT has -1.
+        shape: nodes and levels within the limits. positions: node -> its place in the shape; ROOT has -1.
     """
 
     shape: Shape = field(default_factory=lambda: best_shapes([], 0))
-    places: dict[int, int] = field(default_factory=lambda: {ROOT: -1})
+    positions: dict[int, int] = field(default_factory=lambda: {ROOT: -1})
 
     def __post_init__(self) -> None:
         self.shape = self.shape.cut(self.nodes, self.depth)
@@ -142,14 +142,14 @@ class StaticDraft(Growth):
     def expand(self, weights_fv: torch.Tensor) -> None:
         """Give the front its children, and go on with those that have children in the shape."""
         first, shape = len(self.tokens), self.shape
-        wanted = {node: (shape.parents_n == self.places[node]).nonzero()[0].tolist() for node in self.front}
-        most = 1 + max(int(shape.ranks_n[place]) for places in wanted.values() for place in places)
+        wanted = {node: (shape.parents_n == self.positions[node]).nonzero()[0].tolist() for node in self.front}
+        most = 1 + max(int(shape.ranks_n[position]) for positions in wanted.values() for position in positions)
         for parent, tokens, chances in zip(self.front, *best_tokens(weights_fv, most), strict=True):
-            for place in wanted[parent]:
-                rank = int(shape.ranks_n[place])
+            for position in wanted[parent]:
+                rank = int(shape.ranks_n[position])
                 if rank < len(tokens) and chances[rank] > 0.0:
-                    self.places[self.add(parent, tokens[rank], chances[rank])] = place
+                    self.positions[self.add(parent, tokens[rank], chances[rank])] = position
         self.level += 1
         inner = set(shape.parents_n.tolist())
-        new = [node for node in range(first, len(self.tokens)) if self.places[node] in inner]
+        new = [node for node in range(first, len(self.tokens)) if self.positions[node] in inner]
         self.front = new if new and self.go_on(self.level + 1, max(self.reach[node] for node in new), None) else []

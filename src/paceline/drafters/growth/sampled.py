@@ -4,14 +4,14 @@
 every node as the branching factor of its level says. RSD-S keeps the `width` nodes of a level with the largest
 perturbed scores (stochastic beam search: Kool et al. 2019, arXiv:1903.06059). A score psi is minus the logarithm of the
 time at which the first of the texts below a node rings, text y at rate q(y): a node's first child rings with it, and
-the next after a wait that is exponential at the rate of what the children so far leave of the node. So the places of a
-level are used in the order of their scores, each score is made before its token is drawn, and the score of a place
+the next after a wait that is exponential at the rate of what the children so far leave of the node. So the positions of
+a level are used in the order of their scores, each score is made before its token is drawn, and the score of a position
 depends on earlier tokens alone: this is the distribution of the paper's perturbed scores, which draws them for the
 whole vocabulary.
 
 *SpecTr* (arXiv:2310.15141; verified by `acceptance_method` "k_seq") draws independent chains from one root, which share
-the nodes on which they agree; equal draws of a place count apart. How many draws a place gets is decided by the chains
-that reached it, before its tokens are drawn.
+the nodes on which they agree; equal draws of a position count apart. How many draws a position gets is decided by the
+chains that reached it, before its tokens are drawn.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class BeamDraft(Growth):
         heapq.heapify(heap)
         stop = min(first + self.width, self.nodes)
         while heap and len(self.tokens) < stop:
-            negative, place = heapq.heappop(heap)
-            parent, family = self.front[place], families[place]
+            negative, index = heapq.heappop(heap)
+            parent, family = self.front[index], families[index]
             node = self.take(parent, family)
             if node is None:
                 continue
             self.scores.append(-negative)
             rate = self.reach_of(parent) * family.share
             if rate > 0.0:
-                heapq.heappush(heap, (-later(-negative, rate, self._luck(node)), place))
+                heapq.heappush(heap, (-later(-negative, rate, self._luck(node)), index))
         self.level += 1
         self.front = self.last_level(first)
 

@@ -80,7 +80,7 @@ def _set(pair: int, count: int) -> int:
 
 
 @compiled
-def place(rows: Rows, pair: int) -> int:
+def row_of(rows: Rows, pair: int) -> int:
     """The row of a pair, made if need be, in place of the set's oldest."""
     pairs, times, followers, weights = rows
     start = _set(pair, len(pairs))
@@ -99,7 +99,7 @@ def learn(rows: Rows, text: LongArray, time: int) -> None:
     """Count every three tokens in a row of `text`; `time` is that of the first, and each is one later."""
     followers, weights = rows[2], rows[3]
     for i in range(2, len(text)):
-        row = place(rows, (text[i - 2] << 32) + text[i - 1])
+        row = row_of(rows, (text[i - 2] << 32) + text[i - 1])
         rows[1][row] = time + i
         weakest, found = 0, -1
         for k in range(followers.shape[1]):
@@ -171,7 +171,7 @@ class TrigramTable:
         if kept != width:
             raise OtherOptionError("table_width", kept, width)
         for index, pair in enumerate(given["pairs"].tolist()):
-            row = place(self.rows, pair)
+            row = row_of(self.rows, pair)
             for name in ("times", "followers", "weights"):
                 own[name][row] = given[name][index]
         self.time = int(given["times"].max(initial=0)) + 1

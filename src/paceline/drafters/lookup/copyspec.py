@@ -1,7 +1,7 @@
 """CopySpec: what followed the last tokens where they occurred first in the history?
 
 All grams of `copyspec_gamma` tokens are indexed as they get a follower, so the gram at the end of the text never finds
-itself; the first place of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of
+itself; the first position of a gram is kept for good. Where the paper and its code leave room: gamma is 3, as in all of
 its evaluation scripts (its decoder class alone says 5), and it stays so near the limit of tokens (there the reference
 shortens it, to grams that nobody has indexed); a copy that reaches the end of the text goes on with what it has copied
 itself, where the reference stops short.

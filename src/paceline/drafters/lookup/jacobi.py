@@ -53,7 +53,7 @@ class JacobiDrafter(SingleDrafter[_State]):
 
     def _propose(self, state: _State, budget: Budget) -> TokenTree:
         steps = self._steps(budget)
-        if state.end != len(state.context.tokens):  # it is about another place in the text
+        if state.end != len(state.context.tokens):  # it is about another position in the text
             state.guess, state.end = [], len(state.context.tokens)
         missing = steps - len(state.guess)
         if missing > 0:
@@ -64,8 +64,8 @@ class JacobiDrafter(SingleDrafter[_State]):
         self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
-            asked, state.end = state.end + len(verdict.tokens) == len(state.context.tokens), len(state.context.tokens)
-            path = along(tree.tokens.tolist(), tree.parents.tolist(), state.guess) if asked else []
+            current, state.end = state.end + len(verdict.tokens) == len(state.context.tokens), len(state.context.tokens)
+            path = along(tree.tokens.tolist(), tree.parents.tolist(), state.guess) if current else []
             nodes = path[len(verdict.path) :]
             if scores is None or not nodes:
                 state.guess = []

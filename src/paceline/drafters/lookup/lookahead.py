@@ -130,8 +130,8 @@ class LookaheadDrafter(SingleDrafter[_State]):
         self, states: Sequence[_State], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         for i, (state, tree, verdict) in enumerate(zip(states, trees, verdicts, strict=True)):
-            asked = state.end + len(verdict.tokens) == len(state.context.tokens)
-            ends = self._ends(state, tree) if asked else []
+            current = state.end + len(verdict.tokens) == len(state.context.tokens)
+            ends = self._ends(state, tree) if current else []
             if ends and scores is not None:
                 rows = scores.of(i)[[node + 1 for _, node in ends], : self.vocab_size]
                 self._grow(state, dict(zip((position for position, _ in ends), rows.argmax(-1).tolist(), strict=True)))

@@ -1,14 +1,14 @@
 """Prompt lookup: where did the last few tokens occur before, and what came after them?
 
 The longest match of the last n tokens counts, n from `prompt_lookup_max` down to `prompt_lookup_min`, and of several
-places the latest: on code and prose it is right more often than the earliest (1.31 against 1.29 tokens per step at n =
-2..5, 1.44 against 1.38 at n = 1..5). A match that touches the end of the text goes on copying what it has copied
+positions the latest: on code and prose it is right more often than the earliest (1.31 against 1.29 tokens per step at n
+= 2..5, 1.44 against 1.38 at n = 1..5). A match that touches the end of the text goes on copying what it has copied
 itself, so that periodic text is continued periodically. Every n-gram is indexed once, when it gets its follower; a step
 costs microseconds however long the text.
 
 The index is shared with other drafters that copy from the text: where each n-gram occurred last, or first. The table is
-open-addressed. A slot holds the place of an n-gram's last token and its length, and the text itself says which n-gram
-that is: so n-grams with equal hashes are told apart.
+open-addressed. A slot holds the position of an n-gram's last token and its length, and the text itself says which
+n-gram that is: so n-grams with equal hashes are told apart.
 
 Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding); LLMA (arXiv:2304.04487).
 """
@@ -53,8 +53,8 @@ def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> np
     slot = np.int64((value * _MIX) >> _HIGH) & mask
     while table[slot] >= 0:
         if table[slot] & _LENGTH == n:
-            place, i = table[slot] >> _SHIFT, 0
-            while i < n and text[place - i] == text[end - i]:
+            position, i = table[slot] >> _SHIFT, 0
+            while i < n and text[position - i] == text[end - i]:
                 i += 1
             if i == n:
                 return slot
@@ -64,7 +64,7 @@ def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> np
 
 @compiled
 def index_ngrams(text: Ints, span: Pair, lengths: Pair, keep: bool, table: Longs) -> None:
-    """Remember the n-grams of lengths low..high whose last token is at first..stop - 1, with their last place or, to
+    """Remember the n-grams of lengths low..high whose last token is at first..stop - 1, with their last position or, to
     `keep`, their first.
     """
     low, high = lengths
@@ -102,21 +102,21 @@ def draft(text: Ints, span: Pair, lengths: Pair, keep: bool, table: Longs, out: 
 
     Args:
         span: tokens that were indexed before; tokens of the text.
-        lengths: least and greatest n. keep: copy from the first place, not the last.
+        lengths: least and greatest n. keep: copy from the first position, not the last.
         out: (steps,) the copied tokens; a match that touches the end goes on copying what it has copied itself.
     Returns:
         Tokens that match, at most LONGEST_MATCH; 0 where nothing does.
     """
     first, size = span
     index_ngrams(text, (first, size - 1), lengths, keep, table)
-    place = longest_match(text, size, lengths, table)
-    if place < 0:
+    position = longest_match(text, size, lengths, table)
+    if position < 0:
         return 0
     for i in range(len(out)):
-        at = place + 1 + i
+        at = position + 1 + i
         out[i] = text[at] if at < size else out[at - size]
     match = 1
-    while match < LONGEST_MATCH and place >= match and text[place - match] == text[size - 1 - match]:
+    while match < LONGEST_MATCH and position >= match and text[position - match] == text[size - 1 - match]:
         match += 1
     return match
 
@@ -125,7 +125,7 @@ class Copies:
     """The index of one sequence: its text as far as it was read, and where its n-grams occurred.
 
     Args:
-        lengths: least and greatest n. keep: n-grams keep their first place.
+        lengths: least and greatest n. keep: n-grams keep their first position.
     """
 
     __slots__ = ("_done", "_size", "_table", "_text", "context", "keep", "lengths")
@@ -175,7 +175,8 @@ class CopyDrafter(SingleDrafter[Copies]):
     """Base of drafters that copy what followed the text's last tokens where they occurred before.
 
     Attributes:
-        lengths: least and greatest number of tokens that are looked up. keep_first: at their first place, not the last.
+        lengths: least and greatest number of tokens that are looked up. keep_first: at their first position, not the
+            last.
         sure: by match length - 1, the chance of the token that followed; each copied token lengthens the match.
     """
 

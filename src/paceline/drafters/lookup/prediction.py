@@ -1,12 +1,12 @@
 """Predicted outputs: a draft that the caller gives along with the prompt.
 
 The draft follows the prediction from its first token. Where the output differs, nothing is drafted until the output's
-last tokens occur in the prediction again: the nearest place after the last sure one where two or more tokens match;
+last tokens occur in the prediction again: the nearest position after the last sure one where two or more tokens match;
 then the nearest before it; then, since a replaced word often ends soon, the nearest match of a single token, at most
-NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A place is sure
+NEAR tokens ahead. So replaced, inserted and deleted spans and blocks that moved are all found again. A position is sure
 once SURE tokens in a row have matched. Python and Markdown files predicted by their previous versions (849,000 tokens,
-16 tokens a step) give 6.6 to 8.1 tokens per step; the assumption that just the one token at the place of a difference
-was replaced was right one time in fifty, so it is not tried.
+16 tokens a step) give 6.6 to 8.1 tokens per step; the assumption that just the one token at the position of a
+difference was replaced was right one time in fifty, so it is not tried.
 
 OpenAI's counts are in a request's metrics: `accepted_prediction_tokens` is
 `metrics.drafters["prediction"].num_accepted_tokens`, and `rejected_prediction_tokens` is its `num_draft_tokens` less
@@ -49,22 +49,22 @@ UNKNOWN: Final = -1
 """In place of ids that the vocabulary does not have: never drafted, never matched."""
 
 
-class _State:
-    """The place of one sequence in its prediction.
+class PredictionState:
+    """The position of one sequence in its prediction.
 
     Attributes:
         ids: the prediction; `ids_n` the same as (n,) int64.
-        place: index in it of the token expected next, or LOST.
+        position: index in it of the token expected next, or LOST.
         run: tokens that matched in a row up to there.
-        anchor: the last sure place.
+        anchor: the last sure position.
         start, done: where the output begins, and how much of the text has been followed.
     """
 
-    __slots__ = ("anchor", "context", "done", "ids", "ids_n", "place", "run", "start")
+    __slots__ = ("anchor", "context", "done", "ids", "ids_n", "position", "run", "start")
 
     def __init__(self, context: Context, ids: list[int]) -> None:
         self.context, self.ids, self.ids_n = context, ids, np.asarray(ids, np.int64)
-        self.place = self.run = self.anchor = 0
+        self.position = self.run = self.anchor = 0
         self.start = self.done = context.prompt_length
 
     def follow(self) -> None:
@@ -73,27 +73,27 @@ class _State:
         while self.done < len(text):
             token = text[self.done]
             self.done += 1
-            if 0 <= self.place < len(self.ids) and self.ids[self.place] == token:
-                self.place, self.run = self.place + 1, self.run + 1
+            if 0 <= self.position < len(self.ids) and self.ids[self.position] == token:
+                self.position, self.run = self.position + 1, self.run + 1
             else:
-                self.place, self.run = self._search(text)
+                self.position, self.run = self.search(text)
             if self.run >= SURE:
-                self.anchor = self.place
+                self.anchor = self.position
 
-    def _search(self, text: Sequence[int]) -> tuple[int, int]:
-        """The place after the best match of the last tokens, and the match's length; LOST and 0 without one."""
+    def search(self, text: Sequence[int]) -> tuple[int, int]:
+        """The position after the best match of the last tokens, and the match's length; LOST and 0 without one."""
         ends_m = np.flatnonzero(self.ids_n == text[self.done - 1])
         lengths_m = self._lengths(text, ends_m)
         pairs_m, singles_m = ends_m[lengths_m >= 2] + 1, ends_m + 1
         after = int(np.searchsorted(pairs_m, self.anchor, side="right"))
         if len(pairs_m):
-            place = int(pairs_m[after if after < len(pairs_m) else -1])
+            position = int(pairs_m[after if after < len(pairs_m) else -1])
         else:
             after = int(np.searchsorted(singles_m, self.anchor, side="right"))
             if after == len(singles_m) or singles_m[after] > self.anchor + NEAR:
                 return LOST, 0
-            place = int(singles_m[after])
-        return place, int(lengths_m[np.searchsorted(ends_m, place - 1)])
+            position = int(singles_m[after])
+        return position, int(lengths_m[np.searchsorted(ends_m, position - 1)])
 
     def _lengths(self, text: Sequence[int], ends_m: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """(m,) how many tokens up to and with each of these positions of the prediction equal the output's last
@@ -110,7 +110,7 @@ class _State:
         return lengths_m
 
 
-class PredictionDrafter(SingleDrafter[_State]):
+class PredictionDrafter(SingleDrafter[PredictionState]):
     """Drafts along the output that the caller expects; drafts nothing for requests without a prediction.
 
     Args:
@@ -121,24 +121,24 @@ class PredictionDrafter(SingleDrafter[_State]):
 
     name = "prediction"
 
-    def _begin(self, context: Context) -> _State | None:
-        return _State(context, self._known(context.prediction)) if len(context.prediction) else None
+    def _begin(self, context: Context) -> PredictionState | None:
+        return PredictionState(context, self._known(context.prediction)) if len(context.prediction) else None
 
-    def fork(self, state: _State, context: Context) -> _State:
-        other = _State(context, state.ids)
-        other.place, other.run, other.anchor = state.place, state.run, state.anchor
+    def fork(self, state: PredictionState, context: Context) -> PredictionState:
+        other = PredictionState(context, state.ids)
+        other.position, other.run, other.anchor = state.position, state.run, state.anchor
         other.start, other.done = state.start, state.done
         return other
 
-    def end(self, states: Sequence[_State]) -> None:
+    def end(self, states: Sequence[PredictionState]) -> None:
         for state in states:
             state.ids, state.ids_n = [], np.empty(0, np.int64)
 
-    def _propose(self, state: _State, budget: Budget) -> TokenTree:
+    def _propose(self, state: PredictionState, budget: Budget) -> TokenTree:
         state.follow()
-        if state.place == LOST:
+        if state.position == LOST:
             return EMPTY_TREE
-        tokens = state.ids[state.place : state.place + self._steps(budget)]
+        tokens = state.ids[state.position : state.position + self._steps(budget)]
         if UNKNOWN in tokens:
             tokens = tokens[: tokens.index(UNKNOWN)]
         confidence = [

@@ -90,12 +90,12 @@ def _best_of(bits: Bits, span: tuple[int, int], floor: int, flip: int, ids_k: In
         if end - begin == BLOCK and _extreme(bits, begin, flip) <= ranks_k[last]:
             continue
         for at in range(begin, end):
-            rank, place = _rank_of(bits[at], flip), last
+            rank, position = _rank_of(bits[at], flip), last
             if rank > ranks_k[last]:
-                while place > 0 and rank > ranks_k[place - 1]:
-                    ranks_k[place], ids_k[place] = ranks_k[place - 1], ids_k[place - 1]
-                    place -= 1
-                ranks_k[place], ids_k[place] = rank, at - span[0]
+                while position > 0 and rank > ranks_k[position - 1]:
+                    ranks_k[position], ids_k[position] = ranks_k[position - 1], ids_k[position - 1]
+                    position -= 1
+                ranks_k[position], ids_k[position] = rank, at - span[0]
 
 
 @compiled
@@ -319,14 +319,14 @@ def static_template(*, chain: bool = False) -> Ints:
     Args:
         chain: only the best candidates, for targets that score chains.
     """
-    nodes = [node for node in _nodes() if not chain or not any(node)]
+    nodes = [node for node in template_nodes() if not chain or not any(node)]
     reach = {node: float(np.prod([RANK_CONFIDENCE[rank] for rank in node])) for node in nodes}
     nodes.sort(key=lambda node: -reach[node])
     where = {node: i for i, node in enumerate(nodes)}
     return np.array([[where.get(node[:-1], -1), node[-1], len(node)] for node in nodes], np.int32).T.copy()
 
 
-def _nodes() -> Iterator[tuple[int, ...]]:
+def template_nodes() -> Iterator[tuple[int, ...]]:
     """The template's nodes as paths of ranks, level by level."""
     level: list[tuple[int, ...]] = [()]
     for widths in TEMPLATE:

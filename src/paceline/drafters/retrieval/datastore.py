@@ -1,8 +1,8 @@
 """Datastores on disk: texts as token ids with suffix arrays, mapped into memory and only read.
 
 A datastore is one file in safetensors format, so that any reader of these opens it: `INDEX/tokens` (int32, -1 after
-each document) and `INDEX/suffixes` (int32, places in the former) for every shard, and the metadata of `Header` as text.
-The data begin at byte 8 + `ROOM`, since the header is padded with spaces; other offsets are read as well. See
+each document) and `INDEX/suffixes` (int32, positions in the former) for every shard, and the metadata of `Header` as
+text. The data begin at byte 8 + `ROOM`, since the header is padded with spaces; other offsets are read as well. See
 docs/datastore.md.
 """
 
@@ -85,13 +85,13 @@ class Datastore:
         self.path = Path(path)
         try:
             self.file_bytes = self.path.stat().st_size
-            self.header, self._start, places = _read_header(self.path, self.file_bytes)
+            self.header, self._start, shards = _read_header(self.path, self.file_bytes)
             self.data: IntArray = _mapped(self.path, self._start, (self.file_bytes - self._start) // 4)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or " ".join(str(error).split())
             todo = "build it with `paceline datastore build`"
             raise DrafterError(f"{str(path)!r} cannot be read as a datastore ({why}); {todo}") from None
-        self.shards: LongArray = np.array(places, np.int64).reshape(-1, 3)
+        self.shards: LongArray = np.array(shards, np.int64).reshape(-1, 3)
 
     @classmethod
     def of(cls, path: object, fingerprint: str) -> Datastore:
@@ -153,18 +153,18 @@ def _read_header(path: Path, size: int) -> tuple[Header, int, list[tuple[int, in
             header = Header.from_metadata(dict(found.pop("__metadata__", {})))
         except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
             raise ValueError("its header is not a JSON object") from None
-    places, end = _places(found)
+    shards, end = _shards(found)
     start = 8 + length
     if start % 4 or end * 4 != size - start:
         raise ValueError(
             f"it has {size - start} bytes of data where its header says {end * 4}: it was cut short or overwritten"
         )
-    if sum(n for _, _, n in places) != header.tokens:
+    if sum(n for _, _, n in shards) != header.tokens:
         raise ValueError("its shards do not hold the number of tokens that its header says")
-    return header, start, places
+    return header, start, shards
 
 
-def _places(tensors: dict[str, Any]) -> tuple[list[tuple[int, int, int]], int]:
+def _shards(tensors: dict[str, Any]) -> tuple[list[tuple[int, int, int]], int]:
     """(tokens' begin, suffixes' begin, number) of every shard, and where the last ends, in units of 4 bytes."""
     spans = {}
     for name, entry in tensors.items():
@@ -177,12 +177,12 @@ def _places(tensors: dict[str, Any]) -> tuple[list[tuple[int, int, int]], int]:
         if not fine:
             raise ValueError(f"its tensor {name[:40]!r} is not a row of 32-bit integers")
         spans[name] = (first // 4, n)
-    places = []
+    shards = []
     for index in range(len(spans) // 2):
         tokens, suffixes = spans.get(f"{index}/tokens"), spans.get(f"{index}/suffixes")
         if tokens is None or suffixes is None or tokens[1] != suffixes[1]:
             raise ValueError(f"its shard {index} is not complete")
-        places.append((tokens[0], suffixes[0], tokens[1]))
+        shards.append((tokens[0], suffixes[0], tokens[1]))
     if len(spans) % 2:
         raise ValueError("it holds tensors that belong to no shard")
-    return places, max((first + n for first, n in spans.values()), default=0)
+    return shards, max((first + n for first, n in spans.values()), default=0)

@@ -143,8 +143,8 @@ class Sources:
             yield from _text(path)
             return
         for where, row, share in rows:
-            for text in documents(row, self.fields, place := f"{str(path)!r} {where}"):
-                _must_be_text(text, place)
+            for text in documents(row, self.fields, title := f"{str(path)!r} {where}"):
+                _must_be_text(text, title)
                 yield text, True, share
 
 

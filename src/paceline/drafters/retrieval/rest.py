@@ -87,7 +87,7 @@ class RestDrafter(RetrievalDrafter):
     Args:
         datastore: path of a file made by `paceline datastore build` with the target's tokenizer.
         max_match_length, min_match_length: tokens of a match; the longest counts. 32 and 2 by default.
-        max_matches: places of a match that are counted; of more, as many spread evenly.
+        max_matches: positions of a match that are counted; of more, as many spread evenly.
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
     Raises:
         ConfigError: a value outside its range.

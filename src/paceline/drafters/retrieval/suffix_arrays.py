@@ -4,8 +4,8 @@ The array is made by prefix doubling (Manber and Myers, "Suffix arrays", 1993) w
 tokens are compared: no search asks for more, so that text which repeats itself costs no more than any other: 7 rounds
 at most, each linear. While it is made, 16 bytes a token are needed beside the text.
 
-A search for a pattern finds the places where the pattern is *followed by a token*, that is, not those that end a
-document: these sort in front of the others, which makes the places one range.
+A search for a pattern finds the positions where the pattern is *followed by a token*, that is, not those that end a
+document: these sort in front of the others, which makes the positions one range.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def suffix_array(text_n: IntArray, depth: int = DEPTH) -> IntArray:
         (n,) int32.
     """
     n = len(text_n)
-    order, other, rank, place = (np.empty(n, np.int32) for _ in range(4))
+    order, other, rank, position = (np.empty(n, np.int32) for _ in range(4))
     if n == 0:
         return order
     groups = _sort_by_first(text_n, np.zeros(int(text_n.max()) + 3, np.int64), order, rank)
     compared = 1
     while compared < depth and groups < n:
-        _sort_further(order, rank, place, other, compared)
-        groups = _rank(other, rank, place, compared)
+        _sort_further(order, rank, position, other, compared)
+        groups = _rank(other, rank, position, compared)
         order, other = other, order
-        rank, place = place, rank
+        rank, position = position, rank
         compared *= 2
     return order
 
@@ -70,21 +70,21 @@ def _sort_by_first(text: IntArray, starts: LongArray, order: IntArray, rank: Int
 
 
 @compiled
-def _sort_further(order: IntArray, rank: IntArray, place: IntArray, out: IntArray, compared: int) -> None:
+def _sort_further(order: IntArray, rank: IntArray, position: IntArray, out: IntArray, compared: int) -> None:
     """From an order by `compared` tokens to one by twice as many: walk the order of the second halves, fill the groups
     in turn.
     """
     n = len(order)
     for i in range(n):
-        place[i] = i
+        position[i] = i
     for i in range(max(n - compared, 0), n):
-        out[place[rank[i]]] = i
-        place[rank[i]] += 1
+        out[position[rank[i]]] = i
+        position[rank[i]] += 1
     for j in range(n):
         i = order[j] - compared
         if i >= 0:
-            out[place[rank[i]]] = i
-            place[rank[i]] += 1
+            out[position[rank[i]]] = i
+            position[rank[i]] += 1
 
 
 @compiled
@@ -119,8 +119,8 @@ def _compare(text: IntArray, at: int, tail: IntArray, length: int) -> int:
 
 @compiled
 def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, above: int) -> int:
-    """The first place in `order` whose suffix is among (`above` = 0) or after (`above` = 1) those that begin with the
-    last `length` tokens of `tail` and go on.
+    """The first position in `order` whose suffix is among (`above` = 0) or after (`above` = 1) those that begin with
+    the last `length` tokens of `tail` and go on.
     """
     low, high = 0, len(order)
     while low < high:
@@ -135,5 +135,5 @@ def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, a
 @compiled
 def occurs(text: IntArray, order: IntArray, tail: IntArray, length: int) -> bool:
     """Whether the last `length` tokens of `tail` occur in `text` with a token after them."""
-    place = suffix_bound(text, order, tail, length, 0)
-    return place < len(order) and _compare(text, order[place], tail, length) == 0
+    position = suffix_bound(text, order, tail, length, 0)
+    return position < len(order) and _compare(text, order[position], tail, length) == 0

@@ -3,7 +3,7 @@ budget.
 
 For each text the longest tail of at most `max_match_length` tokens that occurs in the datastore with a token after it
 is found by halving (where n tokens occur, n - 1 do), each probe a binary search. What follows its places goes into a
-trie with counts; of more than `max_matches` places, as many spread evenly over the sorted range, which samples every
+trie with counts; of more than `max_matches` positions, as many spread evenly over the sorted range, which samples every
 continuation by its share. Then nodes are taken one by one, most likely reached first.
 
 A child's chance is its share of the count at its parent, times `TRUST`: how often the next token of unseen text was in
@@ -46,7 +46,7 @@ TRUST: Final[FloatArray] = np.array(
     [np.interp(np.arange(LONGEST_MATCH + 1), _LENGTHS, seen) for seen in _SEEN], np.float32
 )
 """[how often seen: once, 2, 4, 8, 16 times and more][tokens in the match]: how often the next token was among those
-seen there, on 40,000 places of prose, word problems and Python sources beside 0.9 million tokens of the same kinds
+seen there, on 40,000 positions of prose, word problems and Python sources beside 0.9 million tokens of the same kinds
 (`benchmarks/datastore.py FOLDER --calibrate SOURCES`), smoothed so that it falls in neither direction.
 """
 
@@ -77,7 +77,7 @@ def longest_match(data: IntArray, shards: LongArray, tail: IntArray, low: int) -
 
 @compiled
 def _ranges(data: IntArray, shards: LongArray, tail: IntArray, length: int, ranges: LongArray) -> int:
-    """Per shard the range of places of a match, into `ranges`; returns their number."""
+    """Per shard the range of positions of a match, into `ranges`; returns their number."""
     total = 0
     for s in range(len(shards)):
         text, order, n = shards[s, 0], shards[s, 1], shards[s, 2]
@@ -113,10 +113,11 @@ def _grow(  # noqa: PLR0917 - compiled code has no keyword arguments
     limits: LongArray,
     trie: IntArray,
 ) -> int:
-    """Put the continuations of the picked places into a trie; returns its number of nodes, the root included.
+    """Put the continuations of the picked positions into a trie; returns its number of nodes, the root included.
 
     Args:
-        picks: (m,) int64, ascending: which of all places, counted through the ranges. limits: depth, vocabulary size.
+        picks: (m,) int64, ascending: which of all positions, counted through the ranges. limits: depth, vocabulary
+            size.
         trie: (m * depth + 1, 5) int32 of zeros: token, parent, first child, next sibling (0 for none), count.
     """
     nodes, shard, passed = 1, 0, 0
@@ -140,7 +141,7 @@ def _grow(  # noqa: PLR0917 - compiled code has no keyword arguments
 
 @compiled
 def _spread(total: int, most: int) -> LongArray:
-    """All of `total` places, or `most` of them, evenly."""
+    """All of `total` positions, or `most` of them, evenly."""
     if total <= most:
         return np.arange(total)
     return (2 * np.arange(most) + 1) * total // (2 * most)
@@ -159,7 +160,7 @@ def _ruled(chance: float, token: int, rule: tuple[IntArray, FloatArray, int]) ->
 
 @compiled
 def _likeliest(front: LongArray, reach: FloatArray, size: int) -> int:
-    """Place in `front` of the node that is most likely reached."""
+    """Position in `front` of the node that is most likely reached."""
     best = 0
     for k in range(1, size):
         if reach[front[k, 0]] > reach[front[best, 0]]:
@@ -169,7 +170,7 @@ def _likeliest(front: LongArray, reach: FloatArray, size: int) -> int:
 
 @compiled
 def _trusted(trust: FloatArray, seen: int, length: int) -> float:
-    """How far a place is trusted that was seen so often after a match of so many tokens."""
+    """How far a position is trusted that was seen so often after a match of so many tokens."""
     bucket = 0
     while bucket < len(trust) - 1 and seen >= 2 << bucket:
         bucket += 1
@@ -235,7 +236,7 @@ def draft(  # noqa: PLR0917 - compiled code has no keyword arguments
     Args:
         tails: (b, L) int32 with the texts' last tokens at the right, and (b,) how many they are. wants: (b, 2) nodes
             and depth.
-        options: fewest tokens of a match, most places, vocabulary size, chains only.
+        options: fewest tokens of a match, most positions, vocabulary size, chains only.
         rules: first tokens (b, k) with their chances and (b,) their number, or NO_RULE.
         out: links (b, nodes, 3) int32: token, parent, depth; chances (b, nodes) float32; (b, 2) number of nodes, match
             length.

@@ -95,11 +95,11 @@ class ActiveDraft:
     """One sequence that drafts in this step.
 
     Attributes:
-        place: among those that were asked. hidden: what was kept of the states behind the layers, input by input.
+        position: among those that were asked. hidden: what was kept of the states behind the layers, input by input.
         levels: tokens and chances of each level, where there are branches.
     """
 
-    place: int
+    position: int
     state: SelfState
     budget: Budget
     draft_plan: DraftPlan
@@ -170,7 +170,7 @@ class SelfDrafter(Drafter, Generic[S]):
         """A new sequence's state."""
 
     @abstractmethod
-    def _draft_plan(self, state: S) -> DraftPlan:
+    def draft_plan(self, state: S) -> DraftPlan:
         """Which layers draft for this sequence now, and how far at most."""
 
     def begin(self, contexts: Sequence[Context]) -> list[S]:
@@ -179,18 +179,20 @@ class SelfDrafter(Drafter, Generic[S]):
     def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         groups: dict[int, list[ActiveDraft]] = {}
-        for place, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+        for position, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             state.kept = None
             if budget.nodes < 1 or budget.depth < 1:
                 continue
-            draft_plan = self._draft_plan(state)
+            draft_plan = self.draft_plan(state)
             steps = self._steps(state.context, budget, draft_plan)
             if steps > 0:
                 chain = ChainDraft(state.context, steps, budget.go_on, self.draws(state.context))
-                groups.setdefault(id(draft_plan.plan), []).append(ActiveDraft(place, state, budget, draft_plan, chain))
+                groups.setdefault(id(draft_plan.plan), []).append(
+                    ActiveDraft(position, state, budget, draft_plan, chain)
+                )
         for group in groups.values():
             for one, tree in zip(group, self._draft(group), strict=True):
-                trees[one.place] = tree
+                trees[one.position] = tree
         return trees
 
     def fork(self, state: S, context: Context) -> S:
@@ -238,28 +240,32 @@ class SelfDrafter(Drafter, Generic[S]):
         """
         return self.drafts.step(caches, inputs, plan, states=self.resumes)
 
-    def _draft(self, asked: Sequence[ActiveDraft]) -> list[TokenTree]:
+    def _draft(self, drafts: Sequence[ActiveDraft]) -> list[TokenTree]:
         """Chains by the same layers: a pass a level for the whole group."""
-        caches, active, plan = {one.place: one.state.cache for one in asked}, list(asked), asked[0].draft_plan.plan
+        caches, active, plan = (
+            {one.position: one.state.cache for one in drafts},
+            list(drafts),
+            drafts[0].draft_plan.plan,
+        )
         while active:
             states, inputs = [cast(S, one.state) for one in active], [one.inputs for one in active]
-            logits, hidden = self._level(states, [caches[one.place] for one in active], inputs, plan)
+            logits, hidden = self._level(states, [caches[one.position] for one in active], inputs, plan)
             for one, row in zip(active, hidden.split(1), strict=False):
                 one.hidden.append(row)
             self._add(active, logits)
             active = [one for one in active if one.wants_more]
-        for one in asked if self.resumes else ():
-            cache = caches[one.place]
+        for one in drafts if self.resumes else ():
+            cache = caches[one.position]
             one.state.kept = Kept(one.inputs, torch.cat(one.hidden), plan, cache, cache.length)
-        return [self._tree(one) for one in asked]
+        return [self._tree(one) for one in drafts]
 
-    def _add(self, asked: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
+    def _add(self, drafts: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, from (r, v) logits."""
-        add_level([one.chain for one in asked], logits)
+        add_level([one.chain for one in drafts], logits)
 
-    def _tree(self, asked: ActiveDraft) -> TokenTree:
+    def _tree(self, draft: ActiveDraft) -> TokenTree:
         """What was drafted."""
-        return asked.chain.tree(self.index)
+        return draft.chain.tree(self.index)
 
 
 def _known(kept: Kept | None, cache: SequenceCache, root: int, tree: TokenTree) -> torch.Tensor | None:

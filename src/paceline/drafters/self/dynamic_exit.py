@@ -52,8 +52,8 @@ def best_exit(rates: Array, exits: Counts, layers: int, most: int) -> tuple[int,
     """
     lengths = np.arange(1, most + 1)
     gains = (1.0 + np.cumsum(rates[:, None] ** lengths, axis=1)) / (layers + exits[:, None] * lengths)
-    exit_index, place = divmod(int((gains >= gains.max() * (1.0 - 1e-9)).argmax()), most)
-    return exit_index, 1 + place
+    exit_index, position = divmod(int((gains >= gains.max() * (1.0 - 1e-9)).argmax()), most)
+    return exit_index, 1 + position
 
 
 class ExitRecord:
@@ -67,10 +67,10 @@ class ExitRecord:
         matched, valid: (n,) positions at which each exit was right, and all that count, recent ones more.
     """
 
-    __slots__ = ("_decay", "_known", "_sure", "_weight", "matched", "valid")
+    __slots__ = ("_sure", "_weight", "decay", "known", "matched", "valid")
 
     def __init__(self, known: Array, weight: float, decay: float) -> None:
-        self._known, self._weight, self._decay = known, weight, decay
+        self.known, self._weight, self.decay = known, weight, decay
         self.matched, self.valid = np.zeros(len(known)), np.zeros(len(known))
         self._sure = [(0.0, 0.0, 0.0, 0.0)] * len(
             known
@@ -79,17 +79,17 @@ class ExitRecord:
     @property
     def rates(self) -> Array:
         """(n,) chance that each exit agrees with the target."""
-        found: Array = (self.matched + self._weight * self._known) / (self.valid + self._weight)
+        found: Array = (self.matched + self._weight * self.known) / (self.valid + self._weight)
         return found
 
     def add_all(self, matches: Array, positions: int) -> None:
         """A round in which every exit was looked at: (n,) expected matches at so many positions."""
-        self.matched = self.matched * self._decay + matches
-        self.valid = self.valid * self._decay + positions
+        self.matched = self.matched * self.decay + matches
+        self.valid = self.valid * self.decay + positions
 
     def add(self, exit_index: int, rounds: Sequence[tuple[int, int]]) -> None:
         """Rounds that tell of one exit alone: of each, the matches and the positions."""
-        matched, valid, decay = float(self.matched[exit_index]), float(self.valid[exit_index]), self._decay
+        matched, valid, decay = float(self.matched[exit_index]), float(self.valid[exit_index]), self.decay
         for matches, positions in rounds:
             matched, valid = matched * decay + matches, valid * decay + positions
         self.matched[exit_index], self.valid[exit_index] = matched, valid
@@ -97,7 +97,7 @@ class ExitRecord:
     def note_confidences(self, exit_index: int, right: Sequence[float], wrong: Sequence[float]) -> None:
         """Confidences of drafted tokens that were accepted, and of one that was not."""
         a, b, c, d = self._sure[exit_index]
-        kept = self._decay
+        kept = self.decay
         self._sure[exit_index] = (
             a * kept + sum(right),
             b * kept + len(right),
@@ -211,8 +211,8 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             raise ConfigError(f"exit_layers must name at least one layer of 1..{layers - 1}, got none")
         self.plans = [LayerPlan(stop=one) for one in self.exits]
         self.most = MAX_DRAFT if num_speculative_tokens is None else max(num_speculative_tokens, 1)
-        self._ends, self._decay, self._every = dynamic_draft_exit, decay, shadow_every
-        self._known: dict[
+        self._ends, self.decay, self._every = dynamic_draft_exit, decay, shadow_every
+        self.known: dict[
             str, tuple[Array, int, int]
         ] = {}  # rates, rounds to the next look, and from there to the one after
         self._looking: list[DelState] = []
@@ -243,7 +243,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             own, state.own = state.own, None
             mine = own is not None and len(tree.tokens) > 0 and (tree is own or np.array_equal(tree.tokens, own.tokens))
             if scores is not None and id(state) in looking:
-                self._look(state, verdict, scores, i, tree if mine else None)
+                self.learn(state, verdict, scores, i, tree if mine else None)
             elif mine:
                 state.scored.append((tree, len(verdict.path)))
                 if len(state.scored) >= VERDICTS_PER_CHOICE:
@@ -266,16 +266,16 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         for state in states:
             self._learn(state)
             if float(state.record.valid.max()) > 0:
-                self._known.pop(state.context.tenant, None)
-                self._known[state.context.tenant] = (state.record.rates, max(state.look - state.rounds, 0), state.gap)
-            if len(self._known) > TENANTS:
-                del self._known[next(iter(self._known))]
+                self.known.pop(state.context.tenant, None)
+                self.known[state.context.tenant] = (state.record.rates, max(state.look - state.rounds, 0), state.gap)
+            if len(self.known) > TENANTS:
+                del self.known[next(iter(self.known))]
 
     def _state(self, context: Context) -> DelState:
         """A text begins with what is known of the tenant's others."""
         new = np.array(self.exits) / self.target.info.num_layers, 0, 2
-        rates, look, gap = self._known.get(context.tenant, new)
-        record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self._decay)
+        rates, look, gap = self.known.get(context.tenant, new)
+        record = ExitRecord(rates, PRIOR if rates is not new[0] else START, self.decay)
         state = DelState(context, record, DraftPlan(self.plans[0], 0), 0 if self._every else look, gap)
         self._choose(state)
         return state
@@ -283,7 +283,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
     def _usual(self) -> LayerPlan:
         return self.plans[len(self.plans) // 2]
 
-    def _draft_plan(self, state: DelState) -> DraftPlan:
+    def draft_plan(self, state: DelState) -> DraftPlan:
         return state.draft_plan
 
     def _choose(self, state: DelState) -> None:
@@ -306,7 +306,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         state.record.note_confidences(state.exit, tested[:right], tested[right:])
         return len(tested)
 
-    def _look(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
+    def learn(self, state: DelState, verdict: Verdict, scores: Scores, index: int, own: TokenTree | None) -> None:
         """Shadow tokens of all exits at the positions that follow the target's own text; then choose again. `own`:
         the tree that was scored, where it is what this drafter proposed.
         """
@@ -317,7 +317,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
             matches = self._overlaps(state, states, scores.logits[rows])
         else:
             own_tokens = verdict.tokens if len(verdict.tokens) == len(rows) else scores.logits[rows].argmax(-1).tolist()
-            matches = (self._shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
+            matches = (self.shadows(states) == np.array(own_tokens)).sum(1).astype(np.float64)
         self._learn(state)
         if own is not None:
             self._note_confidences(state, own, len(verdict.path))
@@ -325,7 +325,7 @@ class DynamicExitDrafter(SelfDrafter[DelState]):
         self._choose(state)
         state.look, state.gap = state.rounds + (self._every or state.gap) - 1, min(GAP_GROWTH * state.gap, LONGEST_GAP)
 
-    def _shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
+    def shadows(self, states: torch.Tensor) -> npt.NDArray[np.int64]:
         """(n, positions) tokens that each exit would have drafted, from their states one exit after the other."""
         return np.array(self.drafts.best(states), np.int64).reshape(len(self.exits), -1)
 

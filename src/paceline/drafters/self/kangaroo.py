@@ -30,14 +30,14 @@ class KangarooState(SelfState):
     Attributes:
         own: the adapter's cache; it covers the text's first tokens. waiting: (n, hidden) states of the tokens behind
             these.
-        asked: length of the text when drafts were last requested, 0 once the outcome is known.
+        requested: length of the text when drafts were last requested, 0 once the outcome is known.
     """
 
-    __slots__ = ("asked", "own", "waiting")
+    __slots__ = ("own", "requested", "waiting")
 
     def __init__(self, context: Context, own: NativeCache, waiting: torch.Tensor) -> None:
         super().__init__(context)
-        self.own, self.waiting, self.asked = own, waiting, 0
+        self.own, self.waiting, self.requested = own, waiting, 0
 
     @property
     def known(self) -> int:
@@ -105,7 +105,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         trees = super().propose(states, fitting, so_far)
         self._wanted = any(tree is not EMPTY_TREE for tree in trees)
         for state, tree in zip(states, trees, strict=True):
-            state.asked = len(state.context.tokens) if tree is not EMPTY_TREE else 0
+            state.requested = len(state.context.tokens) if tree is not EMPTY_TREE else 0
         return trees
 
     def observe(
@@ -118,10 +118,10 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         """Keep the states of the accepted tokens, where the scoring pass gave them."""
         self._wanted = False
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
-            asked, state.asked = state.asked, 0
-            if scores is None or self._layer not in scores.taps or state.known != asked or not verdict.path:
+            requested, state.requested = state.requested, 0
+            if scores is None or self._layer not in scores.taps or state.known != requested or not verdict.path:
                 continue
-            if len(state.context.tokens) == asked + len(verdict.tokens):
+            if len(state.context.tokens) == requested + len(verdict.tokens):
                 first = scores.rows[i] + 1
                 state.waiting = scores.taps[self._layer][[first + node for node in verdict.path]]
 
@@ -135,7 +135,7 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
     def _state(self, context: Context) -> KangarooState:
         return KangarooState(context, self.adapter.open(), self._none)
 
-    def _draft_plan(self, state: KangarooState) -> DraftPlan:
+    def draft_plan(self, state: KangarooState) -> DraftPlan:
         return self._drafting
 
     def _level(

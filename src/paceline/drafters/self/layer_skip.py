@@ -57,9 +57,7 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
             args,
             num_speculative_tokens=num_speculative_tokens,
             draft_sample_method=draft_sample_method,
-            resume_verification=False
-            if target_speedup is not None and resume_verification is None
-            else resume_verification,
+            resume_verification=resume_verification if target_speedup is None else bool(resume_verification),
         )
         if exit_layer is not None and assistant_early_exit is not None and exit_layer != assistant_early_exit:
             raise ConfigError(
@@ -74,20 +72,15 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
         )
         self.exit_layer = max(1, layers // 4) if chosen is None else chosen
         integer(name, self.exit_layer, 1, layers - 1)
-        self._drafting = DraftPlan(LayerPlan(stop=self.exit_layer), UNLIMITED)
+        plan = LayerPlan(stop=self.exit_layer)
         if target_speedup is not None:
-            number("target_speedup", target_speedup, 1.0, layers / 2, f"be in 1..{layers / 2:g}")
             if chosen is not None:
                 raise ConfigError(
                     f"{name} and target_speedup are two ways to choose layers, got {chosen} and {target_speedup}; "
                     f"leave one out"
                 )
-            if resume_verification:
-                raise ConfigError(
-                    "scoring cannot go on behind layers that were left out; leave out resume_verification or "
-                    "target_speedup"
-                )
-            self.exit_layer, self._drafting = layers, DraftPlan(unified_plan(layers, target_speedup), UNLIMITED)
+            self.exit_layer, plan = layers, _spaced(layers, target_speedup, resume_verification)
+        self._drafting = DraftPlan(plan, UNLIMITED)
 
     def _usual(self) -> LayerPlan:
         return self._drafting.plan
@@ -95,5 +88,15 @@ class LayerSkipDrafter(SelfDrafter[SelfState]):
     def _state(self, context: Context) -> SelfState:
         return SelfState(context)
 
-    def _draft_plan(self, state: SelfState) -> DraftPlan:
+    def draft_plan(self, state: SelfState) -> DraftPlan:
         return self._drafting
+
+
+def _spaced(layers: int, speedup: float, resume: bool | None) -> LayerPlan:
+    """Evenly spaced layers, behind which scoring cannot go on."""
+    number("target_speedup", speedup, 1.0, layers / 2, f"be in 1..{layers / 2:g}")
+    if resume:
+        raise ConfigError(
+            "scoring cannot go on behind layers that were left out; leave out resume_verification or target_speedup"
+        )
+    return unified_plan(layers, speedup)

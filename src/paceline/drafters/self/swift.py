@@ -157,18 +157,20 @@ class SkipSearch:
         return rows
 
 
-def upper_bounds(known: Array, scores: Array, asked: Array, *, noise: float = NOISE, kappa: float = KAPPA) -> Array:
+def upper_bounds(
+    known: Array, scores: Array, candidates: Array, *, noise: float = NOISE, kappa: float = KAPPA
+) -> Array:
     """Mean plus `kappa` standard deviations of a Gaussian process given scores.
 
     Args:
-        known: (n, d) places. scores: (n,) there, n of 1 or more. asked: (m, d) places. noise: variance of a score, as a
-            share of the scores' variance.
+        known: (n, d) points. scores: (n,) there, n of 1 or more. candidates: (m, d) points. noise: variance of a score,
+            as a share of the scores' variance.
     Returns:
         (m,) bounds, in units of the scores.
     """
     mean, scale = float(scores.mean()), float(scores.std()) or 1.0
     y = (scores - mean) / scale
-    between, across = _distances(known, known), _distances(asked, known)
+    between, across = _distances(known, known), _distances(candidates, known)
     fits = [_fit(_matern(between / length) + noise * np.eye(len(y)), y) for length in LENGTHS]
     chosen = max(range(len(fits)), key=lambda i: fits[i][0])
     (_, root, half), length = fits[chosen], LENGTHS[chosen]
@@ -186,7 +188,7 @@ def _fit(covariance: Array, y: Array) -> tuple[float, Array, Array]:
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """(n, m) Euclidean distances of rows of zeros and ones: roots of the numbers of places that differ."""
+    """(n, m) Euclidean distances of rows of zeros and ones: roots of the numbers of positions that differ."""
     differing = a.sum(1)[:, None] + b.sum(1) - 2.0 * a @ b.T
     found: Array = np.sqrt(np.maximum(differing, 0.0))
     return found
@@ -289,7 +291,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
                 if state.replays < other.replays:
                     ready[id(state.search)] = state
         for state in ready.values():
-            self._try(state)
+            self.try_next(state)
         return super().propose(states, budgets, so_far)
 
     def fork(self, state: SwiftState, context: Context) -> SwiftState:
@@ -313,13 +315,13 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         text = state.context.tokens
         start = len(text) - 1 - self.window
         states = replayed(self.target, self.drafts, state.cache, start, text[start:-1], plan=plan_of(skipped))
-        said = self.drafts.best(states)
-        return sum(mine == own for mine, own in zip(said, text[start + 1 :], strict=True)) / len(said)
+        drafted = self.drafts.best(states)
+        return sum(mine == own for mine, own in zip(drafted, text[start + 1 :], strict=True)) / len(drafted)
 
     def _state(self, context: Context) -> SwiftState:
         return SwiftState(context, self.search_of(context.tenant))
 
-    def _draft_plan(self, state: SwiftState) -> DraftPlan:
+    def draft_plan(self, state: SwiftState) -> DraftPlan:
         """One plan object for each set that was ever the best: what is compiled for it is kept with it."""
         best_tokens = state.search.best
         plan = self._plans.get(best_tokens)
@@ -338,9 +340,9 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         """Whether other candidates are verified beside the chain's."""
         return self.tree_width > 1 and context.apply_rules is None and not self.draws(context)
 
-    def _add(self, asked: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
+    def _add(self, drafts: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, and the candidates beside it."""
-        for one, row in zip(asked, logits.split(1), strict=True) if self.tree_width > 1 else ():
+        for one, row in zip(drafts, logits.split(1), strict=True) if self.tree_width > 1 else ():
             if self._branches(one.state.context):
                 (tokens,), (chances,) = best_tokens(row, self.tree_width)
                 one.levels.append((tokens, chances))
@@ -348,11 +350,11 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
             else:
                 super()._add([one], row)
         if self.tree_width == 1:
-            super()._add(asked, logits)
+            super()._add(drafts, logits)
 
-    def _tree(self, asked: ActiveDraft) -> TokenTree:
+    def _tree(self, draft: ActiveDraft) -> TokenTree:
         """A chain, or a tree around it."""
-        return branched(asked.levels, asked.budget.nodes, self.index) if asked.levels else super()._tree(asked)
+        return branched(draft.levels, draft.budget.nodes, self.index) if draft.levels else super()._tree(draft)
 
     def _is_ready(self, state: SwiftState) -> bool:
         """Whether a set is to be tried on this text: it has enough tokens of its own, and they were not all looked at
@@ -363,7 +365,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
             return False
         return length - context.prompt_length >= self.window and length > state.seen and has_room(self.target, length)
 
-    def _try(self, state: SwiftState) -> None:
+    def try_next(self, state: SwiftState) -> None:
         """The first replay of a text is the best set's, the others' are new ones'."""
         search, first = state.search, state.replays == 0
         skipped = search.best if first else search.next()

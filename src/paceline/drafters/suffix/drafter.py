@@ -58,7 +58,7 @@ from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import compiled, integer, need, number
 
 TOKEN: Final = 0
-"""Columns of work and best; ABOVE is the parent's row, AT and MATCHED the place in the suffix tree."""
+"""Columns of work and best; ABOVE is the parent's row, AT and MATCHED the position in the suffix tree."""
 ABOVE: Final = 1
 LEVEL: Final = 2
 AT: Final = 3
@@ -305,14 +305,14 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
 
 
 @compiled
-def put(desk: Desk, row: Int, above: Int, place: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
+def put(desk: Desk, row: Int, above: Int, at: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
     """Write a row of `work`: token, node and tokens matched on its edge; probability and chance.
 
     Returns the next row.
     """
     work = desk.work
     work[row, ABOVE], work[row, LEVEL] = above, work[above, LEVEL] + 1
-    work[row, TOKEN], work[row, AT], work[row, MATCHED] = place
+    work[row, TOKEN], work[row, AT], work[row, MATCHED] = at
     desk.work_f[row, PROB], desk.work_f[row, CHANCE] = chances[0], min(chances[1], 1.0)
     return row + 1
 
@@ -433,8 +433,8 @@ class SuffixDrafter(SingleDrafter[_State]):
         most = min(budget.nodes, self.limit, 16 * self.depth)
         if most > self._most:
             self._make_room(most)
-        start, desk = tree.write(state.context.tokens[tree.size :]), self._desk
-        made = step(tree.record, start, tree.size, past.record, past.size, self._record, most, budget.depth)
+        start, desk = tree.write(state.context.tokens[tree.size :]), self.desk
+        made = step(tree.record, start, tree.size, past.record, past.size, self.record, most, budget.depth)
         if not made:
             return EMPTY_TREE
         tokens, chances = desk.tokens[:made].copy(), desk.chances[:made].copy()
@@ -446,7 +446,7 @@ class SuffixDrafter(SingleDrafter[_State]):
         """Rows for drafts of so many nodes and the paths that they leave open."""
         drafted, opened = most + 2, most + 2 + (most + 1) * (MOST_CHILDREN if self.branches else 1)
         self._most = most
-        self._desk = Desk(
+        self.desk = Desk(
             limits=self._limits,
             rules=self._rules,
             scarce=np.interp(np.arange(self.depth + 1), _MATCH, _SCARCE),
@@ -459,7 +459,7 @@ class SuffixDrafter(SingleDrafter[_State]):
             parents=np.zeros(drafted, np.int32),
             chances=np.zeros(drafted, np.float32),
         )
-        self._record = record_of(self._desk)
+        self.record = record_of(self.desk)
 
 
 def _flag(name: str, value: object) -> None:

@@ -75,7 +75,7 @@ class TreeArrays(NamedTuple):
 
 @compiled
 def slot_of(parent: Int, token: Int, size: Int) -> Int:
-    """Place of an edge in a hash table of `size` (a power of two) chains."""
+    """Position of an edge in a hash table of `size` (a power of two) chains."""
     mixed = parent * 0x9E3779B1 + token * 0x85EBCA6B
     mixed ^= mixed >> 15
     mixed *= 0x2C1B3C6D

@@ -1,9 +1,9 @@
 """One text in the tokens of two vocabularies: the target's tokens, as they come, in those of a draft model.
 
-A text is cut into pieces at places that depend on nothing but the text before them: before a single space that follows
-SHORTEST_PIECE characters or more, or after LONGEST_PIECE. A piece that is closed is encoded once; the open one, at most
-LONGEST_PIECE characters, is encoded again whenever it grows. So a prompt is encoded once, every step looks back a
-bounded way, and what comes out does not depend on the steps in which the text came in. Bytes that do not end a
+A text is cut into pieces at positions that depend on nothing but the text before them: before a single space that
+follows SHORTEST_PIECE characters or more, or after LONGEST_PIECE. A piece that is closed is encoded once; the open one,
+at most LONGEST_PIECE characters, is encoded again whenever it grows. So a prompt is encoded once, every step looks back
+a bounded way, and what comes out does not depend on the steps in which the text came in. Bytes that do not end a
 character yet wait. Special tokens become the draft's own of the same name, others are left out.
 
 Where tokenizers begin every text with a space of their own, pieces are handed over without theirs; which do is found

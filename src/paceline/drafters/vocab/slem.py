@@ -146,12 +146,12 @@ class SlemDrafter(Drafter):
         self, states: Sequence[TranslatedState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
-        asked = [(i, state, _GoOn(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
-        asked = [(i, state, limit) for i, state, limit in asked if self._steps(state, limit.budget) > 0]
-        if not asked:
+        active = [(i, state, _GoOn(budget)) for i, (state, budget) in enumerate(zip(states, budgets, strict=True))]
+        active = [(i, state, limit) for i, state, limit in active if self._steps(state, limit.budget) > 0]
+        if not active:
             return trees
-        drafted = self._draft([state for _, state, _ in asked], [limit for *_, limit in asked])
-        for (i, state, limit), tree in zip(asked, drafted, strict=True):
+        drafted = self._draft([state for _, state, _ in active], [limit for *_, limit in active])
+        for (i, state, limit), tree in zip(active, drafted, strict=True):
             tokens, chances = self._writer.rewrite(state.context.tokens, tree.tokens.tolist(), tree.confidence.tolist())
             count = min(len(tokens), limit.budget.nodes, limit.most, self.limit)
             trees[i] = chain_tree(tokens[:count], chances[:count], self.index)

@@ -87,7 +87,7 @@ def read_counts(path: Path, tokenizer: Tokenizer, vocab_size: int) -> Counts:
     if isinstance(found, dict):
         pairs = [(_id(path, key), _count(path, value)) for key, value in found.items()]
     elif isinstance(found, list):
-        pairs = [(_id(path, token), len(found) - place) for place, token in enumerate(found)]
+        pairs = [(_id(path, token), len(found) - position) for position, token in enumerate(found)]
     else:
         ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
         return np.bincount([token for token in ids if token < vocab_size], minlength=vocab_size)
