@@ -18,7 +18,7 @@ from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
-from paceline.models.cpu.matrix import Packed, pack
+from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.sublayers import GELU, GELU_TANH, SILU
 from paceline.models.cpu.threads import Meeting, find_team
@@ -37,7 +37,7 @@ Weights = dict[str, torch.Tensor]
 
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 
-ROWS = 64
+ROWS = 256
 """Most rows of one pass; more are fed in several."""
 
 
@@ -196,12 +196,12 @@ class Workspace:
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
             pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest_inner(spec)))
-        spare = ROWS * pitches[at.NORMED]
-        normed = spare + (pitches[at.X] if quantized or spec.moe else 0) + (spare if spec.moe else 0)
+        spare = (ROWS if spec.moe else OWN_ROWS) * pitches[at.NORMED]
+        own = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + bool(quantized))
         query = MAX_QUERIES * (4 * spec.head_dim + 128 + 64)
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
-        sizes |= {at.NORMED: threads * normed, at.SUMS: threads * sums, at.QUERY: threads * query}
+        sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
         if spec.moe is not None:
             experts, chosen = -(-spec.moe.experts // STRIP) * STRIP, ROWS * spec.moe.top_k
             choice = -(-(8 * (experts + 1) + 32 * chosen + 4 * (experts + LANES)) // 64) * 64
@@ -218,7 +218,7 @@ class Workspace:
         }
         if spec.moe is not None:
             self.fields |= {at.ROUTE_PITCH: 4 * experts, at.CHOICE_SIZE: choice}
-        self.fields |= {at.NORMED_SIZE: normed, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}
+        self.fields |= {at.OWN_SIZE: own, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}
 
 
 def best_kind(dtype: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import LOWEST, softmax
-from paceline.models.cpu.matrix import as_bytes, product, steps_of, strip_size, strip_sums
+from paceline.models.cpu.matrix import convert_rows, own_rows, product, steps_of, strip_size, strip_sums
 from paceline.models.cpu.sublayers import (
     STRIP_BYTES,
     add_normed,
@@ -32,7 +32,7 @@ from paceline.models.cpu.vectors import broadcast, fma, load, read, read_float, 
 @njit(error_model="numpy")
 def _route(frame: int, layer: int, me: int, team: int) -> None:
     """This thread's strips of the router's logits."""
-    spare = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE) + read(frame + at.SPARE)
+    spare = own_rows(frame, me) + read(frame + at.SPARE)
     strips = (read(frame + at.EXPERTS) + STRIP - 1) // STRIP
     begin, end, hidden = strips * me // team, strips * (me + 1) // team, read(frame + at.HIDDEN)
     for row in range(read(frame + at.ROWS) if begin < end else 0):
@@ -108,12 +108,12 @@ def _group(frame: int, me: int) -> None:
 
 
 @njit(error_model="numpy")
-def _gathered(frame: int, x: int, rows: int, count: int) -> int:
+def _gathered(frame: int, me: int, x: int, rows: int, count: int) -> int:
     """Address of the rows of one expert, side by side; `rows`: address of their indices."""
     pitch = read(frame + at.NORMED_PITCH)
     if count == 1:
         return x + read(rows) * pitch
-    target = x + read(frame + at.SPARE) + read(frame + at.X_PITCH)
+    target = own_rows(frame, me) + read(frame + at.SPARE) + read(frame + at.X_PITCH)
     for i in range(count):
         source = x + read(rows + 8 * i) * pitch
         for byte in range(0, pitch, 64):
@@ -124,7 +124,8 @@ def _gathered(frame: int, x: int, rows: int, count: int) -> int:
 @njit(error_model="numpy")
 def _inner(frame: int, layer: int, me: int, team: int) -> None:
     """Inner activations, in the order of the lists."""
-    x, sums = normed_rows(frame, me, read(layer + at.MLP_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM))
+    sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     kind, pitch, inner_pitch = product(frame), read(frame + at.NORMED_PITCH), read(frame + at.INNER_PITCH)
     strips, steps = (2 * read(frame + at.EXPERT_INNER) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
     starts, rows, _ = _lists(frame, me)
@@ -133,7 +134,7 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
         first, stop = read(starts + 8 * expert), read(starts + 8 * expert + 8)
         if first == stop:
             continue
-        own = _gathered(frame, x, rows + 8 * first, stop - first)
+        own = _gathered(frame, me, x, rows + 8 * first, stop - first)
         weights = read(read(layer + at.EXPERT_WEIGHTS) + 16 * expert)
         for strip in range(strips * me // team, strips * (me + 1) // team):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, own, pitch, stop - first, sums)
@@ -168,7 +169,9 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
             continue
         x, pitch = read(frame + at.INNER) + first * inner_pitch, inner_pitch
         if kind >= BYTES:
-            x, pitch = as_bytes(frame, me, x, pitch, stop - first, inner), read(frame + at.NORMED_PITCH)
+            own = own_rows(frame, me)
+            convert_rows(frame, x, pitch, inner, own, 0, stop - first)
+            x, pitch = own, read(frame + at.NORMED_PITCH)
         weights = read(read(layer + at.EXPERT_WEIGHTS) + 16 * expert + 8)
         for strip in range(begin, end):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, stop - first, sums)

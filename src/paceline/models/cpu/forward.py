@@ -22,7 +22,7 @@ from paceline.models.cpu.attention import LOWEST, attend, copy_row, scaled_norm,
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
 from paceline.models.cpu.integer_products import to_bytes
-from paceline.models.cpu.matrix import head_product, steps_of, strip_size, strip_sums
+from paceline.models.cpu.matrix import head_product, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.matrix_tiles import release
 from paceline.models.cpu.sublayers import STRIP_BYTES, mlp, norm_all_heads, norm_or_copy, project, qkv
 from paceline.models.cpu.threads import wait_for_all
@@ -159,24 +159,26 @@ def _put_logits(frame: int, sums: int, column: int) -> None:
 
 
 @njit(error_model="numpy")
-def head_inputs(frame: int, me: int) -> int:
-    """This thread's own copy of the rows that the head takes, normed where there is a norm."""
-    x, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    hidden, weight, kind = read(frame + at.HIDDEN), read(frame + at.FINAL_NORM), head_product(frame)
-    spare = x + read(frame + at.SPARE)
-    for row in range(read(frame + at.HEAD_ROWS)):
+def head_inputs(frame: int, me: int, team: int) -> int:
+    """Address of the rows that the head takes, normed where there is a norm."""
+    rows, pitch, hidden = read(frame + at.HEAD_ROWS), read(frame + at.NORMED_PITCH), read(frame + at.HIDDEN)
+    weight, kind = read(frame + at.FINAL_NORM), head_product(frame)
+    x, first, stop = share_of(frame, me, team, rows)
+    spare = own_rows(frame, me) + read(frame + at.SPARE)
+    for row in range(first, stop):
         source = read(frame + at.X) + read(read(frame + at.PICKED) + 8 * row) * read(frame + at.X_PITCH)
         target = spare if kind == BYTES else x + row * pitch
         norm_or_copy(frame, source, weight, target, kind == DOT)
         if kind == BYTES:
             to_bytes(spare, hidden, x + row * pitch, pitch)
+    when_prepared(frame, team, rows)
     return x
 
 
 @njit(error_model="numpy")
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
-    x, pitch = head_inputs(frame, me), read(frame + at.NORMED_PITCH)
+    x, pitch = head_inputs(frame, me, team), read(frame + at.NORMED_PITCH)
     kind, rows = head_product(frame), read(frame + at.HEAD_ROWS)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP

@@ -21,6 +21,7 @@ from paceline.models.cpu.integer_products import (
 )
 from paceline.models.cpu.matrix_tiles import TILE_ROWS, TILE_STEPS, accumulate_tiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import (
     AHEAD,
     BYTES,
@@ -194,10 +195,43 @@ def strip_size(kind: int, steps: int) -> int:
     return (steps + 1) * STEP if kind == BYTES else steps * STEP
 
 
+OWN_ROWS = 16
+"""Rows that every thread prepares for itself; of more, threads prepare a part each and meet."""
+
+
 @njit(error_model="numpy")
-def as_bytes(frame: int, me: int, source: int, pitch: int, rows: int, size: int) -> int:
-    """This thread's own copy of rows of float32, as `quantized.to_bytes` leaves them."""
-    target, own = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    for row in range(rows):
+def own_rows(frame: int, me: int) -> int:
+    """Address of the activations that a thread has for itself."""
+    return read(frame + at.OWN_NORMED) + me * read(frame + at.OWN_SIZE)
+
+
+@njit(error_model="numpy")
+def share_of(frame: int, me: int, team: int, rows: int) -> tuple[int, int, int]:
+    """Where activations of `rows` rows go, and the first and last of them that this thread prepares."""
+    if rows <= OWN_ROWS:
+        return own_rows(frame, me), 0, rows
+    return read(frame + at.NORMED), rows * me // team, rows * (me + 1) // team
+
+
+@njit(error_model="numpy")
+def when_prepared(frame: int, team: int, rows: int) -> None:
+    """Wait until all threads have prepared their part."""
+    if rows > OWN_ROWS:
+        wait_for_all(frame, team)
+
+
+@njit(error_model="numpy")
+def convert_rows(frame: int, source: int, pitch: int, size: int, target: int, first: int, stop: int) -> None:
+    """Rows first .. stop - 1 of float32, as `integer_products.to_bytes` leaves them."""
+    own = read(frame + at.NORMED_PITCH)
+    for row in range(first, stop):
         to_bytes(source + row * pitch, size, target + row * own, own, product(frame) == NIBBLES)
+
+
+@njit(error_model="numpy")
+def as_bytes(frame: int, me: int, team: int, source: int, pitch: int, rows: int, size: int) -> int:
+    """Address of rows of float32 turned into bytes."""
+    target, first, stop = share_of(frame, me, team, rows)
+    convert_rows(frame, source, pitch, size, target, first, stop)
+    when_prepared(frame, team, rows)
     return target

@@ -15,7 +15,8 @@ FIELD = 8
     ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
     X, X_PITCH,  # (rows, hidden) float32 residual stream
-    NORMED, NORMED_PITCH, NORMED_SIZE,  # (rows, hidden) activations, one copy a thread
+    NORMED, NORMED_PITCH,  # (rows, hidden) activations of a product, which all threads share
+    OWN_NORMED, OWN_SIZE,  # the same of one thread for itself, a float32 row at SPARE and rows of one expert behind it
     # float32 projections, attention's output, the MLP's inner activations
     QKV, QKV_PITCH, MIXED, MIXED_PITCH, INNER, INNER_PITCH,
     SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
@@ -32,12 +33,11 @@ FIELD = 8
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
     # the head's strips, count and (rows,) indices of its rows, result
     HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,
-    # 1 where weights are bytes, KIND then says how attention multiplies; a thread's float32 row behind NORMED
-    QUANTIZED, SPARE,
+    QUANTIZED, SPARE,  # 1 where weights are bytes, KIND then says how attention multiplies; see OWN_NORMED
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 66 * FIELD, FIELD)  # fmt: skip
+) = range(0, 67 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs

@@ -1,8 +1,8 @@
 """The sub-layers of one layer in compiled code: projections of attention, and the gated MLP.
 
-Every thread of the team makes its own strips of each matrix. Norms before a sub-layer are computed by every thread for
-itself, which costs less than a meeting; a norm behind one needs whole rows, so the projection waits in the buffer of
-the queries, keys and values, and threads divide the rows.
+Every thread of the team makes its own strips of each matrix. Norms of few rows before a sub-layer are computed by every
+thread for itself, which costs less than a meeting; a norm behind one needs whole rows, so the projection waits in the
+buffer of the queries, keys and values, and threads divide the rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from numba import njit
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import copy_row, scaled_norm
 from paceline.models.cpu.integer_products import to_bytes
-from paceline.models.cpu.matrix import as_bytes, product, steps_of, strip_size, strip_sums
+from paceline.models.cpu.matrix import (
+    as_bytes,
+    own_rows,
+    product,
+    share_of,
+    steps_of,
+    strip_size,
+    strip_sums,
+    when_prepared,
+)
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, NIBBLES, STRIP
 from paceline.models.cpu.vectors import (
@@ -57,17 +66,19 @@ def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> No
 
 
 @njit(error_model="numpy")
-def normed_rows(frame: int, me: int, weight: int) -> int:
-    """This thread's own normed copy of all rows."""
-    target, pitch = read(frame + at.NORMED) + me * read(frame + at.NORMED_SIZE), read(frame + at.NORMED_PITCH)
-    kind, spare = product(frame), target + read(frame + at.SPARE)
-    for row in range(read(frame + at.ROWS)):
+def normed_rows(frame: int, me: int, team: int, weight: int) -> int:
+    """Address of all rows, normed."""
+    rows, pitch, kind = read(frame + at.ROWS), read(frame + at.NORMED_PITCH), product(frame)
+    target, first, stop = share_of(frame, me, team, rows)
+    spare = own_rows(frame, me) + read(frame + at.SPARE)
+    for row in range(first, stop):
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
         if kind >= BYTES:
             norm_or_copy(frame, x, weight, spare, False)
             to_bytes(spare, read(frame + at.HIDDEN), target + row * pitch, pitch, kind == NIBBLES)
         else:
             norm_or_copy(frame, x, weight, target + row * pitch, kind == DOT)
+    when_prepared(frame, team, rows)
     return target
 
 
@@ -146,7 +157,7 @@ def put_gated(frame: int, sums: int, target: int, rows: int) -> None:
 @njit(error_model="numpy")
 def qkv(frame: int, layer: int, me: int, team: int) -> None:
     """Queries, keys and values of all rows."""
-    x = normed_rows(frame, me, read(layer + at.ATTENTION_NORM))
+    x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM))
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
     strips, rows, kind = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), product(frame)
@@ -182,7 +193,7 @@ def project(
     sums, rows, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS), product(frame)
     strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
     if kind >= BYTES:
-        x, pitch = as_bytes(frame, me, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
+        x, pitch = as_bytes(frame, me, team, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
@@ -193,7 +204,8 @@ def project(
 @njit(error_model="numpy")
 def gate_up(frame: int, layer: int, me: int, team: int) -> None:
     """The MLP's inner activations of all rows."""
-    x, sums = normed_rows(frame, me, read(layer + at.MLP_NORM)), read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
+    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM))
+    sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     rows, kind, bias = read(frame + at.ROWS), product(frame), read(layer + at.GATE_UP_BIAS)
     strips, steps = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
     item = 2 if read(frame + at.KIND) == DOT else 4
