@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
-from paceline.models.loading.gguf import GgufCheckpoint, is_gguf
+from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
+from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
 from paceline.models.loading.weights import Replacement, load_weights, untie_if_different
@@ -27,6 +28,11 @@ from paceline.models.remapped_tokens import HeadRows, MappedRunner
 
 if TYPE_CHECKING:
     from paceline.models.decoder.native import NativeRunner
+
+ROUNDING_COSTS: Mapping[Form, str] = {
+    "int8": "hardly changes what it writes",
+    "int4": "now and then changes what it writes",
+}
 
 log = logging.getLogger("paceline")
 
@@ -102,11 +108,23 @@ class _LoadRequest:
 def _load(folder: Path, wanted: _LoadRequest, *, native: bool, code: bool) -> Runner:
     """The native runner of a checkpoint folder, or where that is not to be had or not wanted, the fallback."""
     config = read_config(folder)
+    if is_gguf(folder):
+        return _native(folder, config, _gguf_spec(config, wanted.name, native=native), wanted)
     spec = _native_spec(config, wanted.name) if native else None
     if spec is not None:
         return _native(folder, config, spec, wanted)
     _refuse_fallback(wanted)
     return _fallback(folder, wanted, code=code)
+
+
+def _gguf_spec(config: Mapping[str, Any], name: str, *, native: bool) -> ModelSpec:
+    """The spec of a GGUF file's model, for which there is no fallback; errors speak of the file."""
+    if not native:
+        raise ConfigError(f"{name}: transformers is not used for GGUF files; take the safetensors checkpoint")
+    try:
+        return spec_from_config(config)
+    except (CheckpointError, UnsupportedModelError) as error:
+        raise type(error)(str(error).replace("config.json", f"{name} (GGUF)")) from error
 
 
 def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
@@ -167,19 +185,20 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
 
 
 def _form(checkpoint: Checkpoint, wanted: _LoadRequest) -> Form | None:
-    """What the weights are rounded to; those of a quantised GGUF file are by default."""
+    """What the weights are rounded to; those of a GGUF file are by default."""
     if wanted.quantization is not None:
         return QUANTIZATIONS.get(wanted.quantization)
-    if not isinstance(checkpoint, GgufCheckpoint) or (form := checkpoint.file.quantization) is None:
+    if not isinstance(checkpoint, GgufCheckpoint):
         return None
     log.warning(
-        "%s: weights of type %s are quantised again, to %s, as they are read; quantization='none' keeps their values, "
-        "in more memory and slower",
+        "%s: its weights (mostly %s) are rounded to %s, which %s; quantization='none' keeps them as they are, in "
+        "bfloat16",
         wanted.name,
         checkpoint.file.kind,
-        form,
+        checkpoint.file.quantization,
+        ROUNDING_COSTS[checkpoint.file.quantization],
     )
-    return form
+    return checkpoint.file.quantization
 
 
 def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Replacement | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.loading.checkpoint import INDEX, SINGLE
-from paceline.models.loading.gguf import SPLIT, gguf_config, is_gguf, split_names
+from paceline.models.loading.gguf_checkpoint import gguf_config
+from paceline.models.loading.gguf_file import SPLIT, is_gguf, split_names
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import need, shortened
 
