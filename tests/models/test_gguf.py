@@ -22,9 +22,7 @@ from models.checkpoints import SIZES, perturb
 from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.loading import Tokenizer
-from paceline.models.loading.gguf_blocks import values as values_in
-from paceline.models.loading.gguf_file import read_gguf
+from paceline.models.loading import Tokenizer, block_values, read_gguf
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LETTERS = [chr(i) for i in range(33, 127)]
@@ -289,7 +287,7 @@ def test_the_main_type_decides_on_the_precision(tmp_path: Path, kind: Kind) -> N
     file = read_gguf(tmp_path / "model.gguf")
     assert (file.kind, file.quantization) == (kind.name, "int4" if kind in FOUR_BITS else "int8")
     found = file.read("blk.0.ffn_up.weight").flatten()
-    assert torch.equal(found, values_in(torch.from_numpy(raw).flatten(), kind.name))
+    assert torch.equal(found, block_values(torch.from_numpy(raw).flatten(), kind.name))
 
 
 HALVES = {Kind.Q8_0: [0], Kind.Q4_0: [0], Kind.Q4_1: [0, 2], Kind.Q5_0: [0], Kind.Q5_1: [0, 2], Kind.IQ4_NL: [0]}
@@ -316,12 +314,12 @@ def test_blocks_mean_what_gguf_makes_of_them(kind: Kind) -> None:
     raw = random_blocks(np.random.default_rng(1), kind, 512)
     stored = raw.view({Kind.F32: np.float32, Kind.F16: np.float16}.get(kind, np.uint8))
     wanted = np.asarray(gguf.quants.dequantize(stored, kind), np.float32).flatten()
-    found = values_in(torch.from_numpy(raw).flatten(), kind.name).numpy()
+    found = block_values(torch.from_numpy(raw).flatten(), kind.name).numpy()
     assert np.isfinite(found).all()
     assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
     raw = raw.copy()  # F32 is read in place
     raw[100] ^= 3
-    changed = values_in(torch.from_numpy(raw).flatten(), kind.name).numpy().view(np.uint32)
+    changed = block_values(torch.from_numpy(raw).flatten(), kind.name).numpy().view(np.uint32)
     assert set(np.flatnonzero(changed != found.view(np.uint32)) * 512 // len(found)) == {100}
 
 
@@ -329,9 +327,7 @@ PEAK = """
 import functools, sys
 from pathlib import Path
 import torch
-from paceline.models.loading import Checkpoint, load_weights, read_config, resolve, spec_from_config
-from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
-from paceline.models.loading.quantization import quantized
+from paceline.models.loading import GgufCheckpoint, load_weights, quantized, read_config, spec_from_config
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 
-def values(raw: torch.Tensor, kind: str) -> torch.Tensor:
+def block_values(raw: torch.Tensor, kind: str) -> torch.Tensor:
     """The weights (count,) float32 of whole blocks.
 
     Args:

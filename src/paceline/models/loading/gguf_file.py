@@ -21,7 +21,7 @@ import torch
 
 from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
 from paceline.models.loading.checkpoint import some
-from paceline.models.loading.gguf_blocks import values
+from paceline.models.loading.gguf_blocks import block_values
 from paceline.utils import shortened
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -132,7 +132,7 @@ class GgufFile:
         if len(raw) < count * pitch:
             raise CheckpointError(f"{tensor.path} has become shorter while it is read; download it again")
         try:
-            found = values(torch.from_numpy(raw), tensor.kind)
+            found = block_values(torch.from_numpy(raw), tensor.kind)
         except NotImplementedError as error:
             raise UnsupportedModelError(
                 f"{self.path}: {name} is stored as {tensor.kind}, which cannot be read; use a file of another type, "
