@@ -29,12 +29,14 @@ from paceline.models.remapped_tokens import HeadRows, MappedRunner
 if TYPE_CHECKING:
     from paceline.models.decoder.native import NativeRunner
 
-ROUNDING_COSTS: Mapping[Form, str] = {
-    "int8": "hardly changes what it writes",
-    "int4": "now and then changes what it writes",
-}
-
 log = logging.getLogger("paceline")
+
+ROUNDED: Mapping[Form, str] = {
+    "int8": "which changes little; quantization='none' keeps them as they are, in bfloat16",
+    "int4": "which costs quality, the more the smaller the model; quantization='int8' costs almost none, "
+    "quantization='none' keeps them as they are, in bfloat16",
+}
+"""What rounding costs, and how to avoid it (benchmarks/gguf_files.py)."""
 
 
 def load_runner(
@@ -190,15 +192,9 @@ def _form(checkpoint: Checkpoint, wanted: _LoadRequest) -> Form | None:
         return QUANTIZATIONS.get(wanted.quantization)
     if not isinstance(checkpoint, GgufCheckpoint):
         return None
-    log.warning(
-        "%s: its weights (mostly %s) are rounded to %s, which %s; quantization='none' keeps them as they are, in "
-        "bfloat16",
-        wanted.name,
-        checkpoint.file.kind,
-        checkpoint.file.quantization,
-        ROUNDING_COSTS[checkpoint.file.quantization],
-    )
-    return checkpoint.file.quantization
+    file, form = checkpoint.file, checkpoint.file.quantization
+    log.warning("%s: its weights (mostly %s) are rounded to %s, %s", wanted.name, file.kind, form, ROUNDED[form])
+    return form
 
 
 def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Replacement | None:
