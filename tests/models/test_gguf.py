@@ -20,9 +20,9 @@ from gguf import GGMLQuantizationType as Kind
 from models.checkpoints import SIZES, perturb
 
 from paceline import LLM, SamplingParams
-from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
+from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.loading import Tokenizer, block_values, read_gguf
+from paceline.models.loading import Tokenizer, block_values, gguf_checkpoint, read_gguf
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LETTERS = [chr(i) for i in range(33, 127)]
@@ -484,4 +484,45 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModelError, match="of architecture 'lamma', which is not supported; supported are llama"
     ):
+        values_of(bad)
+
+
+def test_an_unknown_type_of_tensor(tmp_path: Path) -> None:
+    data = bytearray(write(tmp_path / "model.gguf", "llama", oracle("llama")).read_bytes())
+    at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
+    data[at : at + 4] = struct.pack("<I", 4321)
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModelError, match=r"blk.0.ffn_up.weight is stored as type 4321, which is not known"):
+        values_of(tmp_path / "model.gguf")
+
+
+def test_a_model_that_only_transformers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line speaks of the GGUF file; transformers is not tried."""
+    path = write(tmp_path / "model.gguf", "llama", oracle("llama"))
+    with pytest.raises(ConfigError, match="transformers is not used for GGUF files"):
+        load_runner(path, native=False)
+    other = {"llama": gguf_checkpoint.Architecture(model_type="nameless")}
+    monkeypatch.setattr(gguf_checkpoint, "ARCHITECTURES", other)
+    with pytest.raises(UnsupportedModelError, match=r"GGUF file of a model that is not supported.*use the safetensors"):
+        load_runner(path)
+
+
+def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "llama", oracle("llama"), tokenizer=lambda writer: None)
+    with pytest.raises(CheckpointError, match=r"holds no tokenizer \(tokens is missing\); give tokenizer=FOLDER"):
+        LLM(path)
+    other = write(tmp_path / "other.gguf", "llama", oracle("llama"))
+    llm = LLM(path, tokenizer=other)
+    assert llm.defaults.eos_ids == (2,)
+    assert llm.generate("hello", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids
+
+
+def test_metadata_that_contradicts_itself(tmp_path: Path) -> None:
+    good = write(tmp_path / "model.gguf", "llama", oracle("llama")).read_bytes()
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(good.replace(b"llama.block_count", b"llama.block_xxxxx"))
+    with pytest.raises(CheckpointError, match=r"bad.gguf: its metadata lacks 'num_hidden_layers'"):
+        values_of(bad)
+    bad.write_bytes(good.replace(b"llama.attention.head_count\x04", b"llama.attention.head_xxxxx\x04"))
+    with pytest.raises(CheckpointError, match=r"llama.attention.head_count must be a whole number, got None"):
         values_of(bad)

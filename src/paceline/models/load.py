@@ -125,8 +125,13 @@ def _gguf_spec(config: Mapping[str, Any], name: str, *, native: bool) -> ModelSp
         raise ConfigError(f"{name}: transformers is not used for GGUF files; take the safetensors checkpoint")
     try:
         return spec_from_config(config)
-    except (CheckpointError, UnsupportedModelError) as error:
-        raise type(error)(str(error).replace("config.json", f"{name} (GGUF)")) from error
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"{name} is a GGUF file of a model that is not supported ({error}); use the safetensors checkpoint it was "
+            f"made from"
+        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {str(error).replace('config.json', 'its metadata')}") from error
 
 
 def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
