@@ -35,7 +35,7 @@ IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projecto
 """Buffers that are computed, and parts of a multimodal model that text does not use."""
 
 FOREIGN: Mapping[str, str] = {
-    "lora_": "LoRA weights; merge the adapter into its base model first",
+    "lora_": "LoRA weights; give the folder of the adapter as lora=FOLDER beside its base model",
     "qweight": "GPTQ or AWQ weights; use the checkpoint in bfloat16 or float16",
     "weight_scale": "FP8 or other scaled weights; use the checkpoint in bfloat16 or float16",
     "quant_state": "bitsandbytes weights; use the checkpoint in bfloat16 or float16",
