@@ -123,14 +123,12 @@ class GgufCheckpoint(Checkpoint):
             values = self.file.read(place.source).flatten().add_(place.add)
             out.copy_(_in_order(values[:, None], place.heads)[:, 0])
             return
-        if place.expert is not None:
-            out.copy_(self.file.read(place.source, place.expert, place.expert + 1)[0])
-            return
+        before = len(out) * (place.expert or 0)
         unit = len(out) // place.heads if place.heads else 1
         step = max(1, ROWS // (out.shape[1] * unit)) * unit
         for first in range(0, len(out), step):
             stop = min(len(out), first + step)
-            rows = self.file.read(place.source, first, stop)
+            rows = self.file.read(place.source, before + first, before + stop)
             out[first:stop].copy_(_in_order(rows, (stop - first) // unit if place.heads else 0))
 
 

@@ -8,6 +8,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import re
 import struct
@@ -123,9 +124,9 @@ class GgufFile:
         return value
 
     def read(self, name: str, first: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows first to stop of a tensor in float32 (a copy)."""
+        """Rows first to stop of a tensor, (rows, last size) float32; rows of all its other dimensions are counted."""
         tensor = self.tensors[name]
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        rows = math.prod(tensor.shape[:-1])
         pitch = tensor.nbytes // rows
         count = (rows if stop is None else stop) - first
         raw = np.fromfile(tensor.path, np.uint8, count * pitch, offset=tensor.start + first * pitch)
@@ -138,7 +139,7 @@ class GgufFile:
                 f"{self.path}: {name} is stored as {tensor.kind}, which cannot be read; use a file of another type, "
                 f"such as Q8_0 or Q4_K_M"
             ) from error
-        return found.view(count, *tensor.shape[1:]) if len(tensor.shape) > 1 else found
+        return found.view(count, tensor.shape[-1])
 
     @property
     def kind(self) -> str:
@@ -263,7 +264,7 @@ def _tensor(header: _Header, name: str, kind: int, shape: tuple[int, ...], start
             f"file of another type, such as Q8_0"
         ) from None
     count = int(np.prod(shape, dtype=object))
-    if shape[-1] % block:
+    if not count or shape[-1] % block:
         raise header.broken(f"{name} has rows of {shape[-1]} weights in blocks of {block}")
     nbytes = count // block * size
     if start + nbytes > len(header.data):
