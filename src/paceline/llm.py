@@ -61,6 +61,7 @@ class LLM:
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
         gguf_file: the file meant where `model` is a folder or repository of GGUF files.
+        lora: folder of a LoRA adapter in PEFT's format, which is merged into the weights.
         dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
             kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
@@ -92,6 +93,7 @@ class LLM:
         tokenizer: str | Path | None = None,
         revision: str | None = None,
         gguf_file: str | None = None,
+        lora: str | Path | None = None,
         dtype: str = "auto",
         device: str = "auto",
         max_model_len: int | None = None,
@@ -123,6 +125,7 @@ class LLM:
         )
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
         self._by_default, self._trust, self._turns = speculative_config is DEFAULT, trust_remote_code, Turns()
+        self._lora = lora
         self._open(model, tokenizer, revision, gguf_file, profile=profile)
 
     def _open(
@@ -137,6 +140,7 @@ class LLM:
         """Load the model and build the engine around it."""
         check_names(model=model, tokenizer=tokenizer, revision=revision)
         need(gguf_file is None or isinstance(gguf_file, str), "gguf_file", "be the name of a file", gguf_file)
+        need(self._lora is None or isinstance(self._lora, str | Path), "lora", "be a folder", self._lora)
         for key, value in (("profile", profile), ("trust_remote_code", self._trust)):
             need(isinstance(value, bool), key, "be True or False", value)
         check_methods(self.speculative)
@@ -163,6 +167,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
         if is_denoiser(config):
+            need(self._lora is None, "lora", "be left out for a diffusion language model", self._lora)
             engine, own = self.config, self._diffusion_config
             self.diffusion = DiffusionEngine.load(folder, self.tokenizer, self.defaults, engine, own, name=name)
             self.speculative, self.defaults = None, self.diffusion.defaults
@@ -176,8 +181,11 @@ class LLM:
             trust_remote_code=self._trust,
             exactness=self.config.exactness,
             quantization=self.config.quantization,
+            lora=self._lora,
         )
-        self.models = DraftModels(folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust)
+        self.models = DraftModels(
+            folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust, lora=self._lora
+        )
         self._exact: list[Exactness] = []
         if self.config.exactness == "strict":
             _ = self.exactness

@@ -5,7 +5,9 @@ are damaged.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,9 @@ from gguf import GGMLQuantizationType as Kind
 from models.checkpoints import SIZES, perturb
 
 from paceline import LLM, SamplingParams
-from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
+from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.loading import Tokenizer
+from paceline.models.loading import Tokenizer, block_values, gguf_checkpoint, read_gguf
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LETTERS = [chr(i) for i in range(33, 127)]
@@ -166,11 +168,15 @@ def write(
             writer.add_tensor(key, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(key, array)
+    finish(writer)
+    return path
+
+
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def describe(writer: Any, architecture: str, config: Any) -> None:
@@ -218,8 +224,9 @@ def byte_level(writer: Any, pre: str = "gpt-2") -> None:
     writer.add_string("tokenizer.chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}:")
 
 
-def values_of(path: Path, **more: Any) -> torch.Tensor:
-    runner = load_runner(path, dtype="float32", **more)
+def values_of(path: Path) -> torch.Tensor:
+    """Logits for TEXT with the weights as they are in the file."""
+    runner = load_runner(path, dtype="float32", quantization="none")
     return runner.extend([runner.open()], [TEXT], all_logits=True).logits
 
 
@@ -243,19 +250,136 @@ def test_quantised_files_mean_what_their_blocks_say(tmp_path: Path, name: str, k
             if value.dim() > 1:
                 value.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(value.numpy(), kind), kind)))
     path = write(tmp_path / "model.gguf", name, oracle(name), kind)
-    assert (values_of(path, quantization="none") - logits_of(model, TEXT)).abs().max() < 1e-4
+    assert (values_of(path) - logits_of(model, TEXT)).abs().max() < 1e-4
     if kind is not Kind.F16 and kind is not Kind.BF16:
-        assert (values_of(path, quantization="none") - logits_of(oracle(name), TEXT)).abs().max() > 1e-3
+        assert (values_of(path) - logits_of(oracle(name), TEXT)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "form"), [(Kind.F32, None), (Kind.Q8_0, "int8"), (Kind.Q5_1, "int8"), (Kind.Q4_0, "int4")]
-)
-def test_quantised_files_are_rounded_again_by_default(tmp_path: Path, kind: Kind, form: str | None) -> None:
+FOUR_BITS = {Kind.Q4_0, Kind.Q4_1, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.IQ4_NL, Kind.MXFP4}
+TYPES = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q5_1, Kind.Q5_K, Kind.Q6_K, *sorted(FOUR_BITS)]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_1, Kind.Q4_0, Kind.Q4_1])
+def test_weights_are_rounded_by_default(tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    """Files of up to 4 bits to int4, all others to int8, said in one line; "none" keeps the values, in bfloat16."""
     path = write(tmp_path / "model.gguf", "llama", oracle("llama"), kind)
+    form = "int4" if kind in FOUR_BITS else "int8"
     assert load_runner(path).info.quantization == form
-    assert load_runner(path, quantization="none").info.quantization is None
+    (line,) = [one for one in caplog.messages if "rounded" in one]
+    assert f"(mostly {kind.name}) are rounded to {form}, which " in line
+    assert line.endswith("quantization='none' keeps them as they are, in bfloat16")
+    caplog.clear()
+    kept = load_runner(path, quantization="none").info
+    assert (kept.quantization, kept.dtype) == (None, torch.bfloat16)
+    assert load_runner(path, quantization="none", dtype="float32").info.dtype == torch.float32
     assert load_runner(path, quantization="int8").info.quantization == "int8"
+    assert not [one for one in caplog.messages if "rounded" in one]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q2_K, Kind.Q3_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.MXFP4])
+def test_the_main_type_decides_on_the_precision(tmp_path: Path, kind: Kind) -> None:
+    rng, (block, _) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[kind]
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    raw = random_blocks(rng, kind, 64)
+    writer.add_tensor("blk.0.ffn_up.weight", raw, raw_dtype=kind)
+    writer.add_tensor("blk.0.ffn_down.weight", np.zeros((2, block), np.float32))
+    finish(writer)
+    file = read_gguf(tmp_path / "model.gguf")
+    assert (file.kind, file.quantization) == (kind.name, "int4" if kind in FOUR_BITS else "int8")
+    found = file.read("blk.0.ffn_up.weight").flatten()
+    assert torch.equal(found, block_values(torch.from_numpy(raw).flatten(), kind.name))
+
+
+HALVES = {Kind.Q8_0: [0], Kind.Q4_0: [0], Kind.Q4_1: [0, 2], Kind.Q5_0: [0], Kind.Q5_1: [0, 2], Kind.IQ4_NL: [0]}
+HALVES |= {Kind.Q2_K: [80, 82], Kind.Q3_K: [108], Kind.Q4_K: [0, 2], Kind.Q5_K: [0, 2], Kind.Q6_K: [208]}
+"""Bytes of blocks where a float16 begins."""
+
+
+def random_blocks(rng: np.random.Generator, kind: Kind, count: int) -> np.ndarray:
+    """(count, bytes) of blocks whose numbers are finite."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    if kind in (Kind.F32, Kind.F16, Kind.BF16):
+        return gguf.quants.quantize(rng.standard_normal((count, block), np.float32), kind).view(np.uint8)
+    raw = rng.integers(0, 256, (count, size), np.uint8)
+    for at in HALVES.get(kind, []):
+        raw[:, at : at + 2] = (rng.standard_normal((count, 1)) / 100).astype(np.float16).view(np.uint8)
+    if kind is Kind.MXFP4:
+        raw[:, 0] = rng.integers(0, 250, count)
+    return raw
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_mean_what_gguf_makes_of_them(kind: Kind) -> None:
+    """Bit for bit, for random blocks of every type; another byte is another number."""
+    raw = random_blocks(np.random.default_rng(1), kind, 512)
+    stored = raw.view({Kind.F32: np.float32, Kind.F16: np.float16}.get(kind, np.uint8))
+    wanted = np.asarray(gguf.quants.dequantize(stored, kind), np.float32).flatten()
+    found = block_values(torch.from_numpy(raw).flatten(), kind.name).numpy()
+    assert np.isfinite(found).all()
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    raw = raw.copy()  # F32 is read in place
+    raw[100] ^= 3
+    changed = block_values(torch.from_numpy(raw).flatten(), kind.name).numpy().view(np.uint32)
+    assert set(np.flatnonzero(changed != found.view(np.uint32)) * 512 // len(found)) == {100}
+
+
+PEAK = """
+import functools, sys
+from pathlib import Path
+import torch
+from paceline.models.loading import GgufCheckpoint, load_weights, quantized, read_config, spec_from_config
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+def load(path):
+    spec = spec_from_config(read_config(path))
+    instead = functools.partial(quantized, spec=spec, form="int8")
+    cpu, checkpoint = torch.device("cpu"), GgufCheckpoint(path)
+    weights = load_weights(checkpoint, spec, device=cpu, dtype=torch.bfloat16, instead=instead)
+    return sum(weight.nbytes for weight in weights.values()), weights
+
+load(Path(sys.argv[1]))
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+size, _weights = load(Path(sys.argv[2]))
+print((status("VmHWM") - before) / size)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_loading_needs_little_more_memory_than_its_result(tmp_path: Path) -> None:
+    """The peak of a process of its own, whose result is 130 MB."""
+    from transformers import LlamaConfig
+
+    small = write(tmp_path / "small.gguf", "llama", oracle("llama"), Kind.Q8_0)
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 4096}
+    config = LlamaConfig(**SIZES | sizes)
+    writer = gguf.GGUFWriter(tmp_path / "large.gguf", "llama")
+    describe(writer, "llama", config)
+    for name, shape in shapes(config):
+        if len(shape) == 1:
+            writer.add_tensor(name, np.ones(shape, np.float32))
+        else:
+            raw = random_blocks(np.random.default_rng(0), Kind.Q8_0, shape[0] * shape[1] // 32)
+            writer.add_tensor(name, raw.reshape(shape[0], -1), raw_dtype=Kind.Q8_0)
+    finish(writer)
+    command = [sys.executable, "-c", PEAK, small, tmp_path / "large.gguf"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 0.9 < float(done.stdout) < 1.3
+
+
+def shapes(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a Llama's tensors, untied."""
+    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    heads = config.num_key_value_heads * config.head_dim
+    yield from {"token_embd.weight": (vocab, hidden), "output.weight": (vocab, hidden)}.items()
+    yield "output_norm.weight", (hidden,)
+    for layer in range(config.num_hidden_layers):
+        parts = {"attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_q": (hidden, hidden), "attn_k": (heads, hidden)}
+        parts |= {"attn_v": (heads, hidden), "attn_output": (hidden, hidden), "ffn_gate": (inner, hidden)}
+        parts |= {"ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
+        yield from ((f"blk.{layer}.{part}.weight", shape) for part, shape in parts.items())
 
 
 def test_a_model_answers_from_the_file_alone(tmp_path: Path) -> None:
@@ -322,10 +446,7 @@ def test_parts_of_a_split_file_are_read_together(tmp_path: Path) -> None:
             byte_level(writer)
         for tensor in tensors:
             writer.add_tensor(tensor.name, np.array(tensor.data))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     assert torch.equal(values_of(tmp_path / "split-00001-of-00002.gguf"), values_of(whole))
     (tmp_path / "split-00002-of-00002.gguf").unlink()
     with pytest.raises(CheckpointError, match=r"lacks split-00002-of-00002.gguf of 2 parts"):
@@ -336,6 +457,7 @@ def said(path: Path) -> str:
     """The error of loading a file, or nothing."""
     try:
         values_of(path)
+        Tokenizer.load(path)
     except PacelineError as error:
         return str(error)
     return ""
@@ -362,4 +484,45 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModelError, match="of architecture 'lamma', which is not supported; supported are llama"
     ):
+        values_of(bad)
+
+
+def test_an_unknown_type_of_tensor(tmp_path: Path) -> None:
+    data = bytearray(write(tmp_path / "model.gguf", "llama", oracle("llama")).read_bytes())
+    at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
+    data[at : at + 4] = struct.pack("<I", 4321)
+    (tmp_path / "model.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModelError, match=r"blk.0.ffn_up.weight is stored as type 4321, which is not known"):
+        values_of(tmp_path / "model.gguf")
+
+
+def test_a_model_that_only_transformers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line speaks of the GGUF file; transformers is not tried."""
+    path = write(tmp_path / "model.gguf", "llama", oracle("llama"))
+    with pytest.raises(ConfigError, match="transformers is not used for GGUF files"):
+        load_runner(path, native=False)
+    other = {"llama": gguf_checkpoint.Architecture(model_type="nameless")}
+    monkeypatch.setattr(gguf_checkpoint, "ARCHITECTURES", other)
+    with pytest.raises(UnsupportedModelError, match=r"GGUF file of a model that is not supported.*use the safetensors"):
+        load_runner(path)
+
+
+def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", "llama", oracle("llama"), tokenizer=lambda writer: None)
+    with pytest.raises(CheckpointError, match=r"holds no tokenizer \(tokens is missing\); give tokenizer=FOLDER"):
+        LLM(path)
+    other = write(tmp_path / "other.gguf", "llama", oracle("llama"))
+    llm = LLM(path, tokenizer=other)
+    assert llm.defaults.eos_ids == (2,)
+    assert llm.generate("hello", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids
+
+
+def test_metadata_that_contradicts_itself(tmp_path: Path) -> None:
+    good = write(tmp_path / "model.gguf", "llama", oracle("llama")).read_bytes()
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(good.replace(b"llama.block_count", b"llama.block_xxxxx"))
+    with pytest.raises(CheckpointError, match=r"bad.gguf: its metadata lacks 'num_hidden_layers'"):
+        values_of(bad)
+    bad.write_bytes(good.replace(b"llama.attention.head_count\x04", b"llama.attention.head_xxxxx\x04"))
+    with pytest.raises(CheckpointError, match=r"llama.attention.head_count must be a whole number, got None"):
         values_of(bad)

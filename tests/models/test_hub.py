@@ -192,7 +192,7 @@ def test_a_quantisation_that_is_no_object_is_refused(key: str, value: object, tm
     [
         ("pytorch_model.bin", "pickled.*convert"),
         ("pytorch_model-00001-of-00002.bin", "pickled"),
-        ("adapter_config.json", "LoRA.*merge it into org/base"),
+        ("adapter_config.json", "LoRA.*load org/base with lora="),
     ],
 )
 def test_files_that_are_refused_by_name(file: str, text: str, tmp_path: Path) -> None:

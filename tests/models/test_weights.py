@@ -112,7 +112,7 @@ def test_wrong_shape(tmp_path: Path) -> None:
     folder = checkpoints.write("llama", "new", tmp_path)
     edit(folder, model__layers__0__mlp__down_proj__weight=torch.zeros(64, 95))
     with pytest.raises(
-        CheckpointError, match=r"down_proj.weight has shape \(64, 95\), but config.json asks for \(64, 96\)"
+        CheckpointError, match=r"down_proj.weight has shape \(64, 95\), but its configuration asks for \(64, 96\)"
     ):
         load(folder)
 

@@ -50,7 +50,10 @@ ENGINE_HELP = {
     "speculative_memory_bytes": (
         "Maximum memory for draft trees and the caches of draft models, in bytes; default: no limit."
     ),
-    "quantization": "int8 or int4 quantises the weights when they are loaded; default: none.",
+    "quantization": (
+        "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none, for GGUF files int8 or "
+        "int4."
+    ),
     "exactness": "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",
 }
 INTEGERS = (
@@ -101,6 +104,7 @@ MODEL_FLAGS = (
     ),
     _model_flag("revision", Text, None, "Branch, tag or commit on the hub.", metavar="NAME"),
     _model_flag("gguf_file", Text, None, "The file meant in a folder or repository of GGUF files.", metavar="NAME"),
+    _model_flag("lora", Text, None, "Folder of a LoRA adapter, merged into the weights.", metavar="FOLDER"),
     _model_flag("trust_remote_code", bool, False, "Run code that comes with the checkpoint."),
 )
 """Arguments of LLM that are fields of no configuration class."""

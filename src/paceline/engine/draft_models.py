@@ -132,6 +132,7 @@ class DraftModels:
 
     Args:
         folder: of the target's checkpoint. tokenizer, info: the target's. config: how it was loaded.
+        lora: folder of the adapter that is merged into the target, and into copies of it.
     """
 
     def __init__(
@@ -142,9 +143,10 @@ class DraftModels:
         config: EngineConfig,
         *,
         trust_remote_code: bool = False,
+        lora: str | Path | None = None,
     ) -> None:
         self.folder, self.tokenizer, self.info, self.config = folder, tokenizer, info, config
-        self._trust = trust_remote_code
+        self._trust, self._lora = trust_remote_code, lora
         self.known: dict[tuple[object, ...], Runner] = {}
         self._placed: dict[tuple[object, ...], str] = {}
         self._denoisers: dict[tuple[str, str], Denoiser] = {}
@@ -258,7 +260,7 @@ class DraftModels:
             ("copy", form, _named(head_rows)),
             lambda: load_runner(
                 self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context, quantization=form,
-                head_rows=head_rows,
+                head_rows=head_rows, lora=self._lora,
             ),
         )  # fmt: skip
 

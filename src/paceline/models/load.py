@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
-from paceline.models.loading.gguf import GgufCheckpoint, is_gguf
+from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
+from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.hub import read_config, resolve
+from paceline.models.loading.lora import AdaptedCheckpoint
 from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
 from paceline.models.loading.weights import Replacement, load_weights, untie_if_different
 from paceline.models.memory import check_files, fit_context
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
     from paceline.models.decoder.native import NativeRunner
 
 log = logging.getLogger("paceline")
+
+ROUNDED: Mapping[Form, str] = {
+    "int8": "which changes little; quantization='none' keeps them as they are, in bfloat16",
+    "int4": "which costs quality, the more the smaller the model; quantization='int8' costs almost none, "
+    "quantization='none' keeps them as they are, in bfloat16",
+}
+"""What rounding costs, and how to avoid it (benchmarks/gguf_files.py)."""
 
 
 def load_runner(
@@ -45,6 +54,7 @@ def load_runner(
     quantization: str | None = None,
     head_rows: Sequence[int] | None = None,
     group_size: int | None = None,
+    lora: str | Path | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -63,6 +73,7 @@ def load_runner(
         head_rows: tokens that the head keeps (models.remapped_tokens); all others have logits of -inf. None: all.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
             passes.
+        lora: folder of a LoRA adapter, merged into the weights before they are rounded (models.loading.lora).
     Raises:
         CheckpointError: missing, incomplete or inconsistent files.
         UnsupportedModelError: what is not supported.
@@ -71,7 +82,8 @@ def load_runner(
     """
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
-    wanted = _LoadRequest(name, dtype, target, max_context, strict, quantization, head_rows, group_size)
+    adapter = None if lora is None else Path(lora)
+    wanted = _LoadRequest(name, dtype, target, max_context, strict, quantization, head_rows, group_size, adapter)
     return _load(
         resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
     )
@@ -89,6 +101,7 @@ class _LoadRequest:
     quantization: str | None
     head_rows: Sequence[int] | None
     group_size: int | None = None
+    lora: Path | None = None
 
     def __post_init__(self) -> None:
         if self.quantization not in {None, NOT_QUANTIZED, *QUANTIZATIONS}:
@@ -102,11 +115,28 @@ class _LoadRequest:
 def _load(folder: Path, wanted: _LoadRequest, *, native: bool, code: bool) -> Runner:
     """The native runner of a checkpoint folder, or where that is not to be had or not wanted, the fallback."""
     config = read_config(folder)
+    if is_gguf(folder):
+        return _native(folder, config, _gguf_spec(config, wanted.name, native=native), wanted)
     spec = _native_spec(config, wanted.name) if native else None
     if spec is not None:
         return _native(folder, config, spec, wanted)
     _refuse_fallback(wanted)
     return _fallback(folder, wanted, code=code)
+
+
+def _gguf_spec(config: Mapping[str, Any], name: str, *, native: bool) -> ModelSpec:
+    """The spec of a GGUF file's model, for which there is no fallback; errors speak of the file."""
+    if not native:
+        raise ConfigError(f"{name}: transformers is not used for GGUF files; take the safetensors checkpoint")
+    try:
+        return spec_from_config(config)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"{name} is a GGUF file of a model that is not supported ({error}); use the safetensors checkpoint it was "
+            f"made from"
+        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {str(error).replace('config.json', 'its metadata')}") from error
 
 
 def _native_spec(config: Mapping[str, Any], name: str) -> ModelSpec | None:
@@ -128,6 +158,11 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
         raise UnsupportedModelError(
             f"{name}: layers that run in groups need the native runner; use a model of a supported family"
         )
+    if wanted.lora is not None:
+        raise UnsupportedModelError(
+            f"{name}: LoRA adapters are merged for models of the native runner only; merge it with peft "
+            f"(merge_and_unload) and load the result"
+        )
     if wanted.strict:
         raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)
     if wanted.quantization not in {None, NOT_QUANTIZED}:
@@ -140,12 +175,14 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         raise strict_unavailable(name, why)
     if max_context is not None and not 2 <= max_context <= spec.max_context:
         raise ConfigError(f"max_model_len must lie in 2..{spec.max_context}, the context of {name}, got {max_context}")
-    checkpoint = GgufCheckpoint(folder) if is_gguf(folder) else Checkpoint(folder)
+    checkpoint: Checkpoint = GgufCheckpoint(folder) if is_gguf(folder) else Checkpoint(folder)
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
-    spec = untie_if_different(checkpoint, spec)
-    form = _form(checkpoint, wanted)
+    spec, form = untie_if_different(checkpoint, spec), _form(checkpoint, wanted)
+    if wanted.lora is not None:
+        checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
+        spec = untie_if_different(checkpoint, spec)
     rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, spec.vocab_size)
     counted = spec if rows is None else replace(spec, tied=False)
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
@@ -167,18 +204,13 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
 
 
 def _form(checkpoint: Checkpoint, wanted: _LoadRequest) -> Form | None:
-    """What the weights are rounded to; those of a quantised GGUF file are by default."""
+    """What the weights are rounded to; those of a GGUF file are by default."""
     if wanted.quantization is not None:
         return QUANTIZATIONS.get(wanted.quantization)
-    if not isinstance(checkpoint, GgufCheckpoint) or (form := checkpoint.file.quantization) is None:
+    if not isinstance(checkpoint, GgufCheckpoint):
         return None
-    log.warning(
-        "%s: weights of type %s are quantised again, to %s, as they are read; quantization='none' keeps their values, "
-        "in more memory and slower",
-        wanted.name,
-        checkpoint.file.kind,
-        form,
-    )
+    file, form = checkpoint.file, checkpoint.file.quantization
+    log.warning("%s: its weights (mostly %s) are rounded to %s, %s", wanted.name, file.kind, form, ROUNDED[form])
     return form
 
 

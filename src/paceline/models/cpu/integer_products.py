@@ -101,6 +101,10 @@ def half_pitch(inputs: int) -> int:
     return (-(-(HEADER + (WIDTH + 4) * groups) // 128) * 2 + 1) * 64
 
 
+AT_ONCE = 4
+"""Strips that are packed together, few, so that what is held meanwhile is small."""
+
+
 def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
     """Strips of an int8 weight (out, in) with scales (out,) float32, already in the order of strips and padded to whole
     ones.
@@ -111,9 +115,12 @@ def pack_bytes(weight: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch
     outputs, inputs = weight.shape
     steps = byte_steps(inputs)
     strips = pages.take(outputs // STRIP * (steps + 1) * STEP).view(outputs // STRIP, steps + 1, STEP)
-    padded = torch.nn.functional.pad(weight, (0, steps * INPUTS[BYTES] - inputs)).view(-1, STRIP, steps, INPUTS[BYTES])
-    moved = padded.transpose(1, 2).reshape(-1, steps, STEP)
-    torch.bitwise_xor(moved.view(torch.uint8), ZERO, out=strips[:, :steps])
+    for own, rows in zip(strips.split(AT_ONCE), weight.split(AT_ONCE * STRIP), strict=True):
+        padded = torch.nn.functional.pad(rows, (0, steps * INPUTS[BYTES] - inputs)).view(
+            -1, STRIP, steps, INPUTS[BYTES]
+        )
+        moved = padded.transpose(1, 2).reshape(-1, steps, STEP)
+        torch.bitwise_xor(moved.view(torch.uint8), ZERO, out=own[:, :steps])
     strips[:, steps].view(torch.float32).copy_(scale.view(-1, STRIP))
     return strips
 
@@ -236,10 +243,11 @@ def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torc
     strips, groups = len(pairs) // STRIP, scale.shape[1]
     out = pages.take(strips * groups * NIBBLE_BLOCK).view(strips, groups, NIBBLE_BLOCK)
     out[:, :, :SCALES].view(torch.bfloat16).copy_(scale.view(strips, STRIP, groups).transpose(1, 2))
-    padded = torch.nn.functional.pad(pairs, (0, groups * WIDTH // 2 - pairs.shape[1]), value=0x88)
-    whole = (unpacked(padded) + 8).view(torch.uint8).view(strips, STRIP, groups, GROUP, 2, 4)
-    both = whole[..., 0, :] | whole[..., 1, :] << 4
-    out[:, :, SCALES:].view(strips, groups, GROUP, STRIP, 4).copy_(both.permute(0, 2, 3, 1, 4))
+    for own, rows in zip(out.split(AT_ONCE), pairs.split(AT_ONCE * STRIP), strict=True):
+        padded = torch.nn.functional.pad(rows, (0, groups * WIDTH // 2 - pairs.shape[1]), value=0x88)
+        whole = (unpacked(padded) + 8).view(torch.uint8).view(len(own), STRIP, groups, GROUP, 2, 4)
+        both = whole[..., 0, :] | whole[..., 1, :] << 4
+        own[:, :, SCALES:].view(len(own), groups, GROUP, STRIP, 4).copy_(both.permute(0, 2, 3, 1, 4))
     return out
 
 

@@ -38,6 +38,7 @@ from paceline.models.cpu.tiles import (
 )
 from paceline.models.cpu.vectors import broadcast, read, store
 from paceline.models.loading.quantization import GROUP as WIDTH
+from paceline.models.loading.weights import empty
 
 CHUNK = 64
 """Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level
@@ -96,7 +97,8 @@ def _in_strips(weight: torch.Tensor, *, paired: bool) -> torch.Tensor:
         halves = [
             _padded(half, STRIP // 2).view(-1, STRIP // 2, weight.shape[1]) for half in weight.split(len(weight) // 2)
         ]
-        weight = torch.cat(halves, 1).view(-1, weight.shape[1])
+        whole = empty((len(halves[0]), STRIP, weight.shape[1]), weight.dtype, weight.device)
+        weight = torch.cat(halves, 1, out=whole).view(-1, weight.shape[1])
     return _padded(weight, STRIP)
 
 

@@ -7,6 +7,9 @@ from .families import MULTIMODAL as MULTIMODAL
 from .families import declared_dtype as declared_dtype
 from .families import spec_from_config as spec_from_config
 from .generation_defaults import GenerationDefaults as GenerationDefaults
+from .gguf_blocks import block_values as block_values
+from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
+from .gguf_file import read_gguf as read_gguf
 from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
 from .hub import read_config as read_config
@@ -20,6 +23,7 @@ from .quantization import is_quantized as is_quantized
 from .quantization import quantize as quantize
 from .quantization import quantize_groups as quantize_groups
 from .quantization import quantize_rows as quantize_rows
+from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import scale_of as scale_of
 from .quantization import unpacked as unpacked

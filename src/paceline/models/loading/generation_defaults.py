@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
-from paceline.models.loading.gguf import is_gguf
+from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_end_ids
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import shortened
@@ -61,7 +61,8 @@ class GenerationDefaults:
         """
         path = Path(folder)
         if is_gguf(path):
-            return cls(gguf_end_ids(path))
+            own = None if tokenizer is None else tokenizer.eos_id
+            return cls(gguf_end_ids(path) or _ids(own, path))
         file = path / "generation_config.json"
         generation = read_json(file)
         config = read_json(path / "config.json")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.gguf import GgufFile, read_gguf
+from paceline.models.loading.gguf_file import GgufFile, read_gguf
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """Types of tokens; 1 is normal."""
@@ -152,10 +152,11 @@ def _by_scores(file: GgufFile, tokens: Sequence[str]) -> Any:
 
     scores = _list(file, "scores", least=len(tokens))
     vocab = {token: index for index, token in enumerate(tokens)}
-    unknown = tokens[int(file.metadata.get("tokenizer.ggml.unknown_token_id", 0))]
-    inner = Inner(
-        models.BPE(vocab=vocab, merges=_merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
+        raise CheckpointError(f"{file.path}: its unknown token is {unknown!r} of {len(tokens)}; download it again")
+    merges = _merges(vocab, scores)
+    inner = Inner(models.BPE(vocab=vocab, merges=merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True))
     prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
     steps = [normalizers.Prepend("\u2581")] if prefix else []
     inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
@@ -214,9 +215,11 @@ def _add_ends(file: GgufFile, inner: Any, named: Mapping[str, str], begins: bool
 
 
 def gguf_end_ids(path: Path) -> tuple[int, ...]:
-    """Tokens that end an answer, the file's own end token first."""
-    file = read_gguf(path)
-    tokens, kinds = _list(file, "tokens"), _list(file, "token_type")
-    named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    """Tokens that end an answer, the file's own end token first; none where it holds no tokenizer."""
+    metadata = read_gguf(path).metadata
+    tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        return ()
+    named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     index = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL}
     return tuple(dict.fromkeys([one for one in named if isinstance(one, int)] + [index[t] for t in ENDS if t in index]))

@@ -14,7 +14,8 @@ from typing import Any
 
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.loading.checkpoint import INDEX, SINGLE
-from paceline.models.loading.gguf import SPLIT, gguf_config, is_gguf, split_names
+from paceline.models.loading.gguf_checkpoint import gguf_config
+from paceline.models.loading.gguf_file import SPLIT, is_gguf, split_names
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import need, shortened
 
@@ -204,7 +205,7 @@ def _refuse_formats(folder: Path) -> None:
     if (folder / "adapter_config.json").is_file() and not weights:
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model"
         raise UnsupportedModelError(
-            f"{folder} holds a LoRA or other adapter, not supported; merge it into {base} (merge_and_unload of peft)"
+            f"{folder} holds a LoRA or other adapter, no model; load {base} with lora={str(folder)!r} (--lora FOLDER)"
         )
     if weights:
         return

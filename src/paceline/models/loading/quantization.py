@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.loading.weights import targets
+from paceline.models.loading.weights import empty, targets
 from paceline.models.model_spec import ModelSpec
 
 Form = Literal["int8", "int4"]
@@ -49,7 +49,7 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     A row of zeros has scale 1; a row that is not finite has scale NaN, so that nobody takes its products for numbers.
     """
     device = weight.device
-    whole, scale = torch.empty(weight.shape, dtype=torch.int8, device=device), torch.empty(len(weight), device=device)
+    whole, scale = empty(weight.shape, torch.int8, device), empty((len(weight),), torch.float32, device)
     for block, out, factor in zip(weight.split(ROWS), whole.split(ROWS), scale.split(ROWS), strict=True):
         wide = block.float()
         most = wide.abs().amax(1) / HIGHEST
@@ -69,8 +69,8 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             f"int4 needs an even number of inputs, a weight has {inputs}; use quantization='int8'"
         )
     groups, device = -(-inputs // GROUP), weight.device
-    pairs = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device=device)
-    scale = torch.empty(outputs, groups, dtype=torch.bfloat16, device=device)
+    pairs = empty((outputs, inputs // 2), torch.uint8, device)
+    scale = empty((outputs, groups), torch.bfloat16, device)
     for block, out, factor in zip(weight.split(ROWS), pairs.split(ROWS), scale.split(ROWS), strict=True):
         wide = F.pad(block.float(), (0, groups * GROUP - inputs)).view(-1, groups, GROUP)
         whole, found = _nearest(wide)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models.loading import chat_template
-from paceline.models.loading.gguf import is_gguf
+from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
 from paceline.utils import keys_once, reject_unknown, shortened
 

@@ -16,6 +16,8 @@ one or stacked.
 from __future__ import annotations
 
 import logging
+import math
+import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +35,7 @@ IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projecto
 """Buffers that are computed, and parts of a multimodal model that text does not use."""
 
 FOREIGN: Mapping[str, str] = {
-    "lora_": "LoRA weights; merge the adapter into its base model first",
+    "lora_": "LoRA weights; give the folder of the adapter as lora=FOLDER beside its base model",
     "qweight": "GPTQ or AWQ weights; use the checkpoint in bfloat16 or float16",
     "weight_scale": "FP8 or other scaled weights; use the checkpoint in bfloat16 or float16",
     "quant_state": "bitsandbytes weights; use the checkpoint in bfloat16 or float16",
@@ -186,7 +188,7 @@ class StoredNames:
         stored = self.stored[name]
         if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
             raise CheckpointError(
-                f"{self.checkpoint.folder}: {stored} has shape {shape}, but config.json asks for {piece.shape}; "
+                f"{self.checkpoint.folder}: {stored} has shape {shape}, but its configuration asks for {piece.shape}; "
                 f"download both again"
             )
         return stored
@@ -205,6 +207,19 @@ def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
         return spec
     log.warning("%s: config.json ties head and embedding, but the files hold two; both are used", checkpoint.folder)
     return replace(spec, tied=False)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor for a weight, on the CPU in pages of its own, which go back to the system when it is freed.
+
+    The heap keeps them, and lets it split the room of what was held for a moment. Runners free weights one by one as
+    they pack them, and would need almost twice the memory.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < mmap.PAGESIZE or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(*shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 def load_weights(
@@ -232,14 +247,22 @@ def load_weights(
     for target in targets(spec):
         if target.name.endswith(tuple(lacking)):
             continue
-        recipe = _choose(names, target)
-        out = torch.empty(target.shape, dtype=dtype, device=device)
-        for piece, name in recipe:
-            place = out if piece.expert is None else out[piece.expert]
-            names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
-        weights.update([(target.name, out)] if instead is None else instead(target.name, out))
+        if instead is None:
+            weights[target.name] = _read(names, target, dtype, device)
+        else:
+            weights.update(instead(target.name, _read(names, target, dtype, device)))
     _check_surplus(names)
     return weights
+
+
+def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One canonical weight, of which nothing else keeps a reference."""
+    recipe = _choose(names, target)
+    out = empty(target.shape, dtype, device)
+    for piece, name in recipe:
+        place = out if piece.expert is None else out[piece.expert]
+        names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
+    return out
 
 
 def _choose(names: StoredNames, target: Target) -> list[tuple[StoredTensor, str]]:
@@ -268,5 +291,5 @@ def _check_surplus(names: StoredNames) -> None:
     if names.unused:
         raise CheckpointError(
             f"{names.checkpoint.folder} holds {some(sorted(names.unused))} which its architecture does not have; "
-            "config.json and weights do not belong together"
+            "its configuration and weights do not belong together"
         )
