@@ -256,6 +256,7 @@ def test_constrained_texts(folder: Path) -> None:
     [
         {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0},
         {"repetition_penalty": 1.1}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"logprobs": 1}, {"prompt_logprobs": 0},
+        {"allowed_token_ids": [3]}, {"logits_processors": [lambda output, logits: logits]},
     ],
     ids=str,
 )  # fmt: skip
@@ -279,7 +280,7 @@ def test_every_sampling_parameter_is_either_honoured_or_refused() -> None:
         "include_stop_str_in_output",
         "max_tokens",
     }
-    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens"}
+    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens", "output_kind", "truncate_prompt_tokens"}
     assert honoured | SAMPLING.keys() == set(SamplingParams.__dataclass_fields__)
     assert not honoured & SAMPLING.keys()
     defaults = SamplingParams()

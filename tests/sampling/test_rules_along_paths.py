@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processors import by_all_tokens, unlike_the_last
 from sampling.slow_rules import (
     STOPS,
     TEXTS,
@@ -90,6 +91,8 @@ def test_a_nodes_row_is_the_root_row_of_a_state_that_advanced_along_its_path(
         (SamplingParams(temperature=0.8, presence_penalty=0.7, top_p=0.9), ()),
         (SamplingParams(temperature=0.0, min_tokens=3), ()),
         (SamplingParams(temperature=0.0), ((1, 2),)),
+        (SamplingParams(temperature=0.0, logits_processors=[unlike_the_last]), ()),
+        (SamplingParams(temperature=0.8, logits_processors=[by_all_tokens]), ()),
     ],
 )
 def test_the_check_catches_rows_judged_by_the_roots_counts(params: SamplingParams, words: tuple) -> None:

@@ -41,6 +41,7 @@ from .prompts import as_list as as_list
 from .prompts import one_prompt as one_prompt
 from .prompts import params_for as params_for
 from .prompts import read_prompt as read_prompt
+from .prompts import truncated as truncated
 from .record import StepRecord as StepRecord
 from .record import TimeSplit as TimeSplit
 from .record import watching as watching

@@ -283,7 +283,7 @@ class Engine:
                     [longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked]
                 )
                 verdicts.update(zip(picked, found, strict=True))
-        return [verdicts[i] for i in range(len(batch))]
+        return [_with_reason(verdicts[i], sequence) for i, sequence in enumerate(batch)]
 
     def _commit(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
@@ -333,3 +333,10 @@ class Engine:
             if chunk.finish_reason == "abort":
                 self._forget([sequence])
             logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
+
+
+def _with_reason(verdict: Verdict | NumericsError, sequence: Sequence) -> Verdict | NumericsError:
+    """The error of a sequence whose row could not be made, where a rule knows why."""
+    if isinstance(verdict, NumericsError) and (failure := sequence.rules.failure) is not None:
+        return NumericsError(failure)
+    return verdict

@@ -18,6 +18,7 @@ from .validation import declared as declared
 from .validation import integer as integer
 from .validation import items as items
 from .validation import json_object as json_object
+from .validation import json_value as json_value
 from .validation import keys_once as keys_once
 from .validation import need as need
 from .validation import number as number

@@ -141,16 +141,25 @@ def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
 def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | None:
     """The object, or None for null, that a JSON text holds.
 
-    A key that an object has twice is rejected, since JSON drops the first.
-
     Args:
         name: of the argument.
         hint: what to write instead, where the text is a bare word.
     Raises:
         ConfigError: it is no JSON, or holds something else.
     """
+    value = json_value(name, text, hint=hint)
+    need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
+    return cast("dict[str, Any] | None", value)
+
+
+def json_value(name: str, text: str, *, hint: str = "") -> object:
+    """What a JSON text holds. A key that an object has twice is rejected, since JSON drops the first.
+
+    Raises:
+        ConfigError: it is no JSON.
+    """
     try:
-        value = json.loads(text, object_pairs_hook=keys_once(name, text))
+        return json.loads(text, object_pairs_hook=keys_once(name, text))
     except json.JSONDecodeError as error:
         got = shortened(text)
         if hint and text.replace("_", "").isalnum():
@@ -160,8 +169,6 @@ def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | Non
         raise
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
         raise ConfigError(f"{name} cannot be read ({error}), got {shortened(text)}") from None
-    need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
-    return cast("dict[str, Any] | None", value)
 
 
 def keys_once(name: str, text: str | None = None) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
