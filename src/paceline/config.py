@@ -60,14 +60,29 @@ LogitsProcessor = Callable[..., Any]
 """
 
 
-@clear_calls(example="temperature=0")
-@dataclass(frozen=True, kw_only=True)
+OF_GENERATION_CONFIG: Final = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "do_sample": "temperature",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "suppress_tokens": "logit_bias",
+    "sequence_bias": "logit_bias",
+    "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
+}
+"""Parameters of transformers -> ours."""
+
+
+@clear_calls(example="temperature=0", meant=OF_GENERATION_CONFIG)
+@dataclass(kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
 
     Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's
     own path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule
-    (vLLM's `raw_logprobs`).
+    (vLLM's `raw_logprobs`). An attribute may be set, and is checked; requests that were given before do not change.
 
     Attributes:
         n: outputs per prompt.
@@ -133,6 +148,15 @@ class SamplingParams:
         kind = self.output_kind
         need(isinstance(kind, RequestOutputKind), "output_kind", "be a RequestOutputKind", kind)
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
+        vars(self)["_built"] = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_built" in vars(self):
+            value = getattr(SamplingParams.from_dict({**self._given(), name: value}), name)
+        object.__setattr__(self, name, value)
+
+    def _given(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def _check_ranges(self) -> None:
         integer("n", self.n, 1, MAX_N)
@@ -202,7 +226,7 @@ class SamplingParams:
     def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; unknown keys are rejected with an error that names them."""
         need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
-        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)])
+        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=OF_GENERATION_CONFIG)
         return cls(**given)
 
 

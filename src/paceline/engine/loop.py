@@ -104,6 +104,14 @@ class Engine:
         reasons = [s.output.finish_reason or ("abort" if s.request.id in interrupted else "error") for s in ended]
         return [s.close(reason, why if reason == "error" else None) for s, reason in zip(ended, reasons, strict=True)]
 
+    def close(self) -> list[StreamChunk]:
+        """Abort all requests; returns the last chunks."""
+        for request in list(self.scheduler.waiting):
+            self.scheduler.take(request.id)
+        ended = [(sequence, sequence.close("abort")) for sequence in self.scheduler.started()]
+        self._finish(ended)
+        return [chunk for _, chunk in ended]
+
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, wraps
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from paceline.errors import ConfigError
@@ -96,13 +96,35 @@ def choice(name: str, value: object, known: Sequence[str], *, optional: bool = F
     need(fine, name, f"be {'None or ' * optional}one of {', '.join(known)}", value)
 
 
-def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first unknown key of `given`, with near matches."""
+def reject_unknown(
+    kind: str, given: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raise ConfigError for the unknown keys of `given`, with near matches.
+
+    Args:
+        meant: names of other libraries -> what to write instead.
+    """
+    if text := unknown_names(kind, given, known, meant=meant):
+        raise ConfigError(text)
+
+
+def unknown_names(
+    kind: str, given: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """What `reject_unknown` says, or "" where all are known."""
+    hints: dict[str, str] = {}
     for key in given:
         if key not in known:
-            near = get_close_matches(str(key), known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ConfigError(f"{kind} does not know {key!r}; {hint}")
+            near = [meant[key]] if key in meant else get_close_matches(str(key), known, n=2)
+            hints[key] = f"did you mean {' or '.join(near)}?" if near else ""
+    if not hints:
+        return ""
+    listed = "" if all(hints.values()) else f"known are {', '.join(sorted(known))}"
+    if len(hints) == 1:
+        ((key, hint),) = hints.items()
+        return f"{kind} does not know {key!r}; {hint or listed}"
+    names = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
+    return f"{kind} does not know {names}" + (f"; {listed}" if listed else "")
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:
@@ -268,11 +290,12 @@ def _fits(value: object, kind: Any, low: float, high: float) -> bool:
     return isinstance(value, origin or kind)
 
 
-def clear_arguments(function: Function, example: str = "") -> Function:
+def clear_arguments(function: Function, example: str = "", meant: Mapping[str, str] = MappingProxyType({})) -> Function:
     """The same function, which answers arguments that it does not have with one line in place of a TypeError.
 
     Args:
         example: of a keyword argument, for functions that take no other.
+        meant: arguments of other libraries -> what to write instead.
     Raises:
         ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A
             TypeError from within the function stays what it is.
@@ -295,7 +318,7 @@ def clear_arguments(function: Function, example: str = "") -> Function:
             try:
                 signature.bind(*positional, **given)
             except TypeError as error:
-                reject_unknown(name, {} if takes_all else given, known)
+                reject_unknown(name, {} if takes_all else given, known, meant=meant)
                 what = by_name if nothing_by_place and "positional" in str(error) else error
                 raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
             raise
@@ -303,17 +326,18 @@ def clear_arguments(function: Function, example: str = "") -> Function:
     return cast("Function", clear)
 
 
-def clear_calls(example: str = "") -> Callable[[Class], Class]:
+def clear_calls(example: str = "", meant: Mapping[str, str] = MappingProxyType({})) -> Callable[[Class], Class]:
     """Makes the same class, with `clear_arguments` at its constructor, its public methods and class methods.
 
     Args:
         example: of a keyword argument of the constructor, where it takes no other.
+        meant: arguments of the constructor as other libraries call them -> what to write instead.
     """
 
     def clear(cls: Class) -> Class:
         for key, value in list(vars(cls).items()):
             if key == "__init__" and inspect.isfunction(value):
-                setattr(cls, key, clear_arguments(value, example))
+                setattr(cls, key, clear_arguments(value, example, meant))
             elif not key.startswith("_") and inspect.isfunction(value):
                 setattr(cls, key, clear_arguments(value))
             elif not key.startswith("_") and isinstance(value, classmethod):
