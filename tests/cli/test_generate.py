@@ -151,7 +151,34 @@ def test_stop_strings_are_cut(run: Command, expected: str) -> None:
     )
 
 
-@pytest.mark.parametrize("flag", [("--n", 2), ("--logprobs", 1), ("--prompt-logprobs", 1)])
+def test_several_texts(run: Command) -> None:
+    sampled = ("--temperature", 1, "--seed", 3, "--max-tokens", 8, *FAST)
+    made = json.loads(run("generate", PROMPT, "--n", 3, "--json", *sampled).out)
+    found = run("generate", PROMPT, "--n", 3, *sampled)
+    texts = [one["text"] for one in made["outputs"]]
+    assert len(set(texts)) == 3
+    assert found.out == "".join(f"--- {i} of 3 ---\n{text}\n" for i, text in enumerate(texts, 1))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",), ("--n", 2, "--temperature", 1)])
+def test_max_tokens_that_the_context_does_not_hold(run: Command, arguments: tuple[object, ...]) -> None:
+    few = ("--max-model-len", 16, *FAST, *arguments)
+    size = len(LLM(speculative_config=None, threads=1).tokenizer.encode(PROMPT))
+    found = run("generate", PROMPT, "--max-tokens", 50, *few)
+    assert (found.code, found.err) == (
+        0,
+        f"--max-tokens 50 was cut to {16 - size}: prompt and output share 16 tokens\n",
+    )
+    assert run("generate", PROMPT, "--max-tokens", 16 - size, *few).err == ""
+    assert run("generate", PROMPT, *few).err == "", "nobody asked for more"
+
+
+@pytest.mark.parametrize("config", ["suffix", '["ngram", "suffix"]', '"ngram"'])
+def test_methods_by_their_bare_names(run: Command, expected: str, config: str) -> None:
+    assert run("generate", PROMPT, "--max-tokens", 16, "-s", config, *FAST).out == expected + "\n"
+
+
+@pytest.mark.parametrize("flag", [("--logprobs", 1), ("--prompt-logprobs", 1)])
 def test_what_needs_json_says_so(run: Command, flag: tuple[str, int]) -> None:
     found = run("generate", PROMPT, *flag, "--temperature", 1, *FAST)
     assert (found.code, found.out) == (2, "")

@@ -29,6 +29,7 @@ SAMPLING_HELP = {
     "frequency_penalty": "Subtracted once per earlier occurrence.",
     "repetition_penalty": "Divides the logits of tokens seen in prompt or output.",
     "logit_bias": 'JSON object of token id -> bias, as {"5": -100}.',
+    "allowed_token_ids": "Token id that may be generated, and no others; may be repeated.",
     "bad_words": "A word that must not be generated; may be repeated.",
     "seed": "Same seed, same text.",
     "stop": "Text that ends the output; may be repeated.",
@@ -36,8 +37,9 @@ SAMPLING_HELP = {
     "include_stop_str_in_output": "Keep the stop string in the text.",
     "max_tokens": "Maximum number of new tokens. Default: the checkpoint's, else 256.",
     "min_tokens": "Minimum number of new tokens.",
-    "logprobs": "Report this many of the most likely tokens per position (with --json).",
+    "logprobs": "Report this many of the most likely tokens per position, -1 all (with --json).",
     "prompt_logprobs": "The same for the prompt's tokens.",
+    "truncate_prompt_tokens": "Use this many tokens of the prompt's end; -1: what leaves room for --max-tokens.",
     "ignore_eos": "Continue after an end token.",
 }
 ENGINE_HELP = {
@@ -56,11 +58,13 @@ INTEGERS = (
     "n",
     "top_k",
     "seed",
+    "allowed_token_ids",
     "stop_token_ids",
     "max_tokens",
     "min_tokens",
     "logprobs",
     "prompt_logprobs",
+    "truncate_prompt_tokens",
     "max_model_len",
     "threads",
     "kv_cache_memory_bytes",
@@ -69,7 +73,7 @@ INTEGERS = (
     "dllm_denoising_steps",
 )
 TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization", "dllm_unmasking_strategy")
-LISTS = ("bad_words", "stop", "stop_token_ids")
+LISTS = ("allowed_token_ids", "bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
 DEFAULT_MAX_TOKENS = 256
@@ -90,10 +94,10 @@ MODEL_FLAGS = (
         "speculative_config",
         Text,
         None,
-        'How to draft, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
-        '{"method": "auto"}.',
+        'How to draft: a method, as ngram, or JSON, as {"method": "ngram"}; null decodes plainly. Default: what '
+        "`paceline tune` chose, else auto.",
         short="-s",
-        metavar="JSON",
+        metavar="METHOD",
     ),
     _model_flag(
         "tokenizer", Text, None, "Folder or hub id of the tokenizer; default: the model's own.", metavar="MODEL"
