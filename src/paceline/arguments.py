@@ -105,11 +105,23 @@ MEANT: Final[Mapping[str, str]] = {
     "max_new_tokens": "SamplingParams(max_tokens=...)",
     "max_tokens": "SamplingParams(max_tokens=...)",
     "temperature": "SamplingParams(temperature=...)",
-    "draft_model": "speculative_config={'model': ...}",
-    "assistant_model": "speculative_config={'model': ...}",
+    "draft_model": "write speculative_config={'model': ...}",
+    "assistant_model": "write speculative_config={'model': ...}",
     "prompt_lookup_num_tokens": "speculative_config='ngram'",
 }
-"""Names that look like none of ours -> what to write."""
+"""Names that look like none of ours -> what to write, or a sentence."""
+
+ATTRIBUTES: Final[Mapping[str, str]] = {
+    "llm_engine": "see config, runner.info and engine",
+    "model_config": "see config and runner.info",
+    "beam_search": "beam search is not available; SamplingParams(n=...) draws several outputs",
+    **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), "models generate text here"),
+    **dict.fromkeys(("sleep", "wake_up"), "close() frees the memory"),
+    "set_tokenizer": "pass tokenizer=... to LLM",
+    "get_metrics": "each result has metrics of its own",
+    "from_pretrained": "call LLM(model)",
+}
+"""Attributes of other libraries' models -> what to do instead."""
 
 DTYPES: Final[Mapping[str, str]] = {"float": "float32", "half": "float16"}
 """vLLM's other names of dtypes."""
@@ -136,7 +148,7 @@ def translated(
     cuda = device.startswith("cuda") or (device == "auto" and cuda) if isinstance(device, str) else False
     for key in [key for key in given if key in NEUTRAL]:
         values, why = NEUTRAL[key]
-        if not (given[key] is None or any(type(given[key]) is type(one) and given[key] == one for one in values)):
+        if not (given[key] is None or any(_same(given[key], one) for one in values)):
             rule = f"be {' or '.join(map(repr, values))}" if values else "be left out"
             wrong.append(f"{key} must {rule}, got {shortened(given[key], 60)} ({why})")
     if cuda and given.get("gpu_memory_utilization") is not None:
@@ -150,6 +162,12 @@ def translated(
         shown = ", ".join(f"{key}={shortened(value, 30)}" for key, value in given.items())
         logger.warning("ignored, since it changes nothing here: %s", shown)
     return _dtype(dtype, cuda=cuda), device
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Whether both are the same plain value; 1 is not True, but 1.0."""
+    plain = isinstance(value, bool | int | float | str | list | tuple | dict)
+    return plain and isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def _unknown(unknown: Sequence[str], own: Sequence[str], known: Iterable[str]) -> str:

@@ -60,7 +60,7 @@ LogitsProcessor = Callable[..., Any]
 """
 
 
-OF_GENERATION_CONFIG: Final = {
+ELSEWHERE: Final = {
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -71,11 +71,17 @@ OF_GENERATION_CONFIG: Final = {
     "suppress_tokens": "logit_bias",
     "sequence_bias": "logit_bias",
     "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
+    "num_beams": "beam search is not available",
+    "use_beam_search": "beam search is not available",
+    "best_of": "n outputs are returned as they are drawn",
+    "guided_decoding": "grammars are available for diffusion language models only",
+    "structured_outputs": "grammars are available for diffusion language models only",
+    "spaces_between_special_tokens": "texts are decoded as the tokenizer does it",
 }
-"""Parameters of transformers -> ours."""
+"""Parameters of transformers, and those of vLLM that are missing -> ours, or what is to be said."""
 
 
-@clear_calls(example="temperature=0", meant=OF_GENERATION_CONFIG)
+@clear_calls(example="temperature=0", meant=ELSEWHERE)
 @dataclass(kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
@@ -183,8 +189,9 @@ class SamplingParams:
                 whole = isinstance(value, int) and not isinstance(value, bool)
                 fine = whole and (value == ALL_LOGPROBS or 0 <= value <= MAX_LOGPROBS)
                 need(fine, name, f"be an integer in 0..{MAX_LOGPROBS}, or -1 for all tokens", value)
-        if (kept := self.truncate_prompt_tokens) is not None and kept != -1:
-            integer("truncate_prompt_tokens", kept, 1)
+        if (kept := self.truncate_prompt_tokens) is not None:
+            fine = isinstance(kept, int) and not isinstance(kept, bool) and (kept == -1 or kept > 0)
+            need(fine, "truncate_prompt_tokens", "be an integer of 1 or more, or -1", kept)
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
@@ -226,7 +233,7 @@ class SamplingParams:
     def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; unknown keys are rejected with an error that names them."""
         need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
-        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=OF_GENERATION_CONFIG)
+        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=ELSEWHERE)
         return cls(**given)
 
 

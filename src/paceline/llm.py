@@ -10,11 +10,11 @@ from copy import copy
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from paceline.arguments import translated
+from paceline.arguments import ATTRIBUTES, translated
 from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_kind
 from paceline.engine import (
@@ -45,11 +45,12 @@ from paceline.models.denoiser import is_denoiser
 from paceline.models.loading import BUNDLED_FOLDER, GenerationDefaults, Tokenizer, check_names, read_config, resolve
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
-from paceline.utils import clear_calls, need, request_bar
+from paceline.utils import choice, clear_calls, need, request_bar
 
 logger = logging.getLogger("paceline")
 
 BUNDLED = BUNDLED_FOLDER
+OF_THE_MODEL = ("engine", "runner", "models", "_driver")
 
 
 @clear_calls()
@@ -286,6 +287,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] | None = None,
         *,
         lora_request: None = None,
+        chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -294,6 +296,7 @@ class LLM:
         Args:
             messages: dicts with "role" and "content", or lists of such dicts.
             sampling_params, use_tqdm, lora_request: as in `generate`.
+            chat_template_content_format: "auto": contents go to the template in the form that it takes.
             chat_template_kwargs: names for the template, such as `enable_thinking`.
             template: `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools`
                 (`Tokenizer.apply_chat_template`), and names for the template.
@@ -301,6 +304,7 @@ class LLM:
             ConfigError: the checkpoint has no chat template, or one that does not read what was given.
         """
         self._must_be_open()
+        choice("chat_template_content_format", chat_template_content_format, ("auto",))
         more = {} if chat_template_kwargs is None else chat_template_kwargs
         need(isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
         fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
@@ -374,9 +378,18 @@ class LLM:
                 for driver in (self._driver, self._predicting):
                     if driver is not None:
                         driver.close()
-        for name in ("engine", "runner", "models", "_driver"):
+        for name in OF_THE_MODEL:
             vars(self).pop(name, None)
         self.diffusion = self._predicting = None
+
+    if not TYPE_CHECKING:  # a type checker shall go on to find what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what is not there: say why."""
+            if name in OF_THE_MODEL and self.closed:
+                raise AttributeError("this LLM is closed; open a new one")
+            hint = f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
+            raise AttributeError(f"LLM has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self

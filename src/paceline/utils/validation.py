@@ -102,7 +102,7 @@ def reject_unknown(
     """Raise ConfigError for the unknown keys of `given`, with near matches.
 
     Args:
-        meant: names of other libraries -> what to write instead.
+        meant: names of other libraries -> what to write instead, or a sentence.
     """
     if text := unknown_names(kind, given, known, meant=meant):
         raise ConfigError(text)
@@ -116,7 +116,7 @@ def unknown_names(
     for key in given:
         if key not in known:
             near = [meant[key]] if key in meant else get_close_matches(str(key), known, n=2)
-            hints[key] = f"did you mean {' or '.join(near)}?" if near else ""
+            hints[key] = near[0] if near and " " in near[0] else f"did you mean {' or '.join(near)}?" if near else ""
     if not hints:
         return ""
     listed = "" if all(hints.values()) else f"known are {', '.join(sorted(known))}"
