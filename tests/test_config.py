@@ -126,7 +126,7 @@ def test_unknown_names_get_near_matches() -> None:
 def test_the_speculative_dialect() -> None:
     parse = SpeculativeConfig.parse
     assert parse(None) is None
-    assert parse("null") is None
+    assert parse("null") is parse("none") is None
     assert parse({}).method == "auto"
     assert parse({"model": "x"}).method == "draft_model"
     both = parse('{"method": ["ngram", {"method": "draft_model", "model": "d"}], "num_speculative_tokens": 4}')

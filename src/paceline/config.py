@@ -399,6 +399,8 @@ def _written(text: str) -> Any:
         ConfigError: text that begins as JSON and is none.
     """
     word = text.strip()
+    if word.lower() == "none":
+        return None
     return word if word and word[0] not in '{["' and word != "null" else json_value("speculative_config", text)
 
 

@@ -8,13 +8,14 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, RequestOutputKind, SamplingParams
 from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
 from paceline.errors import (
     CapabilityError,
@@ -212,6 +213,41 @@ def test_streams_show_the_canvas_and_end_with_the_text(llm: LLM) -> None:
     assert {text for pieces in drawn for text, state in pieces if state == "masked"} <= {DOT * n for n in range(1, 6)}
     assert [sum(len(text) for text, state in pieces if state == "new") for pieces in drawn] == [1, 1, 1, 1, 2, 0]
     assert "".join(text for text, _ in drawn[-1]) == whole.outputs[0].text
+
+
+def test_kinds_of_stream_output(llm: LLM) -> None:
+    [whole] = llm.generate(PROMPT, SamplingParams(**GREEDY, n=2))
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
+        chunks = list(llm.stream(PROMPT, SamplingParams(**GREEDY, n=2, output_kind=kind)))
+        for i, output in enumerate(whole.outputs):
+            parts = [one for one in chunks if one.index == i]
+            assert "".join(one.output.outputs[i].text for one in parts) == output.text
+            assert [one.finish_reason for one in parts][-1] == output.finish_reason
+        assert (len(chunks) == 2) == (kind is RequestOutputKind.FINAL_ONLY)
+        assert isinstance(chunks[0], CanvasChunk)
+
+
+def test_progress_and_close(folder: Path) -> None:
+    told: list[int] = []
+
+    class Bar(nullcontext):  # type: ignore[type-arg]
+        def __init__(self, total: int, **_: Any) -> None:
+            super().__init__(self)
+            self.n = 0
+
+        def update(self, more: int) -> None:
+            self.n += more
+            told.append(self.n)
+
+        def set_postfix_str(self, *_: Any, **__: Any) -> None:
+            pass
+
+    with LLM(folder, diffusion_config={"method": "static"}, max_num_seqs=1, **OPEN) as one:
+        one.generate([PROMPT, PROMPT], SamplingParams(**GREEDY), use_tqdm=Bar)
+        assert not one.reset_prefix_cache()
+    assert told == [1, 2]
+    with pytest.raises(ConfigError, match="this LLM is closed"):
+        one.generate(PROMPT)
 
 
 def test_closing_a_stream_cancels_it(llm: LLM) -> None:
