@@ -17,18 +17,23 @@ from paceline.utils import shortened, unknown_names
 logger = logging.getLogger("paceline")
 
 IGNORED: Final = frozenset(
-    """aggregate_engine_logging all2all_backend allowed_local_media_path allowed_media_domains async_scheduling
-    attention_backend attn_implementation block_size collect_detailed_traces compilation_config cuda_graph_sizes
-    cudagraph_capture_sizes disable_async_output_proc disable_cascade_attn disable_custom_all_reduce
-    disable_frontend_multiprocessing disable_hybrid_kv_cache_manager disable_log_requests disable_log_stats
-    disable_mm_preprocessor_cache distributed_executor_backend enable_chunked_prefill enable_log_requests
-    enforce_eager guided_decoding_backend limit_mm_per_prompt long_prefill_token_threshold low_cpu_mem_usage
+    """additional_config aggregate_engine_logging all2all_backend allowed_local_media_path allowed_media_domains
+    async_scheduling attention_backend attention_config attn_implementation block_size collect_detailed_traces
+    compilation_config cuda_graph_sizes cudagraph_capture_sizes data_parallel_backend disable_async_output_proc
+    disable_cascade_attn disable_custom_all_reduce disable_frontend_multiprocessing disable_hybrid_kv_cache_manager
+    disable_log_requests disable_log_stats disable_mm_preprocessor_cache distributed_executor_backend
+    enable_chunked_prefill enable_dbo enable_eplb enable_log_requests enforce_eager expert_placement_strategy
+    fully_sharded_loras gdn_prefill_backend guided_decoding_backend ignore_patterns kv_offloading_backend
+    kv_sharing_fast_prefill language_model_only limit_mm_per_prompt long_prefill_token_threshold lora_dtype
+    low_cpu_mem_usage mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_ssm_cache_dtype
     max_context_len_to_capture max_cpu_loras max_logprobs max_long_partial_prefills max_lora_rank max_loras
     max_num_partial_prefills max_parallel_loading_workers max_seq_len_to_capture mm_processor_cache_gb
     mm_processor_kwargs model_impl model_loader_extra_config num_gpu_blocks_override num_lookahead_slots
-    num_scheduler_steps offload_folder optimization_level otlp_traces_endpoint preemption_mode
-    prefix_caching_hash_algo ray_workers_use_nsight reasoning_parser served_model_name skip_mm_profiling
-    stream_interval structured_outputs_config swap_space use_cache use_fast use_tqdm_on_load use_v2_block_manager
+    num_scheduler_steps offload_buffers offload_folder offload_group_size offload_num_in_group offload_params
+    offload_prefetch_step optimization_level otlp_traces_endpoint performance_mode preemption_mode
+    prefix_caching_hash_algo profiler_config pt_load_map_location ray_workers_use_nsight reasoning_parser
+    safetensors_load_strategy served_model_name shutdown_timeout skip_mm_profiling stream_interval
+    structured_outputs_config swap_space use_cache use_fast use_tqdm_on_load use_v2_block_manager
     """.split()  # noqa: SIM905 (a list would take a line for each)
 )
 """They choose how other engines use their machine, and no output depends on them."""
@@ -84,6 +89,15 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "logits_processors": (((), []), "they are given with a request, as SamplingParams(logits_processors=[...])"),
     "enable_sleep_mode": ((False,), "close() frees the memory"),
     "worker_cls": (("auto",), "there are no workers"),
+    "worker_extension_cls": ((), "there are no workers"),
+    "scheduler_cls": ((), "there is one scheduler"),
+    "kv_transfer_config": ((), ONE_DEVICE),
+    "weight_transfer_config": ((), RAW),
+    "override_attention_dtype": ((), "attention has the model's dtype"),
+    "enable_return_routed_experts": ((False,), "results hold no routing"),
+    "hf_config_path": ((), RAW),
+    "subfolder": (("",), "download the checkpoint, and pass its folder as model"),
+    "chat_template": ((), "it is given with a conversation, as chat(messages, chat_template=...)"),
     "tokenizer_revision": ((), "download the tokenizer, and pass its folder as tokenizer"),
     "code_revision": ((), "download the checkpoint, and pass its folder as model"),
     "download_dir": ((), HUB.format("HF_HUB_CACHE")),
