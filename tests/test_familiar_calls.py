@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -124,12 +126,21 @@ def test_our_own_names_are_offered_first() -> None:
 
 
 def test_a_closed_model(llm: LLM) -> None:
-    with LLM(speculative_config=None, dtype="float32", max_model_len=256) as one:
+    with LLM(speculative_config=None, dtype="float32", max_model_len=256, max_num_seqs=1) as one:
         twin = one.with_speculative_config(NGRAM)
         expected = one.generate("def f(n):", FEW)[0].outputs[0].token_ids
-        stream = one.stream("def f(n):", SamplingParams(max_tokens=50, ignore_eos=True))
-        next(stream)
-    assert [chunk.finish_reason for chunk in stream][-1:] == ["abort"]
+        long = SamplingParams(max_tokens=200, ignore_eos=True)
+        running, engine = one.stream("def f(n):", long), one.engine
+        next(running)
+        waiting = Thread(target=lambda: ended.extend(one.generate(["a", "b"], long)))
+        ended: list[Any] = []
+        waiting.start()
+        while not engine.scheduler.waiting:
+            sleep(1e-3)
+    assert [chunk.finish_reason for chunk in running][-1:] == ["abort"]
+    waiting.join(60)
+    assert [out.outputs[0].finish_reason for out in ended] == ["abort", "abort"]
+    assert not engine.has_work
     one.close()
     for call in (
         lambda: one.generate("x"),

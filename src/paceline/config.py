@@ -1,4 +1,4 @@
-"""Configuration: frozen, keyword-only, checked once at the edge; every layer behind it may trust it.
+"""Configuration: keyword-only and checked at the edge; every layer behind it may trust it.
 
 The names are vLLM's. Defaults that depend on a checkpoint are `llm`'s, and the methods themselves the `registry`'s.
 """
@@ -143,14 +143,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_limits()
-        object.__setattr__(self, "stop", strings("stop", self.stop))
-        object.__setattr__(self, "bad_words", strings("bad_words", self.bad_words))
-        object.__setattr__(self, "stop_token_ids", tokens("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", self._bias())
+        self.stop = strings("stop", self.stop)
+        self.bad_words = strings("bad_words", self.bad_words)
+        self.stop_token_ids = tokens("stop_token_ids", self.stop_token_ids)
+        self.logit_bias = self._bias()
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tokens("allowed_token_ids", self.allowed_token_ids))
+            self.allowed_token_ids = tokens("allowed_token_ids", self.allowed_token_ids)
             need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "not be empty", self.allowed_token_ids)
-        object.__setattr__(self, "logits_processors", self._processors())
+        self.logits_processors = self._processors()
         kind = self.output_kind
         need(isinstance(kind, RequestOutputKind), "output_kind", "be a RequestOutputKind", kind)
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
@@ -158,11 +158,9 @@ class SamplingParams:
 
     def __setattr__(self, name: str, value: object) -> None:
         if "_built" in vars(self):
-            value = getattr(SamplingParams.from_dict({**self._given(), name: value}), name)
+            given = {one.name: getattr(self, one.name) for one in fields(self)}
+            value = getattr(SamplingParams.from_dict({**given, name: value}), name)
         object.__setattr__(self, name, value)
-
-    def _given(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def _check_ranges(self) -> None:
         integer("n", self.n, 1, MAX_N)

@@ -194,7 +194,14 @@ def test_rows_do_not_depend_on_the_rows_beside_them_at_real_sizes(dtype: torch.d
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_rows_equal_advanced_states_and_agree_with_the_cpu() -> None:
     params = SamplingParams(
-        temperature=0.7, top_p=0.9, top_k=900, frequency_penalty=0.3, min_tokens=4, logit_bias={5: 2.0}
+        temperature=0.7,
+        top_p=0.9,
+        top_k=900,
+        frequency_penalty=0.3,
+        min_tokens=4,
+        logit_bias={5: 2.0},
+        allowed_token_ids=range(0, 10_007, 3),
+        logits_processors=[unlike_the_last],
     )
     rules = Rules(params, vocab_size=10_007, prompt=[1, 2], stop_ids=[9], bad_word_ids=[(3,), (1, 4)])
     rules.advance([6, 1])
