@@ -42,7 +42,8 @@ def test_a_call_as_in_vllms_examples_with_one_warning(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "paceline"):
         LLM(
             model="bundled/target", tensor_parallel_size=1, enforce_eager=True, swap_space=4, disable_log_stats=True,
-            load_format="auto", max_num_seqs=None, enable_prefix_caching=True, quantization=None, max_model_len=64,
+            load_format="auto", rope_scaling=None, max_num_seqs=None, enable_prefix_caching=True, quantization=None,
+            max_model_len=64,
         )  # fmt: skip
     (line,) = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
     assert line == (
@@ -83,6 +84,7 @@ def test_a_share_of_a_gpu_is_not_ignored_where_there_is_one() -> None:
         ({"dtype": "float"}, "float32"),
         ({"dtype": torch.bfloat16}, "bfloat16"),
         ({"torch_dtype": torch.float32}, "float32"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
         ({"torch_dtype": "auto"}, "auto"),
         ({"dtype": "int3"}, "int3"),
         ({"dtype": None}, None),

@@ -172,9 +172,8 @@ def translated(
         wrong.append(text)
     if wrong:
         raise ConfigError("; ".join(wrong))
-    if given:
-        shown = ", ".join(f"{key}={shortened(value, 30)}" for key, value in given.items())
-        logger.warning("ignored, since it changes nothing here: %s", shown)
+    if shown := [f"{key}={shortened(value, 30)}" for key, value in given.items() if value is not None]:
+        logger.warning("ignored, since it changes nothing here: %s", ", ".join(shown))
     return _dtype(dtype, cuda=cuda), device
 
 
@@ -218,7 +217,7 @@ def _dtype(dtype: Any, *, cuda: bool) -> Any:
     """The dtype by our name; an object of PyTorch by its own. float16 under its short name is what vLLM's examples say
     where a GPU of any age must run them: a CPU computes bfloat16 many times as fast.
     """
-    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" or isinstance(dtype, str) else dtype
     if name == "half" and not cuda:
         logger.warning(
             "dtype='half' runs as bfloat16 on a CPU, which has no fast float16; dtype='float16' insists on it"

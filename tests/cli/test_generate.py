@@ -6,14 +6,16 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from command import Command, Terminal
 
-from paceline import LLM, SamplingParams
-from paceline.cli.generate import StreamPrinter
+from paceline import LLM, CompletionOutput, RequestOutput, SamplingParams, StreamChunk
+from paceline.cli.generate import StreamPrinter, show_all
 from paceline.controllers.auto import Costs, Line
 from paceline.engine import DrafterMetrics, RequestMetrics
 from paceline.profiles import Conditions, Profile
@@ -158,6 +160,20 @@ def test_several_texts(run: Command) -> None:
     texts = [one["text"] for one in made["outputs"]]
     assert len(set(texts)) == 3
     assert found.out == "".join(f"--- {i} of 3 ---\n{text}\n" for i, text in enumerate(texts, 1))
+
+
+def test_several_texts_that_are_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = RequestOutput("r", None, [1], [CompletionOutput(0), CompletionOutput(1)], RequestMetrics())
+
+    def chunks() -> Generator[StreamChunk]:
+        for index, text in ((1, "b"), (0, "a"), (1, "c")):
+            yield StreamChunk(index, ((text, None),), (1,), None, whole)
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as caught:
+        show_all(chunks())
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().out == "--- 1 of 2 ---\na\n--- 2 of 2 ---\nbc\n"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",), ("--n", 2, "--temperature", 1)])
