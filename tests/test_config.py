@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processors import unlike_the_last
+from transformers import LogitsProcessorList
 
 from paceline import ConfigError, SamplingParams, SpeculativeConfig
 from paceline.config import EngineConfig
@@ -40,7 +42,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be at most max_tokens=4"),
-    ({"logprobs": -1}, "logprobs"),
+    ({"logprobs": -2}, "logprobs must be an integer in 0..128, or -1 for all tokens, got -2"),
+    ({"logprobs": -1.0}, "logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"allowed_token_ids": []}, "allowed_token_ids must not be empty"),
+    ({"allowed_token_ids": [1.5]}, "allowed_token_ids"),
+    ({"output_kind": "delta"}, "output_kind must be a RequestOutputKind"),
+    ({"logits_processors": unlike_the_last}, "logits_processors must be a list of functions"),
+    ({"logits_processors": [5]}, "logits_processors must hold functions"),
+    ({"logits_processors": [lambda logits: logits]}, "logits_processors must hold functions"),
+    ({"logits_processors": [LogitsProcessorList]}, "logits_processors must hold functions"),
     ({"prompt_logprobs": 10**6}, "prompt_logprobs"),
     ({"seed": 2**70}, "seed"),
     ({"seed": "x"}, "seed"),
@@ -115,7 +126,7 @@ def test_unknown_names_get_near_matches() -> None:
 def test_the_speculative_dialect() -> None:
     parse = SpeculativeConfig.parse
     assert parse(None) is None
-    assert parse("null") is None
+    assert parse("null") is parse("none") is None
     assert parse({}).method == "auto"
     assert parse({"model": "x"}).method == "draft_model"
     both = parse('{"method": ["ngram", {"method": "draft_model", "model": "d"}], "num_speculative_tokens": 4}')
@@ -123,9 +134,14 @@ def test_the_speculative_dialect() -> None:
     assert both.method[1].model == "d"
     assert parse({"method": ["ngram", "draft_model"], "model": "m"}).method[1].model == "m"
     assert parse({"method": "ngram", "prompt_lookup_max": 3}).options == {"prompt_lookup_max": 3}
+    for given in ("suffix", " suffix ", '"suffix"', {"method": "suffix"}):
+        assert parse(given) == SpeculativeConfig(method="suffix")
+    for given in (["ngram", "suffix"], ("ngram", "suffix"), '["ngram", "suffix"]', [{"method": "ngram"}, "suffix"]):
+        assert [one.method for one in parse(given).method] == ["ngram", "suffix"]
     for given, text in (
-        ("[1]", "JSON object"),
-        ("ngram", r'as \{"method": "ngram"\}'),
+        ("[1]", "each entry of method must be a name or a dict, got 1"),
+        ([], "method must not be an empty list"),
+        (5, "be a dict, the name of a method"),
         ({"method": 3}, "method"),
         ({"method": [3]}, "each entry"),
         ({"method": ["auto"]}, "each entry of a list of methods must be one method, and not 'auto'"),

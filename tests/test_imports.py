@@ -19,6 +19,7 @@ ALLOWED = {
     "version": set(),
     "utils": {"errors"},
     "config": {"errors", "utils"},
+    "arguments": {"errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
@@ -32,7 +33,7 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "models"},
     "claims": LOW,
-    "llm": METHODS | {"diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
+    "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
     "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},

@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # as in typing, whose import would take longer than all o
 if TYPE_CHECKING:
     from typing import Any
 
-    from paceline.config import SamplingParams, SpeculativeConfig
+    from paceline.config import RequestOutputKind, SamplingParams, SpeculativeConfig
     from paceline.engine import CompletionOutput, DrafterMetrics, RequestMetrics, RequestOutput, StreamChunk
     from paceline.errors import (
         CapabilityError,
@@ -43,6 +43,7 @@ __all__ = [
     "PromptError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "SpeculativeConfig",
     "StreamChunk",
@@ -51,6 +52,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "paceline.llm",
+    "RequestOutputKind": "paceline.config",
     "SamplingParams": "paceline.config",
     "SpeculativeConfig": "paceline.config",
     "Logprob": "paceline.sampling.logprobs",

@@ -23,12 +23,9 @@ PARAMETERS: Final = tuple(field.name for field in fields(SamplingParams))
 """A claim holds under each of them."""
 
 REFUSED: Final = (
-    "allowed_token_ids",
     "best_of",
     "guided_decoding",
-    "logits_processors",
     "structured_outputs",
-    "truncate_prompt_tokens",
     "use_beam_search",
 )
 """vLLM's parameters that every method rejects with an error that names them."""

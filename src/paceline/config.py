@@ -1,14 +1,16 @@
-"""Configuration: frozen, keyword-only, checked once at the edge; every layer behind it may trust it.
+"""Configuration: keyword-only and checked at the edge; every layer behind it may trust it.
 
 The names are vLLM's. Defaults that depend on a checkpoint are `llm`'s, and the methods themselves the `registry`'s.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from enum import Enum
 from typing import Any, Final, Literal
 
 from paceline.errors import ConfigError
@@ -17,7 +19,8 @@ from paceline.utils import (
     choice,
     clear_calls,
     integer,
-    json_object,
+    items,
+    json_value,
     need,
     number,
     reject_unknown,
@@ -30,6 +33,7 @@ GREEDY_EPSILON = 1e-5
 
 MAX_N = 128
 MAX_LOGPROBS = 128
+ALL_LOGPROBS = -1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXACTNESS = ("auto", "strict")
 QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
@@ -42,14 +46,49 @@ NOT_QUANTIZED = "none"
 """Keeps the values of weights, also where the file is quantised."""
 
 
-@clear_calls(example="temperature=0")
-@dataclass(frozen=True, kw_only=True)
+class RequestOutputKind(Enum):
+    """What the chunks of a stream hold as `output`: all so far, what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+LogitsProcessor = Callable[..., Any]
+"""(output token ids, logits) or (prompt token ids, output token ids, logits) -> logits, as in vLLM's V0; or a
+`LogitsProcessor` of transformers.
+"""
+
+
+ELSEWHERE: Final = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "do_sample": "temperature",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "suppress_tokens": "logit_bias",
+    "sequence_bias": "logit_bias",
+    "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
+    "num_beams": "beam search is not available",
+    "use_beam_search": "beam search is not available",
+    "best_of": "n outputs are returned as they are drawn",
+    "guided_decoding": "grammars are available for diffusion language models only",
+    "structured_outputs": "grammars are available for diffusion language models only",
+    "spaces_between_special_tokens": "texts are decoded as the tokenizer does it",
+}
+"""Parameters of transformers, and those of vLLM that are missing -> ours, or what is to be said."""
+
+
+@clear_calls(example="temperature=0", meant=ELSEWHERE)
+@dataclass(kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
 
     Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's
     own path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule
-    (vLLM's `raw_logprobs`).
+    (vLLM's `raw_logprobs`). An attribute may be set, and is checked; requests that were given before do not change.
 
     Attributes:
         n: outputs per prompt.
@@ -57,13 +96,19 @@ class SamplingParams:
         presence_penalty, frequency_penalty: in -2..2, over generated tokens.
         repetition_penalty: above 0, over prompt and generated tokens.
         logit_bias: token id -> bias in -100..100.
+        allowed_token_ids: the only tokens that may be generated, end tokens not excepted; None allows all.
         bad_words: words that must not be generated.
+        logits_processors: functions that change the logits before all other rules: `(output_token_ids, logits)` or
+            `(prompt_token_ids, output_token_ids, logits)` -> logits, one row at a time, or processors of transformers.
+            They are asked along each path of a draft too, so they must depend on their arguments alone.
         seed: same seed, same tokens; None draws one.
         stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
         max_tokens, min_tokens: limits of generated tokens; None means up to the context.
-        logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; None is off.
+        logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; -1 is all, None none.
+        truncate_prompt_tokens: use this many tokens of the prompt's end; -1 uses what leaves room for `max_tokens`.
         ignore_eos: go on after an end token.
         detokenize, skip_special_tokens: how `text` is made.
+        output_kind: what chunks of `stream` hold; `generate` and `chat` return whole outputs whatever it is.
 
     Raises:
         ConfigError: a value outside its range, or a contradiction.
@@ -78,7 +123,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
+    logits_processors: Sequence[LogitsProcessor] = ()
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -87,18 +134,33 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     ignore_eos: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_limits()
-        object.__setattr__(self, "stop", strings("stop", self.stop))
-        object.__setattr__(self, "bad_words", strings("bad_words", self.bad_words))
-        object.__setattr__(self, "stop_token_ids", tokens("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", self._bias())
+        self.stop = strings("stop", self.stop)
+        self.bad_words = strings("bad_words", self.bad_words)
+        self.stop_token_ids = tokens("stop_token_ids", self.stop_token_ids)
+        self.logit_bias = self._bias()
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = tokens("allowed_token_ids", self.allowed_token_ids)
+            need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "not be empty", self.allowed_token_ids)
+        self.logits_processors = self._processors()
+        kind = self.output_kind
+        need(isinstance(kind, RequestOutputKind), "output_kind", "be a RequestOutputKind", kind)
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
+        vars(self)["_built"] = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_built" in vars(self):
+            given = {one.name: getattr(self, one.name) for one in fields(self)}
+            value = getattr(SamplingParams.from_dict({**given, name: value}), name)
+        object.__setattr__(self, name, value)
 
     def _check_ranges(self) -> None:
         integer("n", self.n, 1, MAX_N)
@@ -122,11 +184,22 @@ class SamplingParams:
             )
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                integer(name, value, 0, MAX_LOGPROBS)
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                fine = whole and (value == ALL_LOGPROBS or 0 <= value <= MAX_LOGPROBS)
+                need(fine, name, f"be an integer in 0..{MAX_LOGPROBS}, or -1 for all tokens", value)
+        if (kept := self.truncate_prompt_tokens) is not None:
+            fine = isinstance(kept, int) and not isinstance(kept, bool) and (kept == -1 or kept > 0)
+            need(fine, "truncate_prompt_tokens", "be an integer of 1 or more, or -1", kept)
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+
+    def _processors(self) -> tuple[LogitsProcessor, ...]:
+        found = items("logits_processors", self.logits_processors, "be a list of functions")
+        for one in found:
+            processor_form(one)
+        return found
 
     def _bias(self) -> dict[int, float] | None:
         if self.logit_bias is None:
@@ -158,8 +231,31 @@ class SamplingParams:
     def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
         """Build from a mapping; unknown keys are rejected with an error that names them."""
         need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
-        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)])
+        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=ELSEWHERE)
         return cls(**given)
+
+
+def processor_form(processor: LogitsProcessor) -> Literal["output", "prompt and output", "transformers"]:
+    """What a logits processor is called with.
+
+    Raises:
+        ConfigError: nothing that is known.
+    """
+    origins = {base.__module__.split(".")[0] for base in type(processor).__mro__ if base.__name__ == "LogitsProcessor"}
+    if "transformers" in origins:
+        return "transformers"
+    rule = (
+        "hold functions (output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits) that return logits"
+    )
+    need(callable(processor) and not isinstance(processor, type) and not origins, "logits_processors", rule, processor)
+    try:
+        parameters = inspect.signature(processor).parameters.values()
+    except (TypeError, ValueError):  # one that is not written in Python
+        return "output"
+    by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = sum(one.default is one.empty for one in by_place)
+    need(needed in (2, 3), "logits_processors", rule, processor)
+    return "output" if needed == 2 else "prompt and output"
 
 
 VLLM_KEYS = frozenset(
@@ -240,21 +336,21 @@ class SpeculativeConfig:
         return [f.name for f in fields(cls) if f.name != "options"]
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any] | str | SpeculativeConfig | None) -> SpeculativeConfig | None:
-        """From a dict, JSON text or None (plain decoding).
+    def parse(cls, given: GivenConfig) -> SpeculativeConfig | None:
+        """From a dict, the name of a method, a list of methods, JSON text of these, or None (plain decoding).
 
         Raises:
             ConfigError: text that is not JSON, or a value outside its range.
         """
-        if given is None or isinstance(given, SpeculativeConfig):
-            return given
-        if isinstance(given, str):
-            given = json_object("speculative_config", given, hint=f'{{"method": "{given}"}}')
-            if given is None:
-                return None
-        need(isinstance(given, Mapping), "speculative_config", "be a dict, JSON or None", given)
+        whole: Any = _written(given) if isinstance(given, str) else given
+        if whole is None or isinstance(whole, SpeculativeConfig):
+            return whole
+        if isinstance(whole, str | list | tuple):
+            whole = {"method": whole}
+        rule = "be a dict, the name of a method, a list of methods, JSON or None"
+        need(isinstance(whole, Mapping), "speculative_config", rule, whole)
         own = set(cls.general_keys())
-        given = {key: value for key, value in given.items() if value is not None or key not in own | VLLM_KEYS}
+        given = {key: value for key, value in whole.items() if value is not None or key not in own | VLLM_KEYS}
         known = {key: value for key, value in given.items() if key in own}
         method = known.get("method", "draft_model" if isinstance(known.get("model"), str) else "auto")
         need(isinstance(method, str | list | tuple) and method != "", "method", "be a name or a list of names", method)
@@ -284,6 +380,22 @@ class SpeculativeConfig:
         if nested is None or not isinstance(nested.method, str) or nested.method == "auto":
             raise ConfigError(f"each entry of a list of methods must be one method, and not 'auto', got {item!r}")
         return nested
+
+
+GivenConfig = Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | str | SpeculativeConfig | None
+"""What a user may give as a `speculative_config`."""
+
+
+def _written(text: str) -> Any:
+    """What a text means as `speculative_config`: JSON, or the bare name of a method.
+
+    Raises:
+        ConfigError: text that begins as JSON and is none.
+    """
+    word = text.strip()
+    if word.lower() == "none":
+        return None
+    return word if word and word[0] not in '{["' and word != "null" else json_value("speculative_config", text)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
+import torch
+
+from paceline.arguments import ATTRIBUTES, translated
+from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_kind
 from paceline.engine import (
     DraftModels,
@@ -18,6 +23,7 @@ from paceline.engine import (
     Engine,
     Exactness,
     Prompt,
+    ReadPrompt,
     Request,
     RequestOutput,
     StreamChunk,
@@ -30,18 +36,21 @@ from paceline.engine import (
     one_prompt,
     params_for,
     read_prompt,
+    shaped,
+    truncated,
 )
-from paceline.errors import CapabilityError
-from paceline.models import load_runner
+from paceline.errors import CapabilityError, ConfigError
+from paceline.models import load_runner, memory_of
 from paceline.models.denoiser import is_denoiser
 from paceline.models.loading import BUNDLED_FOLDER, GenerationDefaults, Tokenizer, check_names, read_config, resolve
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
-from paceline.utils import clear_calls, need
+from paceline.utils import choice, clear_calls, need, request_bar
 
 logger = logging.getLogger("paceline")
 
 BUNDLED = BUNDLED_FOLDER
+OF_THE_MODEL = ("engine", "runner", "models", "_driver")
 
 
 @clear_calls()
@@ -54,9 +63,9 @@ class LLM:
     Args:
         model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive
             model.
-        speculative_config: vLLM's dialect as dict or JSON; {"method": "auto"} by default, None is plain decoding.
-            Where it is not given, a profile that `paceline tune` made for this model, device, dtype and threads
-            replaces it.
+        speculative_config: vLLM's dialect as dict or JSON, the name of a method, or a list of methods;
+            {"method": "auto"} by default, None is plain decoding. Where it is not given, a profile that `paceline tune`
+            made for this model, device, dtype and threads replaces it.
         diffusion_config: of a diffusion language model: its method and options as dict or JSON (`diffusion.methods`).
         tokenizer: folder or hub id, where it is not the model's own.
         revision: branch, tag or commit on the hub.
@@ -66,6 +75,8 @@ class LLM:
             kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
+        others: arguments of vLLM and transformers that change nothing here, which one warning names; all others are
+            rejected together (`arguments`). `torch_dtype` is `dtype`, and `device_map` is `device`.
 
     Attributes:
         profile: the one in use, or None.
@@ -81,6 +92,7 @@ class LLM:
     """
 
     profile: Profile | None = None
+    closed = False
     diffusion: DiffusionEngine | None = None
     _predicting: Driver | None = None  # beside a profile that reads no predictions
 
@@ -88,7 +100,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None = DEFAULT,
+        speculative_config: GivenConfig = DEFAULT,
         diffusion_config: Mapping[str, Any] | str | None = None,
         tokenizer: str | Path | None = None,
         revision: str | None = None,
@@ -108,21 +120,26 @@ class LLM:
         quantization: str | None = None,
         trust_remote_code: bool = False,
         profile: bool = True,
+        **others: Any,
     ) -> None:
-        self.config = EngineConfig(
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            speculative_memory_bytes=speculative_memory_bytes,
-            threads=threads,
-            seed=seed,
-            exactness=exactness,
-            quantization=quantization,
+        dtype, device = translated(
+            others, dtype=dtype, device=device, own=_own_arguments(), cuda=torch.cuda.is_available()
         )
+        given: dict[str, Any] = {
+            "dtype": dtype,
+            "device": device,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "enable_prefix_caching": enable_prefix_caching,
+            "kv_cache_memory_bytes": kv_cache_memory_bytes,
+            "speculative_memory_bytes": speculative_memory_bytes,
+            "threads": threads,
+            "seed": seed,
+            "exactness": exactness,
+            "quantization": quantization,
+        }
+        self.config = EngineConfig(**{key: value for key, value in given.items() if value is not None})
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
         self._by_default, self._trust, self._turns = speculative_config is DEFAULT, trust_remote_code, Turns()
         self._lora = lora
@@ -156,8 +173,6 @@ class LLM:
     def _load(self, name: str, tokenizer: str | Path | None, revision: str | None, gguf_file: str | None) -> None:
         """Read the checkpoint: tokenizer, defaults, weights."""
         if self.config.threads is not None:
-            import torch
-
             torch.set_num_threads(self.config.threads)
         self.folder = folder = resolve(name, revision=revision, code=self._trust, gguf_file=gguf_file)
         config = read_config(folder)  # what is not supported often has no tokenizer, which would be missed first
@@ -223,7 +238,7 @@ class LLM:
         self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
         self._driver = Driver(self.engine, self._turns)
 
-    def with_speculative_config(self, speculative_config: Mapping[str, Any] | str | SpeculativeConfig | None) -> LLM:
+    def with_speculative_config(self, speculative_config: GivenConfig) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""
         self._must_draft("with_speculative_config")
         other = copy(self)
@@ -235,6 +250,9 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        *,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
 
@@ -242,48 +260,82 @@ class LLM:
             prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}; a
                 dict may also hold `prediction` and `cache_salt` (see `engine.prompts.read_prompt`).
             sampling_params: one for all or one each; None takes the checkpoint's generation_config.json.
+            use_tqdm: show a progress bar; None shows one for several prompts on a terminal. A class or function is
+                called in the place of tqdm.
+            lora_request: vLLM's; there are no adapters here.
         Raises:
             PromptError, ConfigError: before anything runs.
         """
-        items = as_list(prompts)
-        params = self._params(sampling_params, len(items))
-        requests = [self._request(item, one) for item, one in zip(items, params, strict=True)]
-        if self.diffusion:
-            self.diffusion.run(requests)
-        else:
-            self._serving(requests).run(requests)
+        self._must_be_open()
+        read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
+        return self._run(read, sampling_params, use_tqdm, lora_request)
+
+    def _run(
+        self,
+        prompts: Sequence[ReadPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool | Callable[..., Any] | None,
+        lora_request: object,
+    ) -> list[RequestOutput]:
+        rule = "be None: there are no adapters here; merge them into the weights (merge_and_unload of peft)"
+        need(lora_request is None, "lora_request", rule, lora_request)
+        fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
+        need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
+        params = self._params(sampling_params, len(prompts))
+        requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        run = self.diffusion.run if self.diffusion else self._serving(requests).run
+        with request_bar(len(requests), use_tqdm) as advance:
+            run(requests, advance)
         return [request.result() for request in requests]
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] | None = None,
+        *,
+        lora_request: None = None,
+        chat_template_content_format: str = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the checkpoint's own chat template.
 
+        Args:
+            messages: dicts with "role" and "content", or lists of such dicts.
+            sampling_params, use_tqdm, lora_request: as in `generate`.
+            chat_template_content_format: "auto": contents go to the template in the form that it takes.
+            chat_template_kwargs: names for the template, such as `enable_thinking`.
+            template: `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools`
+                (`Tokenizer.apply_chat_template`), and names for the template.
         Raises:
-            ConfigError: the checkpoint has no chat template.
+            ConfigError: the checkpoint has no chat template, or one that does not read what was given.
         """
+        self._must_be_open()
+        choice("chat_template_content_format", chat_template_content_format, ("auto",))
+        more = {} if chat_template_kwargs is None else chat_template_kwargs
+        need(isinstance(more, Mapping), "chat_template_kwargs", "be a dict", more)
         fine = isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0
         need(messages != [], "messages", "hold a message or more", messages)
         need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
-        talks = [messages] if isinstance(messages[0], Mapping) else list(messages)
-        prompts = [{"prompt_token_ids": self.chat_ids(talk, **template)} for talk in talks]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params)
+        talks: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
+        texts = [self.tokenizer.apply_chat_template(talk, **{**template, **more}) for talk in talks]
+        prompts = [ReadPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), []) for text in texts]
+        return self._run(prompts, sampling_params, use_tqdm, lora_request)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds.
 
         Closing the iterator, or forgetting it, cancels the request.
         """
+        self._must_be_open()
         (params,) = self._params(sampling_params, 1)
-        request = self._request(one_prompt(prompt), params)
+        request = self._request(read_prompt(one_prompt(prompt), self.tokenizer.encode), params)
         if self.diffusion:
-            return self.diffusion.stream(request)
+            return shaped(self.diffusion.stream(request), params.output_kind)
         driver = self._serving([request])
         driver.engine.check(request)
-        return driver.stream(request)
+        return shaped(driver.stream(request), params.output_kind)
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from the texts so far; returns the files.
@@ -305,11 +357,64 @@ class LLM:
         """The checkpoint's own sampling defaults, with changes."""
         return SamplingParams.from_dict({**self.defaults.sampling, **changes})
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """vLLM's name of `default_sampling_params`."""
+        return self.default_sampling_params()
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer as an object of transformers; the engine's own is `tokenizer`."""
+        self._must_be_open()
+        return self.tokenizer.to_transformers()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the keys and values of ended requests; whether there was such a cache."""
+        self._must_be_open()
+        memory = None if self.diffusion else memory_of(self.runner)
+        if memory is None or not self.config.enable_prefix_caching:
+            return False
+        with self._turns.turn():
+            memory.forget()
+        return True
+
+    def close(self) -> None:
+        """End the running requests and let go of the model, whose memory is freed unless others share it."""
+        if self.closed:
+            return
+        self.closed = True
+        if not self.diffusion:
+            with self._turns.turn():
+                for driver in (self._driver, self._predicting):
+                    if driver is not None:
+                        driver.close()
+        for name in OF_THE_MODEL:
+            vars(self).pop(name, None)
+        self.diffusion = self._predicting = None
+
+    if not TYPE_CHECKING:  # a type checker shall go on to find what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what is not there: say why."""
+            if name in OF_THE_MODEL and self.closed:
+                raise AttributeError("this LLM is closed; open a new one")
+            hint = f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
+            raise AttributeError(f"LLM has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise ConfigError("this LLM is closed; open a new one")
+
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
         return params_for(self.default_sampling_params() if given is None else given, number)
 
     def _must_draft(self, what: str) -> None:
-        """Reject what only models with an engine have."""
+        """Reject what only models with an engine have, and where it is closed."""
+        self._must_be_open()
         if self.diffusion:
             raise CapabilityError(
                 f"{what} is only available for autoregressive models, and {self.folder} is a diffusion language model"
@@ -334,9 +439,18 @@ class LLM:
             )
         return self._driver
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        read = read_prompt(prompt, self.tokenizer.encode)
+    def _request(self, read: ReadPrompt, params: SamplingParams) -> Request:
+        params = copy(params)
         info, serial = self.diffusion or self.runner.info, next(self._count)
-        room = check_prompt(read.tokens, info.vocab_size, info.max_context, params.max_tokens, read.prediction)
+        tokens = truncated(read.tokens, params, info.max_context)
+        longest = None if self.config.max_model_len is None else info.declared_context
+        most = params.max_tokens
+        room = check_prompt(tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
-        return Request(f"request-{serial}", read.text, read.tokens, params, seed, room, read.tenant, read.prediction)
+        return Request(f"request-{serial}", read.text, tokens, params, seed, room, read.tenant, read.prediction)
+
+
+@cache
+def _own_arguments() -> tuple[str, ...]:
+    """The names of our own arguments of `LLM`."""
+    return tuple(name for name in inspect.signature(LLM).parameters if name != "others")

@@ -6,14 +6,16 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from command import Command, Terminal
 
-from paceline import LLM, SamplingParams
-from paceline.cli.generate import StreamPrinter
+from paceline import LLM, CompletionOutput, RequestOutput, SamplingParams, StreamChunk
+from paceline.cli.generate import StreamPrinter, show_all
 from paceline.controllers.auto import Costs, Line
 from paceline.engine import DrafterMetrics, RequestMetrics
 from paceline.profiles import Conditions, Profile
@@ -151,7 +153,48 @@ def test_stop_strings_are_cut(run: Command, expected: str) -> None:
     )
 
 
-@pytest.mark.parametrize("flag", [("--n", 2), ("--logprobs", 1), ("--prompt-logprobs", 1)])
+def test_several_texts(run: Command) -> None:
+    sampled = ("--temperature", 1, "--seed", 3, "--max-tokens", 8, *FAST)
+    made = json.loads(run("generate", PROMPT, "--n", 3, "--json", *sampled).out)
+    found = run("generate", PROMPT, "--n", 3, *sampled)
+    texts = [one["text"] for one in made["outputs"]]
+    assert len(set(texts)) == 3
+    assert found.out == "".join(f"--- {i} of 3 ---\n{text}\n" for i, text in enumerate(texts, 1))
+
+
+def test_several_texts_that_are_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = RequestOutput("r", None, [1], [CompletionOutput(0), CompletionOutput(1)], RequestMetrics())
+
+    def chunks() -> Generator[StreamChunk]:
+        for index, text in ((1, "b"), (0, "a"), (1, "c")):
+            yield StreamChunk(index, ((text, None),), (1,), None, whole)
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as caught:
+        show_all(chunks())
+    assert caught.value.exit_code == 130
+    assert capsys.readouterr().out == "--- 1 of 2 ---\na\n--- 2 of 2 ---\nbc\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",), ("--n", 2, "--temperature", 1)])
+def test_max_tokens_that_the_context_does_not_hold(run: Command, arguments: tuple[object, ...]) -> None:
+    few = ("--max-model-len", 16, *FAST, *arguments)
+    size = len(LLM(speculative_config=None, threads=1).tokenizer.encode(PROMPT))
+    found = run("generate", PROMPT, "--max-tokens", 50, *few)
+    assert (found.code, found.err) == (
+        0,
+        f"--max-tokens 50 was cut to {16 - size}: prompt and output share 16 tokens\n",
+    )
+    assert run("generate", PROMPT, "--max-tokens", 16 - size, *few).err == ""
+    assert run("generate", PROMPT, *few).err == "", "nobody asked for more"
+
+
+@pytest.mark.parametrize("config", ["suffix", '["ngram", "suffix"]', '"ngram"'])
+def test_methods_by_their_bare_names(run: Command, expected: str, config: str) -> None:
+    assert run("generate", PROMPT, "--max-tokens", 16, "-s", config, *FAST).out == expected + "\n"
+
+
+@pytest.mark.parametrize("flag", [("--logprobs", 1), ("--prompt-logprobs", 1)])
 def test_what_needs_json_says_so(run: Command, flag: tuple[str, int]) -> None:
     found = run("generate", PROMPT, *flag, "--temperature", 1, *FAST)
     assert (found.code, found.out) == (2, "")

@@ -15,8 +15,8 @@ from paceline.cli import options
 from paceline.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
-UNFLAGGED = {"detokenize", "skip_special_tokens"}
-"""Fields that make no sense where text is printed."""
+UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "output_kind"}
+"""Fields that make no sense where text is printed, or that cannot be typed."""
 
 
 def flags(command: str) -> set[str]:

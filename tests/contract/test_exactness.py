@@ -22,12 +22,14 @@ import torch
 from contract.worlds import BATCHES, PROMPT, VOCAB, accepted, decoded, engine, letters, make, target, verifier
 from datastores import Numbers, write
 from drafters.test_contract import VARIANTS
+from processors import at_the_root, by_all_tokens, unlike_the_last
 from tools.gtest import ERROR, SMALLEST_CELL, independence
 
 from paceline import claims, registry
 from paceline.claims import Cell
-from paceline.config import SamplingParams
+from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
+from paceline.sampling import Processors
 from paceline.verifiers import TypicalAcceptance
 
 CASES: dict[str, dict[str, Any]] = {
@@ -40,7 +42,9 @@ CASES: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": 0.5},
     "repetition_penalty": {"repetition_penalty": 1.4},
     "logit_bias": {"logit_bias": {3: 2.0, 5: -100.0}},
+    "allowed_token_ids": {"allowed_token_ids": [0, 2, 3, 5, 8]},
     "bad_words": {"bad_words": ["b", "cd"]},
+    "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
     "seed": {},
     "stop": {"stop": ["ab", "j"]},
     "stop_token_ids": {"stop_token_ids": [5]},
@@ -49,11 +53,13 @@ CASES: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 7},
     "logprobs": {"logprobs": 2},
     "prompt_logprobs": {"prompt_logprobs": 1},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 5},
     "ignore_eos": {"ignore_eos": True},
     "detokenize": {"detokenize": False},
     "skip_special_tokens": {"skip_special_tokens": False},
+    "output_kind": {"output_kind": RequestOutputKind.FINAL_ONLY},
 }
-UNTOUCHED = {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"}
+UNTOUCHED = {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "output_kind"}
 """Parameters that change what a caller is shown and not what is drawn."""
 TOUCHED = [parameter for parameter in CASES if parameter not in UNTOUCHED]
 LIKE_OTHERS = {"max_tokens", "include_stop_str_in_output"}
@@ -220,6 +226,16 @@ def test_the_comparison_catches_a_relaxed_rule(drafter: str) -> None:
 def test_the_g_test_catches_a_relaxed_rule() -> None:
     relaxed = TypicalAcceptance(posterior_threshold=0.02, posterior_alpha=0.3)
     assert p_value(IN_DISTRIBUTION[0], relaxed, "temperature") < ERROR
+
+
+def test_the_comparisons_catch_processors_that_see_the_text_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = next(cell for cell in EQUAL if (cell.drafter, cell.mode) == ("draft_model", "greedy"))
+    sampled = next(cell for cell in IN_DISTRIBUTION if cell.drafter == "draft_model")
+    base = plain("logits_processors", "greedy", "together")
+    plain_counts("logits_processors")
+    monkeypatch.setattr(Processors, "apply", at_the_root)
+    assert drafted(greedy, "logits_processors", "together") != base
+    assert p_value(sampled, verifier(sampled.verifier), "logits_processors") < ERROR
 
 
 def test_the_same_tokens_are_drawn_under_parameters_that_touch_none_and_others_under_one_that_does() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import tiny_denoiser
+from processors import by_all_tokens, unlike_the_last
 from tools.pairwise import pairs_of, pairwise
 
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench import adapter_weights, bundled_prompts, write_shuffled_draft, written_adapter
+from paceline.config import RequestOutputKind
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 
@@ -30,7 +32,9 @@ PARAMETERS: dict[str, Config] = {
     "frequency_penalty": {"frequency_penalty": 0.3},
     "repetition_penalty": {"repetition_penalty": 1.2},
     "logit_bias": {"logit_bias": {5: 4.0, 12: -100.0}},
+    "allowed_token_ids": {"allowed_token_ids": range(3, 900, 2)},
     "bad_words": {"bad_words": ["return", "the"]},
+    "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
     "seed": {},
     "stop": {"stop": ["\n", "of"]},
     "stop_token_ids": {"stop_token_ids": [202, 15]},
@@ -39,9 +43,11 @@ PARAMETERS: dict[str, Config] = {
     "min_tokens": {"min_tokens": 13},
     "logprobs": {"logprobs": 2},
     "prompt_logprobs": {"prompt_logprobs": 1},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 5},
     "ignore_eos": {"ignore_eos": True},
     "detokenize": {"detokenize": False},
     "skip_special_tokens": {"skip_special_tokens": False},
+    "output_kind": {"output_kind": RequestOutputKind.FINAL_ONLY},
 }
 NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "draft_model": lambda llm, folder: {"model": str(BUNDLED / "draft")},

@@ -8,13 +8,14 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, RequestOutputKind, SamplingParams
 from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
 from paceline.errors import (
     CapabilityError,
@@ -214,6 +215,41 @@ def test_streams_show_the_canvas_and_end_with_the_text(llm: LLM) -> None:
     assert "".join(text for text, _ in drawn[-1]) == whole.outputs[0].text
 
 
+def test_kinds_of_stream_output(llm: LLM) -> None:
+    [whole] = llm.generate(PROMPT, SamplingParams(**GREEDY, n=2))
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
+        chunks = list(llm.stream(PROMPT, SamplingParams(**GREEDY, n=2, output_kind=kind)))
+        for i, output in enumerate(whole.outputs):
+            parts = [one for one in chunks if one.index == i]
+            assert "".join(one.output.outputs[i].text for one in parts) == output.text
+            assert [one.finish_reason for one in parts][-1] == output.finish_reason
+        assert (len(chunks) == 2) == (kind is RequestOutputKind.FINAL_ONLY)
+        assert isinstance(chunks[0], CanvasChunk)
+
+
+def test_progress_and_close(folder: Path) -> None:
+    told: list[int] = []
+
+    class Bar(nullcontext):  # type: ignore[type-arg]
+        def __init__(self, total: int, **_: Any) -> None:
+            super().__init__(self)
+            self.n = 0
+
+        def update(self, more: int) -> None:
+            self.n += more
+            told.append(self.n)
+
+        def set_postfix_str(self, *_: Any, **__: Any) -> None:
+            pass
+
+    with LLM(folder, diffusion_config={"method": "static"}, max_num_seqs=1, **OPEN) as one:
+        one.generate([PROMPT, PROMPT], SamplingParams(**GREEDY), use_tqdm=Bar)
+        assert not one.reset_prefix_cache()
+    assert told == [1, 2]
+    with pytest.raises(ConfigError, match="this LLM is closed"):
+        one.generate(PROMPT)
+
+
 def test_closing_a_stream_cancels_it(llm: LLM) -> None:
     chunks = llm.stream(PROMPT, SamplingParams(**GREEDY))
     first = next(chunks)
@@ -256,6 +292,7 @@ def test_constrained_texts(folder: Path) -> None:
     [
         {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0},
         {"repetition_penalty": 1.1}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"logprobs": 1}, {"prompt_logprobs": 0},
+        {"allowed_token_ids": [3]}, {"logits_processors": [lambda output, logits: logits]},
     ],
     ids=str,
 )  # fmt: skip
@@ -279,7 +316,7 @@ def test_every_sampling_parameter_is_either_honoured_or_rejected() -> None:
         "include_stop_str_in_output",
         "max_tokens",
     }
-    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens"}
+    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens", "output_kind", "truncate_prompt_tokens"}
     assert honoured | SAMPLING.keys() == set(SamplingParams.__dataclass_fields__)
     assert not honoured & SAMPLING.keys()
     defaults = SamplingParams()

@@ -217,6 +217,8 @@ def test_drafts_that_cannot_go_back_are_rejected() -> None:
             drafter_of(draft=method)
     with pytest.raises(ConfigError, match="inside method 'specmquant' must be a dict with one method"):
         LLM(speculative_config={"method": "specmquant", "draft": {"method": ["ngram", "suffix"]}})
+    with pytest.raises(DrafterError, match="got 'ngram', which cannot go back"):
+        LLM(speculative_config={"method": "specmquant", "draft": "ngram"})
 
 
 def test_the_bundled_pair_with_an_int4_copy_between() -> None:

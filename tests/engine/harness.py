@@ -9,7 +9,7 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
-from paceline.engine import DrafterSet, Engine, Parts, Request, check_prompt
+from paceline.engine import DrafterSet, Engine, Parts, Request, check_prompt, truncated
 from paceline.verifiers import GreedyVerifier, RecursiveRejection
 
 
@@ -41,12 +41,11 @@ def run(
     """Decode prompts to their ends; request i has seed `seed + i`, all have the same prediction."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     info = engine.parts.runner.info
-    requests = [
-        Request(
-            f"r{i}", None, list(p), q, seed + i, check_prompt(list(p), info.vocab_size, info.max_context, q.max_tokens)
-        )
-        for i, (p, q) in enumerate(zip(prompts, each, strict=True))
-    ]
+    requests = []
+    for i, (p, q) in enumerate(zip(prompts, each, strict=True)):
+        prompt = truncated(list(p), q, info.max_context)
+        room = check_prompt(prompt, info.vocab_size, info.max_context, q.max_tokens)
+        requests.append(Request(f"r{i}", None, prompt, q, seed + i, room))
     for request in requests:
         request.prediction = list(prediction)
         engine.add(request)

@@ -108,7 +108,8 @@ def found(golden: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         folder = tiny_checkpoint.write(Path(work) / "whole")
         errors = {
-            kind: {given: _same(line, work) for given, line in lines.items()} for kind, lines in _errors(folder).items()
+            kind: {_same(given, work): _same(line, work) for given, line in lines.items()}
+            for kind, lines in _errors(folder).items()
         }
     return {
         "methods": called(["methods"])[1],

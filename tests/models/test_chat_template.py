@@ -92,10 +92,38 @@ def test_names_that_a_template_does_not_read_are_refused(tmp_path: Path) -> None
     for given, line in (
         ({"thinkin": 2}, f"the chat template of {folder} does not know 'thinkin'; did you mean thinking"),
         ({"max_tokens": 5}, r"'max_tokens' is a sampling parameter, .* give SamplingParams\(max_tokens=...\)"),
-        ({"continue_final_message": True}, "does not know 'continue_final_message'"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
+        ({"chat_template": 5}, "chat_template must be a text, got 5"),
     ):
         with pytest.raises(ConfigError, match=line):
             tokenizer.apply_chat_template(chat, **given)
+    with pytest.raises(PromptError, match="does not print the content of the last message"):
+        tokenizer.apply_chat_template(chat, continue_final_message=True)
+
+
+STRIPPING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}[a]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, STRIPPING], ids=["bundled", "stripping"])
+@pytest.mark.parametrize("content", ["It is", "It is ", "It is\n"], ids=repr)
+def test_the_last_message_is_continued_as_in_transformers(template: str | None, content: str) -> None:
+    tokenizer = Tokenizer.load(BUNDLED)
+    chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": content}]
+    found = tokenizer.apply_chat_template(chat, chat_template=template, continue_final_message=True)
+    given = {"chat_template": template, "tokenize": False, "continue_final_message": True}
+    assert found == tokenizer.to_transformers().apply_chat_template(chat, **given)
+    assert found.endswith(content if template is None else "It is")
+    assert found != tokenizer.apply_chat_template(chat, False, chat_template=template)
+
+
+def test_what_cannot_be_continued() -> None:
+    tokenizer = Tokenizer.load(BUNDLED)
+    for content in ([{"type": "text", "text": "x"}], None):
+        with pytest.raises(PromptError, match="needs a text as content of the last message"):
+            tokenizer.apply_chat_template([{"role": "user", "content": content}], continue_final_message=True)
 
 
 @pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, ["hello"]])

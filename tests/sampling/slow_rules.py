@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import strategies as st
+from processors import by_all_tokens, unlike_the_last
 
 from paceline.config import SamplingParams
 
@@ -20,7 +21,9 @@ def slow_edits(
     bad_words: Sequence[Sequence[int]] = (),
 ) -> np.ndarray:
     """Everything before temperature, for the token after prompt + output."""
-    row = [float(x) for x in logits]
+    row = slow_processors([float(x) for x in logits], params, prompt, output)
+    if params.allowed_token_ids is not None:
+        row = [x if token in params.allowed_token_ids else -math.inf for token, x in enumerate(row)]
     for word in bad_words:
         before = list(word[:-1])
         if len(before) <= len(output) and list(output[len(output) - len(before) :]) == before:
@@ -38,6 +41,18 @@ def slow_edits(
         row[token] -= params.frequency_penalty * list(output).count(token)
         row[token] -= params.presence_penalty * (token in output)
     return np.array(row)
+
+
+def slow_processors(
+    row: list[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
+    """What the two processors of `params_strategy` do."""
+    if params.logits_processors:
+        if output:
+            row[output[-1]] -= 3.0
+            row[(output[-1] + 1) % len(row)] += 2.0 + len(output) % 2
+        row[(sum(prompt) + sum(output)) % len(row)] += 2.5
+    return row
 
 
 def slow_kept(scaled: np.ndarray, *, top_k: int, top_p: float, min_p: float) -> set[int]:
@@ -74,6 +89,8 @@ def params_strategy(draw: st.DrawFn, greedy: bool | None = None) -> SamplingPara
         frequency_penalty=draw(st.sampled_from([0.0, 0.7, -0.9])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.6])),
         logit_bias=draw(st.dictionaries(TOKENS, st.floats(-5, 5), max_size=3)),
+        allowed_token_ids=draw(st.none() | st.lists(TOKENS, min_size=1)),
+        logits_processors=draw(st.sampled_from([(), (unlike_the_last, by_all_tokens)])),
         min_tokens=draw(st.sampled_from([0, 2, 6])),
         max_tokens=None,
     )

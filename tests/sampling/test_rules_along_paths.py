@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processors import by_all_tokens, unlike_the_last
 from sampling.slow_rules import (
     STOPS,
     TEXTS,
@@ -90,6 +91,8 @@ def test_a_nodes_row_is_the_root_row_of_a_state_that_advanced_along_its_path(
         (SamplingParams(temperature=0.8, presence_penalty=0.7, top_p=0.9), ()),
         (SamplingParams(temperature=0.0, min_tokens=3), ()),
         (SamplingParams(temperature=0.0), ((1, 2),)),
+        (SamplingParams(temperature=0.0, logits_processors=[unlike_the_last]), ()),
+        (SamplingParams(temperature=0.8, logits_processors=[by_all_tokens]), ()),
     ],
 )
 def test_the_check_catches_rows_judged_by_the_roots_counts(params: SamplingParams, words: tuple) -> None:
@@ -191,7 +194,14 @@ def test_rows_do_not_depend_on_the_rows_beside_them_at_real_sizes(dtype: torch.d
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_rows_equal_advanced_states_and_agree_with_the_cpu() -> None:
     params = SamplingParams(
-        temperature=0.7, top_p=0.9, top_k=900, frequency_penalty=0.3, min_tokens=4, logit_bias={5: 2.0}
+        temperature=0.7,
+        top_p=0.9,
+        top_k=900,
+        frequency_penalty=0.3,
+        min_tokens=4,
+        logit_bias={5: 2.0},
+        allowed_token_ids=range(0, 10_007, 3),
+        logits_processors=[unlike_the_last],
     )
     rules = Rules(params, vocab_size=10_007, prompt=[1, 2], stop_ids=[9], bad_word_ids=[(3,), (1, 4)])
     rules.advance([6, 1])

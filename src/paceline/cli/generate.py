@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,13 +61,13 @@ def command(
         for line in left_out():
             logger.info("%s", line)
     params = sampling_params(given, llm)
-    if not as_json and (params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None):
-        raise ConfigError(
-            "--n above 1, --logprobs and --prompt-logprobs are not available in streamed text; add --json"
-        )
+    if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
     chunks = llm.stream({**what, "prediction": expected}, params)
-    finish(_as_json(chunks) if as_json else show(chunks))
+    if "max_tokens" in given:
+        chunks = with_cut_told(chunks, given["max_tokens"], llm)
+    finish(_as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks))
 
 
 def check_prediction(expected: str | None, llm: LLM) -> None:
@@ -85,6 +86,41 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
         raise ConfigError(
             f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}"
         )
+
+
+def with_cut_told(chunks: Generator[StreamChunk], max_tokens: int, llm: LLM) -> Generator[StreamChunk]:
+    """The same chunks; before the first, a line on standard error where the context holds fewer tokens than wanted."""
+    context = (llm.diffusion or llm.runner.info).max_context
+    with closing(chunks):
+        for number, chunk in enumerate(chunks):
+            room = context - len(chunk.output.prompt_token_ids)
+            if not number and max_tokens > room:
+                remark(f"--max-tokens {max_tokens} was cut to {room}: prompt and output share {context} tokens")
+            yield chunk
+
+
+def show_all(chunks: Generator[StreamChunk]) -> RequestOutput | None:
+    """Print the outputs of a request one after the other, under headings, once all are there; Ctrl-C prints what is."""
+    segments: dict[int, list[tuple[str, str | None]]] = {}
+    last: RequestOutput | None = None
+    code = 0
+    try:
+        for chunk in chunks:
+            last = chunk.output
+            segments.setdefault(chunk.index, []).extend(chunk.segments)
+    except KeyboardInterrupt:
+        chunks.close()
+        code = 130
+    printer = StreamPrinter()
+    for index in sorted(segments):
+        printer.heading(f"--- {index + 1} of {len(last.outputs) if last else len(segments)} ---")
+        printer.show(segments[index])
+        printer.end()
+    if code:
+        raise typer.Exit(code)
+    if last is not None:
+        printer.legend(last.metrics)
+    return last
 
 
 def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
@@ -162,6 +198,11 @@ class StreamPrinter:
         self._at_start = True
         self._live: Live | None = None
         self._held: list[tuple[str, str | None]] = []
+
+    def heading(self, text: str) -> None:
+        """A line before one of several texts."""
+        print(text)
+        self._at_start = True
 
     def show(self, segments: Iterable[tuple[str, str | None]], canvas: Pieces = ()) -> None:
         """Print pieces of text, each with the drafter that proposed it, or None.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
@@ -30,6 +29,7 @@ SAMPLING_HELP = {
     "frequency_penalty": "Subtracted once per earlier occurrence.",
     "repetition_penalty": "Divides the logits of tokens seen in prompt or output.",
     "logit_bias": 'JSON object of token id -> bias, as {"5": -100}.',
+    "allowed_token_ids": "Token id that may be generated, and no others; may be repeated.",
     "bad_words": "A word that must not be generated; may be repeated.",
     "seed": "Same seed, same text.",
     "stop": "Text that ends the output; may be repeated.",
@@ -37,8 +37,9 @@ SAMPLING_HELP = {
     "include_stop_str_in_output": "Keep the stop string in the text.",
     "max_tokens": "Maximum number of new tokens. Default: the checkpoint's, else 256.",
     "min_tokens": "Minimum number of new tokens.",
-    "logprobs": "Report this many of the most likely tokens per position (with --json).",
+    "logprobs": "Report this many of the most likely tokens per position, -1 all (with --json).",
     "prompt_logprobs": "The same for the prompt's tokens.",
+    "truncate_prompt_tokens": "Use this many tokens of the prompt's end; -1: what leaves room for --max-tokens.",
     "ignore_eos": "Continue after an end token.",
 }
 ENGINE_HELP = {
@@ -60,11 +61,13 @@ INTEGERS = (
     "n",
     "top_k",
     "seed",
+    "allowed_token_ids",
     "stop_token_ids",
     "max_tokens",
     "min_tokens",
     "logprobs",
     "prompt_logprobs",
+    "truncate_prompt_tokens",
     "max_model_len",
     "threads",
     "kv_cache_memory_bytes",
@@ -73,7 +76,7 @@ INTEGERS = (
     "dllm_denoising_steps",
 )
 TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization", "dllm_unmasking_strategy")
-LISTS = ("bad_words", "stop", "stop_token_ids")
+LISTS = ("allowed_token_ids", "bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
 DEFAULT_MAX_TOKENS = 256
@@ -94,10 +97,10 @@ MODEL_FLAGS = (
         "speculative_config",
         Text,
         None,
-        'How to draft, as {"method": "ngram"}; null decodes plainly. Default: what `paceline tune` chose, else '
-        '{"method": "auto"}.',
+        'How to draft: a method, as ngram, or JSON, as {"method": "ngram"}; null decodes plainly. Default: what '
+        "`paceline tune` chose, else auto.",
         short="-s",
-        metavar="JSON",
+        metavar="METHOD",
     ),
     _model_flag(
         "tokenizer", Text, None, "Folder or hub id of the tokenizer; default: the model's own.", metavar="MODEL"
@@ -192,7 +195,6 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
             typed = {name: arguments.pop(name) for name in names}
             given = {name: _value(name, value) for name, value in typed.items() if not _absent(value)}
             chosen = {flag.name: text for flag in of_diffusion if (text := arguments.pop(flag.name)) is not None}
-            _no_bare_list(model["speculative_config"])
             if (config := _diffusion_config(chosen)) is not None:
                 given["diffusion_config"] = config
             function(**arguments, given={name: value for name, value in model.items() if not _absent(value)} | given)
@@ -200,22 +202,6 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
         return with_log_level(_with_signature(command, function, [*own, *MODEL_FLAGS, *of_diffusion, *extra]))
 
     return decorate
-
-
-def _no_bare_list(typed: str | list[str] | None) -> None:
-    """Reject a list of methods without the object around it, and show that object; the parser judges all else.
-
-    Args:
-        typed: several of a command that compares them.
-    """
-    for text in [typed] if isinstance(typed, str) else typed or []:
-        try:
-            methods = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(methods, list) and methods:
-            example = f'{{"method": {text}}}'
-            raise ConfigError(f"speculative_config must be a JSON object, as {example:.100}, got {shortened(text)}")
 
 
 def with_log_level(function: Callable[..., None]) -> Callable[..., None]:

@@ -22,12 +22,12 @@ from paceline.diffusion.loop import Outcome, Parts, running
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.diffusion.options import check_engine, check_sampling, honoured, parse_config
 from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter, TokenTexts
-from paceline.engine import CompletionOutput, Request, StopChecker
+from paceline.engine import CompletionOutput, Request, StopChecker, tell
 from paceline.errors import ConfigError, PromptError
 from paceline.models.denoiser import NativeDenoiser, load_denoiser
 from paceline.models.loading import GenerationDefaults, Tokenizer
 from paceline.sampling import draw_seed
-from paceline.utils import integer, need
+from paceline.utils import Advance, integer, need
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class DiffusionEngine:
         diffusion_config: method and options, see `diffusion.methods`; where it names no cache and the method none
             either, a block-causal model takes the exact block cache.
     Attributes:
-        vocab_size, max_context: of the model, and of `max_model_len`.
+        vocab_size, declared_context: of the model; max_context: of it, or `max_model_len`.
         defaults: of them what can be honoured.
     Raises:
         ConfigError: something that does not fit the model, or cannot be honoured.
@@ -103,6 +103,7 @@ class DiffusionEngine:
         self.denoiser = copy(denoiser)
         self.denoiser.eos_token_ids = tuple(dict.fromkeys((*denoiser.eos_token_ids, *defaults.eos_ids)))
         self.vocab_size, self.max_context = denoiser.vocab_size, denoiser.max_length
+        self.declared_context = denoiser.max_length
         if config.max_model_len is not None:
             integer("max_model_len", config.max_model_len, 1, denoiser.max_length)
             self.max_context = config.max_model_len
@@ -136,9 +137,11 @@ class DiffusionEngine:
         denoiser = load_denoiser(folder, dtype=config.dtype, device=config.device, name=name)
         return cls(denoiser, tokenizer, defaults, config, diffusion_config)
 
-    def run(self, requests: Sequence[Request]) -> None:
+    def run(self, requests: Sequence[Request], advance: Advance | None = None) -> None:
         """Decode all requests to their ends.
 
+        Args:
+            advance: told when some are done, how many, and how many tokens there are.
         Raises:
             ConfigError, PromptError, UnsatisfiableError: before anything runs.
         """
@@ -154,6 +157,8 @@ class DiffusionEngine:
                 self._look_for_ends(group)
             for job in group:
                 self._finish(job)
+            if advance is not None:
+                tell(advance, requests)
 
     def stream(self, request: Request) -> Generator[CanvasChunk]:
         """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
@@ -245,7 +250,12 @@ class DiffusionEngine:
         unit = self.denoiser.block_length if causal else self.method.options.get("block_length")
         unit, before = unit or 1, 0 if causal else prompt
         if unit > self.max_context:
-            do = "raise max_model_len" if causal else "choose a smaller block_length"
+            raisable = self.max_context < self.denoiser.max_length
+            do = (
+                ("raise max_model_len" if raisable else "take another model")
+                if causal
+                else "choose a smaller block_length"
+            )
             raise ConfigError(
                 f"a block of {unit} slots is longer than the context, which holds {self.max_context} tokens; {do}"
             )

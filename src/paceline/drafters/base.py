@@ -148,7 +148,7 @@ class DrafterArgs:
     target: Runner | None = None
     load_runner: Callable[[str], Runner] | None = None
     models: Models | None = None
-    nested: Callable[[Mapping[str, Any]], Drafter] | None = None
+    nested: Callable[[Mapping[str, Any] | str], Drafter] | None = None
     judge: Judge | None = None
     fingerprint: Callable[[], str] = str
 

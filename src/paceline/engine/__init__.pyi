@@ -20,6 +20,7 @@ from .draft_models import requested_device as requested_device
 from .drafter_set import DrafterSet as DrafterSet
 from .driver import Driver as Driver
 from .driver import Turns as Turns
+from .driver import tell as tell
 from .exactness import Exactness as Exactness
 from .exactness import find_exactness as find_exactness
 from .loop import Engine as Engine
@@ -29,6 +30,7 @@ from .outputs import DrafterMetrics as DrafterMetrics
 from .outputs import RequestMetrics as RequestMetrics
 from .outputs import RequestOutput as RequestOutput
 from .outputs import StreamChunk as StreamChunk
+from .outputs import shaped as shaped
 from .overlap import NOTHING as NOTHING
 from .overlap import Beside as Beside
 from .overlap import Helper as Helper
@@ -37,10 +39,12 @@ from .overlap import with_longer_draft as with_longer_draft
 from .overlap import with_none as with_none
 from .probe import Probe as Probe
 from .prompts import Prompt as Prompt
+from .prompts import ReadPrompt as ReadPrompt
 from .prompts import as_list as as_list
 from .prompts import one_prompt as one_prompt
 from .prompts import params_for as params_for
 from .prompts import read_prompt as read_prompt
+from .prompts import truncated as truncated
 from .record import StepRecord as StepRecord
 from .record import TimeSplit as TimeSplit
 from .record import watching as watching

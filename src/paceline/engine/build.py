@@ -263,6 +263,7 @@ def _nested(
     Raises:
         ConfigError: no single method.
     """
+    config = {"method": config} if isinstance(config, str) else config
     parsed = SpeculativeConfig.parse(config) if isinstance(config, Mapping) else None
     if parsed is None or not isinstance(parsed.method, str) or parsed.method == "auto":
         raise ConfigError(f"the config inside method {outer!r} must be a dict with one method, got {shortened(config)}")

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
+from paceline.utils import Advance
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -110,6 +111,11 @@ class Turns:
             self._busy = False
 
 
+def tell(advance: Advance, requests: Sequence[Request]) -> None:
+    """Report how far requests are."""
+    advance(sum(one.finished for one in requests), sum(one.metrics.num_generation_tokens for one in requests))
+
+
 class Driver:
     """Runs requests of many threads on one engine.
 
@@ -122,15 +128,22 @@ class Driver:
         self.inboxes: dict[str, deque[StreamChunk]] = {}
         self._whole = True  # the last step came to its end
 
-    def run(self, requests: Sequence[Request]) -> None:
-        """Decode requests to their ends; all of them are taken back if anything is raised."""
+    def run(self, requests: Sequence[Request], advance: Advance | None = None) -> None:
+        """Decode requests to their ends; all of them are taken back if anything is raised.
+
+        Args:
+            advance: told after every step how many are done and how many tokens there are.
+        """
         try:
             with self._turns.turn():
                 for request in requests:
                     request.streamed = False
                     self.engine.add(request)
             while self._advance(requests):
-                pass
+                if advance is not None:
+                    tell(advance, requests)
+            if advance is not None:
+                tell(advance, requests)
         finally:
             self._cancel(request.id for request in requests)
 
@@ -147,6 +160,10 @@ class Driver:
         finally:
             self.inboxes.pop(request.id, None)
             self._cancel([request.id])
+
+    def close(self) -> None:
+        """End all requests, in a turn; streams of theirs end with what they have."""
+        self._deliver(self.engine.close())
 
     def _advance(self, requests: Sequence[Request], inbox: Sequence[StreamChunk] = ()) -> bool:
         """One step, unless another thread's step has brought what was awaited; False if nothing is left to wait for."""

@@ -104,6 +104,14 @@ class Engine:
         reasons = [s.output.finish_reason or ("abort" if s.request.id in interrupted else "error") for s in ended]
         return [s.close(reason, why if reason == "error" else None) for s, reason in zip(ended, reasons, strict=True)]
 
+    def close(self) -> list[StreamChunk]:
+        """Abort all requests; returns the last chunks."""
+        for request in list(self.scheduler.waiting):
+            self.scheduler.take(request.id)
+        ended = [(sequence, sequence.close("abort")) for sequence in self.scheduler.started()]
+        self._finish(ended)
+        return [chunk for _, chunk in ended]
+
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
@@ -281,7 +289,7 @@ class Engine:
                     [longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked]
                 )
                 verdicts.update(zip(picked, found, strict=True))
-        return [verdicts[i] for i in range(len(batch))]
+        return [_with_reason(verdicts[i], sequence) for i, sequence in enumerate(batch)]
 
     def _commit(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
@@ -331,3 +339,10 @@ class Engine:
             if chunk.finish_reason == "abort":
                 self._forget([sequence])
             logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
+
+
+def _with_reason(verdict: Verdict | NumericsError, sequence: Sequence) -> Verdict | NumericsError:
+    """The error of a sequence whose row could not be made, where a rule knows why."""
+    if isinstance(verdict, NumericsError) and (failure := sequence.rules.failure) is not None:
+        return NumericsError(failure)
+    return verdict

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from paceline.config import RequestOutputKind
 from paceline.errors import PacelineError
 from paceline.sampling import Logprob
 from paceline.tree import PROBE, TokenTree, lone_source
@@ -168,7 +170,7 @@ class RequestOutput:
     """All outputs of one request.
 
     Attributes:
-        prompt: the prompt's text, or None where token ids were given.
+        prompt: the prompt's text, of a conversation as its template renders it; None where token ids were given.
         prompt_logprobs: one entry per prompt token, the first None.
         metrics: steps, drafted and accepted tokens, times; outputs of one request together.
         num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a
@@ -240,7 +242,7 @@ class StreamChunk:
             own.
         token_ids: new tokens.
         finish_reason: set on the last chunk of an output.
-        output: the whole request so far (live object).
+        output: the whole request so far (live object), or what `SamplingParams.output_kind` asks for.
     """
 
     index: int
@@ -253,3 +255,55 @@ class StreamChunk:
     def text(self) -> str:
         """The new text."""
         return "".join(text for text, _ in self.segments)
+
+
+def shaped(chunks: Generator[StreamChunk], kind: RequestOutputKind) -> Generator[StreamChunk]:
+    """The chunks of a request with `output` as it is wanted.
+
+    DELTA: the outputs hold what is new, which is in one of them. FINAL_ONLY: one chunk for each output, at its end,
+    with all of its text.
+    """
+    if kind is RequestOutputKind.DELTA:
+        return _deltas(chunks)
+    return _finals(chunks) if kind is RequestOutputKind.FINAL_ONLY else chunks
+
+
+def _deltas(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
+    seen: dict[int, CompletionOutput] = {}  # what was given of each output so far, but for its text
+    with closing(chunks):
+        for chunk in chunks:
+            yield replace(
+                chunk, output=replace(chunk.output, outputs=[_part(one, chunk, seen) for one in chunk.output.outputs])
+            )
+
+
+def _part(one: CompletionOutput, chunk: StreamChunk, seen: dict[int, CompletionOutput]) -> CompletionOutput:
+    """What a chunk adds to an output, which may be nothing."""
+    whole = seen.setdefault(one.index, CompletionOutput(one.index))
+    part = CompletionOutput(one.index, logprobs=None if one.logprobs is None else [])
+    if one.index == chunk.index:
+        part.text, part.token_ids, part.finish_reason = chunk.text, list(chunk.token_ids), chunk.finish_reason
+        start = len(whole.token_ids)
+        whole.token_ids += chunk.token_ids
+        if one.logprobs is not None:
+            part.logprobs = one.logprobs[start : len(whole.token_ids)]
+            new = sum(entry[token].logprob for entry, token in zip(part.logprobs, part.token_ids, strict=True))
+            whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + new
+        if part.finish_reason is not None:
+            whole.finish_reason, whole.stop_reason, whole.error = one.finish_reason, one.stop_reason, one.error
+    part.cumulative_logprob = whole.cumulative_logprob
+    part.finish_reason, part.stop_reason, part.error = whole.finish_reason, whole.stop_reason, whole.error
+    return part
+
+
+def _finals(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
+    gathered: dict[int, list[StreamChunk]] = {}
+    with closing(chunks):
+        for chunk in chunks:
+            mine = gathered.setdefault(chunk.index, [])
+            mine.append(chunk)
+            if chunk.finish_reason is not None:
+                segments = tuple(segment for one in mine for segment in one.segments)
+                yield replace(
+                    chunk, segments=segments, token_ids=tuple(token for one in mine for token in one.token_ids)
+                )

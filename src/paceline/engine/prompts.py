@@ -187,6 +187,14 @@ def one_prompt(prompt: Prompt) -> Prompt:
     return prompt
 
 
+def truncated(tokens: list[int], params: SamplingParams, max_context: int) -> list[int]:
+    """The end of a prompt that `truncate_prompt_tokens` leaves."""
+    kept = params.truncate_prompt_tokens
+    if kept is None:
+        return tokens
+    return tokens[-(kept if kept > 0 else max(1, max_context - (params.max_tokens or 1))) :]
+
+
 def params_for(given: SamplingParams | Sequence[SamplingParams], number: int) -> list[SamplingParams]:
     """Sampling parameters of each prompt: one for all, or one each.
 

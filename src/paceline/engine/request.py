@@ -74,10 +74,18 @@ class Request:
 
 
 def check_prompt(
-    tokens: Sequence[int], vocab_size: int, max_context: int, max_tokens: int | None, prediction: Sequence[int] = ()
+    tokens: Sequence[int],
+    vocab_size: int,
+    max_context: int,
+    max_tokens: int | None,
+    prediction: Sequence[int] = (),
+    *,
+    longest: int | None = None,
 ) -> int:
     """Check a prompt's token ids and return how many new tokens fit.
 
+    Args:
+        longest: most that `max_context` could be; None where it cannot be more.
     Raises:
         PromptError: empty, ids outside the vocabulary, or no room in the context.
     """
@@ -92,7 +100,7 @@ def check_prompt(
     if room < 1:
         raise PromptError(
             f"the prompt has {len(tokens)} tokens, but the context holds {max_context} including at least one new "
-            f"token; "
-            "shorten the prompt or raise max_model_len"
+            f"token; shorten the prompt"
+            + (f" or raise max_model_len (at most {longest})" if longest is not None and longest > max_context else "")
         )
     return room if max_tokens is None else min(room, max_tokens)

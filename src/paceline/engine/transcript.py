@@ -8,8 +8,8 @@ in the text of the same token takes the credit; so does one in the text that was
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 from paceline.config import SamplingParams
 from paceline.engine.detokenize import IncrementalDetokenizer
@@ -17,6 +17,10 @@ from paceline.sampling import Logprob
 
 if TYPE_CHECKING:
     from paceline.models.loading import Tokenizer
+
+
+_NAMES: Final = WeakKeyDictionary[Any, dict[int, str]]()
+"""By tokenizer: the texts of tokens that logprobs were reported of, which may be all of them at every position."""
 
 
 def find_stop(text: str, stops: Sequence[str], new_chars: int) -> tuple[int, str] | None:
@@ -270,8 +274,10 @@ class Transcript:
 
     def name_tokens(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
         """The same logprobs with each token's text filled in."""
-        if self._tokenizer is None:
-            return entry
-        return {
-            token: replace(one, decoded_token=self._tokenizer.decode([token], False)) for token, one in entry.items()
-        }
+        if self._tokenizer is not None:
+            known = _NAMES.setdefault(self._tokenizer, {})
+            for token, one in entry.items():
+                if token not in known:
+                    known[token] = self._tokenizer.decode([token], False)
+                one.decoded_token = known[token]
+        return entry

@@ -60,6 +60,7 @@ class ModelInfo:
         weight_bytes: bytes read by one forward pass.
         fingerprint: short text that identifies the model's shape, for measured costs kept on disk.
         quantization: how its weights are rounded ("int8"), or None.
+        declared_context: most tokens that the checkpoint allows a sequence; None where it does not say.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ModelInfo:
     weight_bytes: int
     fingerprint: str
     quantization: str | None = None
+    declared_context: int | None = None
 
 
 class SequenceCache(Protocol):

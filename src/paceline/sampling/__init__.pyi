@@ -2,8 +2,10 @@ from .draws import KeyedDraws as KeyedDraws
 from .draws import draw_seed as draw_seed
 from .draws import gumbel_noise as gumbel_noise
 from .filters import filter_rows as filter_rows
+from .logit_rules import AllowedTokens as AllowedTokens
 from .logit_rules import BadWords as BadWords
 from .logit_rules import LogitRule as LogitRule
+from .logit_rules import Processors as Processors
 from .logit_rules import bad_word_token_ids as bad_word_token_ids
 from .logprobs import Logprob as Logprob
 from .logprobs import top_logprobs as top_logprobs

@@ -1,4 +1,5 @@
-"""What a rule on logits is, along every path of a tree, and the simple ones: bad words, min_tokens, logit_bias.
+"""What a rule on logits is, along every path of a tree, and the simple ones: processors of the user's own,
+allowed_token_ids, bad words, min_tokens, logit_bias.
 
 A rule changes rows of logits in place. Row i continues the committed text by a path of its own, and must come out as
 it would at the root once the path was committed; so a rule with a state looks at the state and at the path, never at
@@ -8,13 +9,18 @@ may be a grammar.
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 
+from paceline.config import LogitsProcessor, processor_form
 from paceline.errors import ConfigError, PromptError
+
+logger = logging.getLogger("paceline")
 
 Paths = Sequence[Sequence[int]]
 
@@ -24,9 +30,11 @@ class LogitRule:
 
     Attributes:
         needs_paths: rows at different paths may come out differently.
+        failure: what went wrong when the root's row was made last, or None.
     """
 
     needs_paths = False
+    failure: str | None = None
 
     def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         """Change (r, v) float32 rows in place.
@@ -60,6 +68,77 @@ class _Constant:
         if device not in self._copies:
             self._copies[device] = self._host.to(device)
         return self._copies[device]
+
+
+class Processors(LogitRule):
+    """Functions of the user's own, one after the other, each row with the text along its own path.
+
+    One that fails leaves a row of NaN: off the accepted path nobody looks at it, as plain decoding never comes there;
+    at the root it ends the request, and `failure` says why.
+
+    Args:
+        processors: see `SamplingParams`.
+        prompt: the prompt's token ids.
+    """
+
+    needs_paths = True
+
+    def __init__(self, processors: Sequence[LogitsProcessor], prompt: Sequence[int]) -> None:
+        self._processors = [(one, processor_form(one)) for one in processors]
+        self._prompt = list(prompt)
+
+    def fork(self) -> Self:
+        return copy.copy(self)
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        for row, path in enumerate(paths):
+            failure = self._process(rows_rv[row], [*generated, *path])
+            if not path:
+                self.failure = failure
+
+    def _process(self, row_v: torch.Tensor, output: list[int]) -> str | None:
+        """Change one row; returns what went wrong."""
+        for processor, form in self._processors:
+            try:
+                row_v.copy_(_checked(self._call(processor, form, list(output), row_v.clone()), row_v))
+            except Exception as error:  # whatever a function of the user's own raises
+                name = getattr(processor, "__qualname__", type(processor).__qualname__)
+                logger.debug("the error of logits processor %s", name, exc_info=error)
+                row_v.fill_(math.nan)
+                return f"logits processor {name} failed ({type(error).__name__}: {error})"
+        return None
+
+    def _call(self, processor: LogitsProcessor, form: str, output: list[int], row_v: torch.Tensor) -> Any:
+        if form == "output":
+            return processor(output, row_v)
+        if form == "prompt and output":
+            return processor(list(self._prompt), output, row_v)
+        whole = torch.tensor([[*self._prompt, *output]], device=row_v.device)
+        return processor(whole, row_v[None])[0]
+
+
+def _checked(found: Any, row_v: torch.Tensor) -> torch.Tensor:
+    """What a processor returned, if it is logits."""
+    if not isinstance(found, torch.Tensor) or found.shape != row_v.shape:
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise TypeError(f"it must return logits of shape {tuple(row_v.shape)}, got {got}")
+    return found
+
+
+class AllowedTokens(LogitRule):
+    """Forbids all tokens but some.
+
+    Args:
+        tokens: those that stay possible.
+    """
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._ids = _Constant(sorted(set(tokens)), torch.int64)
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        ids = self._ids.on(rows_rv.device)
+        kept = rows_rv.index_select(1, ids)
+        rows_rv.fill_(-math.inf).index_copy_(1, ids, kept)
 
 
 class LogitBias(LogitRule):

@@ -29,7 +29,7 @@ def top_logprobs(logits: torch.Tensor, chosen: Sequence[int], k: int) -> list[di
     Args:
         logits: (r, v) raw logits of any float dtype; not written to.
         chosen: r token ids.
-        k: 0 or more; more than v means v.
+        k: 0 or more; more than v, or -1, means v.
     Returns:
         r dicts token id -> Logprob of k or k + 1 entries. Ties are broken by the smaller id, so the outcome does not
         depend on the device or on the rows beside.
@@ -43,7 +43,7 @@ def top_logprobs(logits: torch.Tensor, chosen: Sequence[int], k: int) -> list[di
     if not len(chosen):
         return []
     logprobs_rv = torch.log_softmax(logits.detach(), dim=-1, dtype=torch.float32)
-    found = _most_likely(logprobs_rv, min(k, logits.shape[-1]))
+    found = _most_likely(logprobs_rv, min(k, logits.shape[-1]) if k >= 0 else logits.shape[-1])
     for entry, token, logprobs_v in zip(found, chosen, logprobs_rv, strict=True):
         if token not in entry:
             before = int((logprobs_v > logprobs_v[token]).sum()) + int((logprobs_v[:token] == logprobs_v[token]).sum())

@@ -6,8 +6,8 @@ is the next token.
 
 Order of the steps, as in vLLM V1's sampler:
     0. raw logprobs are taken before any of this (`sampling.logprobs`)
-    1. logits to float32
-    2. bad words to -inf
+    1. logits to float32;  logits_processors, one after the other (as in V0, which had them)
+    2. all but allowed_token_ids to -inf;  bad words to -inf
     3. min_tokens: end and stop tokens to -inf;  logit_bias added
     4. penalties: repetition, then frequency, then presence
     -- greedy ends here --
@@ -33,7 +33,7 @@ import torch
 
 from paceline.config import SamplingParams
 from paceline.sampling.filters import filter_rows
-from paceline.sampling.logit_rules import BadWords, LogitBias, LogitRule, MinTokens, Paths
+from paceline.sampling.logit_rules import AllowedTokens, BadWords, LogitBias, LogitRule, MinTokens, Paths, Processors
 from paceline.sampling.penalties import Penalties
 from paceline.tree import TokenTree
 from paceline.utils import need
@@ -55,7 +55,7 @@ class Rules:
         trivial: greedy without a rule that can change the argmax; `advance` and `apply` may then be left out
             altogether.
     Raises:
-        ConfigError: a token id of logit_bias, stop_token_ids or bad_words outside the vocabulary.
+        ConfigError: a token id of logit_bias, allowed_token_ids, stop_token_ids or bad_words outside the vocabulary.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Rules:
     ) -> None:
         bias = params.logit_bias or {}
         _check_ids("logit_bias", bias, vocab_size)
+        _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
         for word in bad_word_ids:
             need(len(word) > 0, "bad_words", "have at least one token each", word)
@@ -83,6 +84,11 @@ class Rules:
             0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
         )
         self.trivial = params.greedy and not self._edits
+
+    @property
+    def failure(self) -> str | None:
+        """Why the root's row, as it was made last, holds NaN; None where no rule failed."""
+        return next((rule.failure for rule in self._edits if rule.failure is not None), None)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit generated tokens."""
@@ -210,8 +216,12 @@ def _check_shape(logits: torch.Tensor, rows: int, vocab_size: int) -> None:
 def _edits(
     params: SamplingParams, prompt: Sequence[int], stops: Sequence[int], bad_words: Sequence[tuple[int, ...]]
 ) -> list[LogitRule]:
-    """Steps 2 to 4, as far as the parameters ask for them."""
+    """Steps 1 to 4, as far as the parameters ask for them."""
     rules: list[LogitRule] = []
+    if params.logits_processors:
+        rules.append(Processors(params.logits_processors, prompt))
+    if params.allowed_token_ids is not None:
+        rules.append(AllowedTokens(params.allowed_token_ids))
     if bad_words:
         rules.append(BadWords(bad_words))
     if params.min_tokens > 0 and stops:

@@ -1,5 +1,7 @@
 from .cache_folder import user_cache as user_cache
 from .compiling import compiled as compiled
+from .progress import Advance as Advance
+from .progress import request_bar as request_bar
 from .progress import shown_by as shown_by
 from .progress import waiting as waiting
 from .prompt_files import PROMPT_FORMATS as PROMPT_FORMATS
@@ -18,6 +20,7 @@ from .validation import declared as declared
 from .validation import integer as integer
 from .validation import items as items
 from .validation import json_object as json_object
+from .validation import json_value as json_value
 from .validation import keys_once as keys_once
 from .validation import need as need
 from .validation import number as number
@@ -25,3 +28,4 @@ from .validation import reject_unknown as reject_unknown
 from .validation import shortened as shortened
 from .validation import strings as strings
 from .validation import tokens as tokens
+from .validation import unknown_names as unknown_names

@@ -1,10 +1,13 @@
-"""Long waits at first use: they are logged, and a program with a screen can show them."""
+"""Long waits: those at first use are logged, and a program with a screen can show them; requests have a bar."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
 
 Show = Callable[[str], AbstractContextManager[object]]
 """From what is waited for, as in "compiling the CPU kernels", to a context that lasts as long as the wait."""
@@ -36,3 +39,32 @@ def waiting(what: str, hint: str, level: int = logging.WARNING) -> Iterator[None
     log.log(level, "%s, %s", what, hint)
     with show(what):
         yield
+
+
+Advance = Callable[[int, int], None]
+"""From how many requests are done, and how many tokens are generated, to a bar that shows it."""
+
+
+@contextmanager
+def request_bar(total: int, wanted: bool | Callable[..., Any] | None) -> Iterator[Advance | None]:
+    """A bar of tqdm on standard error in this block, or None.
+
+    Args:
+        wanted: a bar or none; None is one for several requests where standard error is a terminal that no program
+            uses otherwise. A class or function is called in the place of tqdm.
+    """
+    if wanted is None:
+        wanted = total > 1 and len(_shows) == 1 and sys.stderr is not None and sys.stderr.isatty()
+    if not wanted:
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    make, start = wanted if callable(wanted) else tqdm, perf_counter()
+    with make(total=total, desc="requests", dynamic_ncols=True) as bar:
+
+        def advance(done: int, tokens: int) -> None:
+            bar.set_postfix_str(f"{tokens / (perf_counter() - start):.0f} tokens/s", refresh=False)
+            bar.update(done - bar.n)
+
+        yield advance

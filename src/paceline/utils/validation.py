@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, wraps
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from paceline.errors import ConfigError
@@ -96,13 +96,35 @@ def choice(name: str, value: object, known: Sequence[str], *, optional: bool = F
     need(fine, name, f"be {'None or ' * optional}one of {', '.join(known)}", value)
 
 
-def reject_unknown(kind: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first unknown key of `given`, with near matches."""
+def reject_unknown(
+    kind: str, given: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raise ConfigError for the unknown keys of `given`, with near matches.
+
+    Args:
+        meant: names of other libraries -> what to write instead, or a sentence.
+    """
+    if text := unknown_names(kind, given, known, meant=meant):
+        raise ConfigError(text)
+
+
+def unknown_names(
+    kind: str, given: Iterable[str], known: Sequence[str], *, meant: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """What `reject_unknown` says, or "" where all are known."""
+    hints: dict[str, str] = {}
     for key in given:
         if key not in known:
-            near = get_close_matches(str(key), known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
-            raise ConfigError(f"{kind} does not know {key!r}; {hint}")
+            near = [meant[key]] if key in meant else get_close_matches(str(key), known, n=2)
+            hints[key] = near[0] if near and " " in near[0] else f"did you mean {' or '.join(near)}?" if near else ""
+    if not hints:
+        return ""
+    listed = "" if all(hints.values()) else f"known are {', '.join(sorted(known))}"
+    if len(hints) == 1:
+        ((key, hint),) = hints.items()
+        return f"{kind} does not know {key!r}; {hint or listed}"
+    names = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
+    return f"{kind} does not know {names}" + (f"; {listed}" if listed else "")
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:
@@ -141,16 +163,25 @@ def items(name: str, value: object, rule: str) -> tuple[Any, ...]:
 def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | None:
     """The object, or None for null, that a JSON text holds.
 
-    A key that an object has twice is rejected, since JSON drops the first.
-
     Args:
         name: of the argument.
         hint: what to write instead, where the text is a bare word.
     Raises:
         ConfigError: it is no JSON, or holds something else.
     """
+    value = json_value(name, text, hint=hint)
+    need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
+    return cast("dict[str, Any] | None", value)
+
+
+def json_value(name: str, text: str, *, hint: str = "") -> object:
+    """What a JSON text holds. A key that an object has twice is rejected, since JSON drops the first.
+
+    Raises:
+        ConfigError: it is no JSON.
+    """
     try:
-        value = json.loads(text, object_pairs_hook=keys_once(name, text))
+        return json.loads(text, object_pairs_hook=keys_once(name, text))
     except json.JSONDecodeError as error:
         got = shortened(text)
         if hint and text.replace("_", "").isalnum():
@@ -160,8 +191,6 @@ def json_object(name: str, text: str, *, hint: str = "") -> dict[str, Any] | Non
         raise
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, thousands of brackets
         raise ConfigError(f"{name} cannot be read ({error}), got {shortened(text)}") from None
-    need(value is None or isinstance(value, dict), name, "be a JSON object or null", text)
-    return cast("dict[str, Any] | None", value)
 
 
 def keys_once(name: str, text: str | None = None) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
@@ -261,11 +290,12 @@ def _fits(value: object, kind: Any, low: float, high: float) -> bool:
     return isinstance(value, origin or kind)
 
 
-def clear_arguments(function: Function, example: str = "") -> Function:
+def clear_arguments(function: Function, example: str = "", meant: Mapping[str, str] = MappingProxyType({})) -> Function:
     """The same function, which answers arguments that it does not have with one line in place of a TypeError.
 
     Args:
         example: of a keyword argument, for functions that take no other.
+        meant: arguments of other libraries -> what to write instead.
     Raises:
         ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A
             TypeError from within the function stays what it is.
@@ -288,7 +318,7 @@ def clear_arguments(function: Function, example: str = "") -> Function:
             try:
                 signature.bind(*positional, **given)
             except TypeError as error:
-                reject_unknown(name, {} if takes_all else given, known)
+                reject_unknown(name, {} if takes_all else given, known, meant=meant)
                 what = by_name if nothing_by_place and "positional" in str(error) else error
                 raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
             raise
@@ -296,17 +326,18 @@ def clear_arguments(function: Function, example: str = "") -> Function:
     return cast("Function", clear)
 
 
-def clear_calls(example: str = "") -> Callable[[Class], Class]:
+def clear_calls(example: str = "", meant: Mapping[str, str] = MappingProxyType({})) -> Callable[[Class], Class]:
     """Makes the same class, with `clear_arguments` at its constructor, its public methods and class methods.
 
     Args:
         example: of a keyword argument of the constructor, where it takes no other.
+        meant: arguments of the constructor as other libraries call them -> what to write instead.
     """
 
     def clear(cls: Class) -> Class:
         for key, value in list(vars(cls).items()):
             if key == "__init__" and inspect.isfunction(value):
-                setattr(cls, key, clear_arguments(value, example))
+                setattr(cls, key, clear_arguments(value, example, meant))
             elif not key.startswith("_") and inspect.isfunction(value):
                 setattr(cls, key, clear_arguments(value))
             elif not key.startswith("_") and isinstance(value, classmethod):

@@ -21,7 +21,7 @@ from paceline.bench.judge.proof import claimed_class
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
-from paceline.utils import json_object
+from paceline.utils import json_object, json_value
 
 PLAIN = "plain"
 RECORD = "continuations"
@@ -138,6 +138,8 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
 def _json(text: str) -> dict[str, Any] | None:
     if text.isidentifier() and text not in ("null", "true", "false"):
         return {"method": text}
+    if text.lstrip().startswith("["):
+        return {"method": json_value("a setting", text)}
     return json_object("a setting", text, hint='{"method": "ngram"}')
 
 

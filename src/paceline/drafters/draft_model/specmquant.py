@@ -175,7 +175,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         args: DrafterArgs,
         *,
         model: str | None = None,
-        draft: Mapping[str, Any] | None = None,
+        draft: Mapping[str, Any] | str | None = None,
         quantization: str | None = None,
         intermediate_model: str | None = None,
         min_draft_length: int = LENGTH,
@@ -262,13 +262,13 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         return self.inner.propose([state.inner for state in states], budgets, [EMPTY_TREE] * len(states))
 
 
-def _inner(args: DrafterArgs, config: Mapping[str, Any]) -> Drafter:
+def _inner(args: DrafterArgs, config: Mapping[str, Any] | str) -> Drafter:
     """The small model's drafter.
 
     Raises:
         DrafterError: one that cannot go back.
     """
-    need(isinstance(config, Mapping), "draft", "be a dict", config)
+    need(isinstance(config, Mapping | str), "draft", "be a dict or the name of a method", config)
     if args.nested is None:
         raise ConfigError("method 'specmquant' needs an engine that makes its small model; leave model and draft out")
     made = args.nested(config)

@@ -93,6 +93,7 @@ class NativeRunner:
             hidden_size=spec.hidden_size,
             num_layers=spec.num_layers,
             max_context=max_context or spec.max_context,
+            declared_context=spec.max_context,
             device=device,
             dtype=dtype,
             weight_bytes=weight_bytes,

@@ -294,6 +294,7 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
         hidden_size=int(config.hidden_size),
         num_layers=int(config.num_hidden_layers),
         max_context=max_context,
+        declared_context=_declared_context(model.config),
         device=first.device,
         dtype=model.dtype,
         weight_bytes=read,

@@ -78,6 +78,29 @@ def render(
         return _whole(_rendered(template, flat, names, name), flat)
 
 
+END: Final = "<end of the message that is continued> "
+"""Stands behind the last message while it is rendered; its own space shows whether a template strips contents."""
+
+
+def render_open(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, name: str
+) -> str:
+    """The text of a conversation up to the end of its last message's content, without what closes the message.
+
+    Raises:
+        PromptError: see `render`; the last content is no text, or the template does not print it.
+    """
+    last = messages[-1] if isinstance(messages, Sequence) and messages else {}
+    content = last.get("content") if isinstance(last, Mapping) else None
+    if not isinstance(content, str):
+        raise PromptError("continue_final_message needs a text as content of the last message")
+    text = render(template, [*messages[:-1], {**last, "content": content + END}], variables, name=name)
+    at = text.rfind(END.strip())
+    if at < 0:
+        raise PromptError(f"continue_final_message: {name} does not print the content of the last message")
+    return text[:at] if text[at : at + len(END)] == END else text[:at].rstrip()
+
+
 def _check(index: int, message: Mapping[str, Any]) -> None:
     """Reject a message without a role, or with a content that no text model takes."""
     role, content = message.get("role"), message.get("content")

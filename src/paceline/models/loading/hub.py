@@ -34,6 +34,8 @@ HEADLESS = (
 )
 """Endings of architectures that hold no language-modelling head."""
 
+INSTEAD = "use a GGUF file of this model, or its bfloat16 checkpoint with quantization='int8' or 'int4'"
+
 
 def check_names(**names: object) -> None:
     """Reject what names no model, tokenizer or revision.
@@ -176,7 +178,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: no config.json, or not readable.
-        UnsupportedModelError: adapters, GGUF, pickled or quantised weights, models without a language-modelling head.
+        UnsupportedModelError: adapters, pickled or quantised weights, models that read more than text, or that do not
+            write text.
     """
     if is_gguf(folder):
         return gguf_config(folder)
@@ -189,6 +192,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for GGUF files "
             f"gguf_file=NAME"
         )
+    _refuse_kinds(folder, config)
     _refuse_quantised(folder, config)
     architectures = config.get("architectures")
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
@@ -216,6 +220,23 @@ def _refuse_formats(folder: Path) -> None:
         )
 
 
+def _refuse_kinds(folder: Path, config: Mapping[str, Any]) -> None:
+    """Reject models that read more than the text before."""
+    family = str(config.get("model_type"))
+    if config.get("is_encoder_decoder") is True:
+        raise UnsupportedModelError(
+            f"{folder} ({family}): encoder-decoder models are not supported yet; use a decoder-only (ForCausalLM) one"
+        )
+    if not isinstance(config.get("vision_config"), Mapping) or "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_PARTS
+
+    if family not in TEXT_PARTS:
+        raise UnsupportedModelError(
+            f"{folder} ({family}): vision-language models are not supported yet; use a model of text alone"
+        )
+
+
 def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     for owner in (config, text if isinstance(text, Mapping) else {}):
@@ -231,8 +252,7 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
                     "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
                 )
                 raise UnsupportedModelError(
-                    f"{folder} is quantised ({str(method).upper()}), which is not supported; use the bfloat16 or "
-                    f"float16 checkpoint"
+                    f"{folder} is quantised ({str(method).upper()}), which is not supported; {INSTEAD}"
                 )
     for name, method in (
         ("quantize_config.json", "GPTQ"),
@@ -240,7 +260,4 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
         ("hf_quant_config.json", "ModelOpt"),
     ):
         if (folder / name).is_file():
-            raise UnsupportedModelError(
-                f"{folder} is quantised ({method}, {name}), which is not supported; use the bfloat16 or float16 "
-                f"checkpoint"
-            )
+            raise UnsupportedModelError(f"{folder} is quantised ({method}, {name}), which is not supported; {INSTEAD}")

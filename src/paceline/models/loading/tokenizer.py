@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
-from paceline.models.loading import chat_template
+from paceline.models.loading.chat_template import render, render_open, variables_of
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
-from paceline.utils import keys_once, reject_unknown, shortened
+from paceline.utils import keys_once, need, reject_unknown, shortened
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -192,30 +192,56 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    def to_transformers(self) -> Any:
+        """The same tokenizer as an object of transformers."""
+        if isinstance(self._backend, SlowBackend):
+            return self._backend.inner
+        from transformers import PreTrainedTokenizerFast
+
+        inner = self._backend.inner  # type: ignore[attr-defined]  # the other one has such too
+        return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=self._template, **self.named)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool | None = None,
+        *,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
     ) -> str:
         """The prompt text of a conversation; encode it with `add_special_tokens=False`.
 
         Args:
             messages: dicts with "role" and "content".
-            add_generation_prompt: end with the header that makes the model answer.
+            add_generation_prompt: end with the header that makes the model answer; None does so unless
+                `continue_final_message`.
+            chat_template: a text that replaces the checkpoint's template.
+            continue_final_message: end inside the last message, for the model to continue it.
             kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
         Raises:
-            ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`.
+            ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`; the last
+                message cannot both be continued and answered.
             CheckpointError: a broken template.
             PromptError: messages that the template rejects or fails on.
         """
-        if self._template is None:
+        need(chat_template is None or isinstance(chat_template, str), "chat_template", "be a text", chat_template)
+        template = self._template if chat_template is None else chat_template
+        if template is None:
             raise ConfigError(
-                f"{self.name} has no chat template; use generate with a plain prompt, or a chat ('-Instruct') version "
-                f"of the model"
+                f"{self.name} has no chat template; use generate with a plain prompt, pass chat_template, or use a "
+                f"chat ('-Instruct') version of the model"
             )
-        name = f"the chat template of {self.name}"
+        if continue_final_message and add_generation_prompt:
+            raise ConfigError("continue_final_message and add_generation_prompt exclude each other; give one of them")
+        name = f"the chat template of {self.name}" if chat_template is None else "the chat template that was given"
         if given := {key: value for key, value in kwargs.items() if value is not None}:
-            self._refuse_unread(name, given, chat_template.variables_of(self._template, name=name))
-        variables = {**self.named, "add_generation_prompt": add_generation_prompt, **given}
-        return chat_template.render(self._template, messages, variables, name=name)
+            self._refuse_unread(name, given, variables_of(template, name=name))
+        answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        variables = {**self.named, "add_generation_prompt": answer, **given}
+        if continue_final_message:
+            return render_open(template, messages, variables, name=name)
+        return render(template, messages, variables, name=name)
 
     @staticmethod
     def _refuse_unread(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
