@@ -52,13 +52,13 @@ def test_a_call_as_in_vllms_examples_with_one_warning(caplog: pytest.LogCaptureF
     )
 
 
-@pytest.mark.parametrize("name", [*IGNORED, "gpu_memory_utilization"])
+@pytest.mark.parametrize("name", [*sorted(IGNORED), "gpu_memory_utilization"])
 def test_what_changes_no_output_is_ignored_whatever_it_is(name: str) -> None:
     for value in (None, True, 0.9, "x"):
         assert asked(**{name: value}) == ("auto", "auto")
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_what_would_change_something_is_rejected_by_name(name: str) -> None:
     for value in (None, *NEUTRAL[name][0]):
         assert asked(**{name: value}) == ("auto", "auto")
