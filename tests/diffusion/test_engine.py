@@ -294,7 +294,7 @@ def test_constrained_texts(folder: Path) -> None:
         {"repetition_penalty": 1.1}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"logprobs": 1}, {"prompt_logprobs": 0},
         {"allowed_token_ids": [3]}, {"logits_processors": [lambda output, logits: logits]},
     ],
-    ids=str,
+    ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_rejected_by_name(llm: LLM, change: dict[str, Any]) -> None:
     [name] = change
