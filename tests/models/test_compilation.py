@@ -59,7 +59,8 @@ def test_where_nothing_can_be_kept_it_is_said_once(
     def refused(*arguments: object) -> None:
         raise PermissionError("read-only")
 
-    owner = caching._CacheLocator if fails == "ensure_cache_path" else caching.IndexDataCacheFile
+    locator = caching._CacheLocator  # private: numba names the base of its locators so
+    owner = locator if fails == "ensure_cache_path" else caching.IndexDataCacheFile
     monkeypatch.setattr(owner, fails, refused)
     made = machine_code(function_of(path), "the test", "no time")
     assert [record.getMessage() for record in caplog.records] == [LINE]

@@ -330,7 +330,7 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(monkeypatch):
 def test_no_runtime_means_no_team(monkeypatch):
     assert team.find_team() is not None
     for paths in ([], ["/nowhere/libgomp.so.1"]):
-        monkeypatch.setattr(team, "_mapped", lambda paths=paths: paths)
+        monkeypatch.setattr(team, "mapped_runtimes", lambda paths=paths: paths)
         assert team.find_team.__wrapped__() is None
 
 

@@ -233,7 +233,7 @@ class Forgetful(CroppedHistory):
 def test_the_check_catches_a_cache_that_is_not_cropped() -> None:
     runner = TransformersRunner(tiny("gpt2"), name="gpt2")
     caller = CausalModel(runner.model, torch.device("cpu"))
-    runner._make = lambda: Forgetful(caller)
+    runner.make_history = lambda: Forgetful(caller)
     assert Life(runner, 0).run(14) > 1e-2
 
 

@@ -71,7 +71,7 @@ class Passes:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
-    monkeypatch.setattr("paceline.bench.tune.candidates._autos", lambda drafts: [])
+    monkeypatch.setattr("paceline.bench.tune.candidates.auto_configs", lambda drafts: [])
     monkeypatch.setattr("paceline.bench.tune.search.MAX_PAIRS", 3 * MIN_PAIRS)
     monkeypatch.setattr("paceline.bench.tune.search.FIRST_LOOKS", 1.0)
     monkeypatch.setattr("paceline.bench.tune.candidates.OPTIONS", {})
@@ -253,7 +253,7 @@ def test_a_fixed_number_is_for_small_batches(run: Run, monkeypatch: pytest.Monke
 
 def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("paceline.bench.tune.tuning._set_threads", calls.append)
+    monkeypatch.setattr("paceline.bench.tune.tuning.set_threads", calls.append)
     monkeypatch.setattr("paceline.bench.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
     found = run(budget=1600.0, max_tokens=4)
     assert 7 in calls

@@ -156,11 +156,11 @@ def _by_task(title: str, cells: Sequence[Cell]) -> Iterator[Table]:
         names = [f"{task['task']}\n({task['prompts']})" for task in (cells[0]["tasks"][index] for index in part)]
         made = _new(title, ("setting", *names))
         for cell in cells:
-            made.add_row(cell["setting"], *(_starred(cell["tasks"][index]["speedup"]) for index in part))
+            made.add_row(cell["setting"], *(starred(cell["tasks"][index]["speedup"]) for index in part))
         yield made
 
 
-def _starred(estimate: Mapping[str, Any] | None) -> str:
+def starred(estimate: Mapping[str, Any] | None) -> str:
     if estimate is None:
         return NOTHING
     return f"{estimate['value']:.2f}{'*' if rates_differ(**estimate) else ' '}"

@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from paceline.bench.judge.tokens import first_difference
 from paceline.bench.timing import in_turn, timed
@@ -74,7 +75,7 @@ class Trial:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.llm, self.settings, self.groups, self.params, self.clock = llm, list(settings), list(groups), params, clock
-        self.threads = _threads()
+        self.threads = torch.get_num_threads()
         self.plain = llm.with_speculative_config(None)
         self.identical = self.near_ties = 0
         self.seconds: list[float] = []
@@ -139,13 +140,13 @@ class Trial:
 
     def restore(self) -> None:
         """Give PyTorch back the number of threads that it had."""
-        _set_threads(self.threads)
+        set_threads(self.threads)
 
     def _llm(self, arm: int, item: int) -> LLM:
         """The setting's engine, warmed up."""
         if arm not in self._built:
             setting = self.settings[arm]
-            _set_threads(setting.threads)
+            set_threads(setting.threads)
             try:
                 llm = self.llm.with_speculative_config(setting.config)
                 self._run(llm, item, setting.threads, "warm-up")
@@ -157,7 +158,7 @@ class Trial:
     def _run(
         self, llm: LLM, item: int, threads: int, salt: str, params: SamplingParams | None = None
     ) -> list[RequestOutput]:
-        _set_threads(threads)
+        set_threads(threads)
         outputs = llm.generate([salted(prompt, salt) for prompt in self.groups[item]], params or self.params)
         for one in outputs:
             one.raise_for_error()
@@ -192,15 +193,7 @@ def _tokens(outputs: Sequence[RequestOutput]) -> int:
     return sum(len(one.outputs[0].token_ids) for one in outputs)
 
 
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _set_threads(number: int) -> None:
-    import torch
-
+def set_threads(number: int) -> None:
     if torch.get_num_threads() != number:
         torch.set_num_threads(number)
 
