@@ -15,7 +15,7 @@ from paceline.bench.tune import (
     Gain,
     Interval,
     Race,
-    RefusedError,
+    RejectedError,
     confirm,
     interval,
     race,
@@ -105,11 +105,11 @@ def test_a_refused_arm_is_out_and_says_why() -> None:
 
     def pull(arm: int, item: int) -> float:
         if arm == BEST:
-            raise RefusedError("outputs differ")
+            raise RejectedError("outputs differ")
         return world.pull(arm, item)
 
     found = race(len(GAINS), ITEMS, pull, elapsed=world.elapsed, budget=100)
-    assert found.refused == {BEST: "outputs differ"}
+    assert found.rejected == {BEST: "outputs differ"}
     assert BEST not in found.order
     assert found.gains[BEST] == []
 

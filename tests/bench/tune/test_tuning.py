@@ -107,7 +107,7 @@ def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
     assert found.profile is not None
     assert found.profile.measured["gain"]["median"] == found.gain.median
     assert "draft_model" in next(iter(found.settings))
-    assert not found.refused
+    assert not found.rejected
     assert found.near_ties == 0
     assert found.compared >= MIN_PAIRS
     json.dumps(found.to_dict())
@@ -135,15 +135,15 @@ def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     believe_chains(monkeypatch)
     found = run(budget=1600.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
-    assert fixed <= set(found.refused)  # those with controller auto may have drafted nothing, which is right
-    assert all("differs from plain decoding" in why for why in found.refused.values())
-    assert not set(found.refused) & set(found.settings)
-    assert found.best is None or found.best.words(found.threads) not in found.refused
+    assert fixed <= set(found.rejected)  # those with controller auto may have drafted nothing, which is right
+    assert all("differs from plain decoding" in why for why in found.rejected.values())
+    assert not set(found.rejected) & set(found.settings)
+    assert found.best is None or found.best.words(found.threads) not in found.rejected
 
 
 def test_a_draft_that_cannot_be_loaded_is_refused_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
     found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1600.0)
-    assert any("cannot run" in why for why in found.refused.values())
+    assert any("cannot run" in why for why in found.rejected.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
 
