@@ -194,7 +194,7 @@ def test_reused_blocks_are_zeroed():
     assert not arena.layers[0][slots].any()
 
 
-def test_paths_outside_the_scratch_are_refused():
+def test_paths_outside_the_scratch_are_rejected():
     cache = NativeCache(arena_of())
     with pytest.raises(ConfigError, match="score first"):
         cache.keep(())

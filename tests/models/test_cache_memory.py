@@ -1,5 +1,5 @@
 """The limit of an arena: what is left under it, sequences in single blocks, kept prefixes that make way, and what is
-refused.
+rejected.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ class Refusing(mmap.mmap):
         raise OSError(22, "Invalid argument")
 
 
-def test_pages_where_the_kernel_refuses_large_ones(monkeypatch, caplog):
+def test_pages_where_the_kernel_rejects_large_ones(monkeypatch, caplog):
     monkeypatch.setattr(mmap, "mmap", Refusing)
     monkeypatch.setattr(Refusing, "asked", 0)
     caplog.set_level(logging.DEBUG, logger="paceline")

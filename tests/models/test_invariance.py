@@ -181,7 +181,7 @@ def test_long_inputs_come_in_parts_with_the_same_rows(monkeypatch):
     assert torch.equal(last.logits[1], want.logits[39])
 
 
-def test_refusals_name_the_reason():
+def test_a_rejection_names_its_reason():
     spec = spec_of(tiny_llama(**WIDE).config)
     assert why_not_strict(spec, CPU) is None
     assert "CUDA" in str(why_not_strict(spec, torch.device("cuda")))

@@ -259,7 +259,7 @@ def test_strict_layers_keep_a_rows_bits(monkeypatch: pytest.MonkeyPatch) -> None
     assert not torch.equal(loose(x[3:4]), loose(x)[3:4])
 
 
-def test_an_odd_number_of_inputs_is_refused() -> None:
+def test_an_odd_number_of_inputs_is_rejected() -> None:
     with pytest.raises(UnsupportedModelError, match="even number of inputs, a weight has 7; use quantization='int8'"):
         quantize_groups(torch.ones(3, 7))
 

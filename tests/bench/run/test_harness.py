@@ -1,4 +1,4 @@
-"""A whole benchmark on a tiny model: what is run, what is refused, what is kept; documents hold to their schema."""
+"""A whole benchmark on a tiny model: what is run, what is rejected, what is kept; documents hold to their schema."""
 
 from __future__ import annotations
 
@@ -259,6 +259,6 @@ def test_comparison_tells_a_difference_from_noise(llm: LLM) -> None:
     assert [line.key[0] for line in worse.below(0.9)] == ["ngram"]
     noisy = compare_documents(made, slower(made, 1.0, noise=0.2))
     assert not any(line.speed_significant for line in noisy.lines)
-    refused = compare_documents(made, bench(llm, [Broken("ngram", {"method": "ngram"})]))
-    assert "B: 8 of 8 outputs differ" in str(refused.lines[1].reason)
-    assert [line.key[0] for line in refused.below(0.0)] == ["ngram"]
+    rejected = compare_documents(made, bench(llm, [Broken("ngram", {"method": "ngram"})]))
+    assert "B: 8 of 8 outputs differ" in str(rejected.lines[1].reason)
+    assert [line.key[0] for line in rejected.below(0.0)] == ["ngram"]

@@ -100,7 +100,7 @@ def test_a_search_that_never_looks_at_the_clock_passes_it(monkeypatch: pytest.Mo
     assert 10.0 * world.pulls > 110.0
 
 
-def test_a_refused_arm_is_out_and_says_why() -> None:
+def test_a_rejected_arm_is_out_and_says_why() -> None:
     world = World(GAINS, 0)
 
     def pull(arm: int, item: int) -> float:

@@ -131,7 +131,7 @@ def test_dear_drafts_lose_to_copying(run: Run) -> None:
     assert found.settings["draft_model (draft), 5 tokens"][0] < 1.0 <= found.settings["ngram, 5 tokens"][0]
 
 
-def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_outputs_are_rejected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     believe_chains(monkeypatch)
     found = run(budget=1600.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
@@ -141,7 +141,7 @@ def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert found.best is None or found.best.words(found.threads) not in found.rejected
 
 
-def test_a_draft_that_cannot_be_loaded_is_refused_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
+def test_a_draft_that_cannot_be_loaded_is_rejected_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
     found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1600.0)
     assert any("cannot run" in why for why in found.rejected.values())
     assert found.best is not None
