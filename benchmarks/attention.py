@@ -56,7 +56,7 @@ def passes_of(runner: NativeRunner, folder: Path) -> dict[str, Passes]:
 def graphs_of(runner: NativeRunner) -> dict[str, Callable[[], None]]:
     """On CUDA: what sets a runner to a form; graphs are captured at their first use."""
     assert isinstance(runner.passes, EagerPasses)
-    decoder = runner.passes._decoder
+    decoder = runner.passes.decoder
 
     def setter(slots: int) -> Callable[[], None]:
         own = ScoringGraphs(decoder, runner.rotary, runner.arena, capture=True)

@@ -143,7 +143,11 @@ def table(folder: Path, tokenizer: Tokenizer, tokens: int) -> dict[str, Any]:
     before, learned = memory(), drafter.tables.of("default")
     _, seconds = timed(lambda: learned.learn(ids))
     states = drafter.begin(
-        [Context("r", held_out[i - 3 : i].tolist(), 3) for i in range(3, LOOKUPS) if held_out[i - 3 : i].min() >= 0]
+        [
+            Context("r", held_out[i - 3 : i].tolist(), 3)
+            for i in range(3, min(LOOKUPS, len(held_out)))
+            if held_out[i - 3 : i].min() >= 0
+        ]
     )
     spent = np.quantile([proposing(drafter, [state]) for state in states], [0.5, 0.99]) * 1e6
     return {

@@ -14,10 +14,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from decoding import Model
+from stand_ins import adapter_weights, write_shuffled_draft, written_adapter
 
 from paceline import RequestOutput, registry
-from paceline.bench import adapter_weights, written_adapter
-from paceline.bench import write_shuffled_draft as write_shuffled
 from paceline.bench.run import DIAL
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
@@ -97,4 +96,4 @@ def adapter() -> str:
 @cache
 def shuffled() -> str:
     """The bundled draft under another tokenizer."""
-    return str(write_shuffled(Path(mkdtemp(prefix="paceline-strict-")) / "shuffled"))
+    return str(write_shuffled_draft(Path(mkdtemp(prefix="paceline-strict-")) / "shuffled"))

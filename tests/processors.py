@@ -28,4 +28,4 @@ def by_all_tokens(prompt: list[int], output: list[int], logits: torch.Tensor) ->
 def at_the_root(rule: Processors, rows_rv: torch.Tensor, paths: Sequence[Sequence[int]], generated: Any) -> None:
     """`Processors.apply`, wrong on purpose: every node gets the root's text."""
     for row in range(len(rows_rv)):
-        rule._process(rows_rv[row], list(generated))
+        rule.process(rows_rv[row], list(generated))

@@ -217,9 +217,6 @@ def test_that_rule_catches_a_module_of_a_public_name() -> None:
 # ------------------------------------------------------------------------------------------------ private names
 
 
-ENTERED = ("bench", "models")
-"""Folders of tests that still enter modules by private names."""
-
 PRIVATE_NEEDED = "# private: "
 """Begins the comment that says why a test needs a private name."""
 
@@ -227,10 +224,10 @@ PRIVATE_NEEDED = "# private: "
 def own_names(tree: ast.Module) -> set[str]:
     """Private names that a module of tests gives itself."""
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    stored = {
-        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    attributes = {
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
-    return functions | stored
+    return functions | {node.attr for node in attributes if ast.unparse(node.value) == "self"}
 
 
 def private_names(source: str, own: Iterable[str] = ()) -> set[str]:
@@ -251,7 +248,7 @@ def private_names(source: str, own: Iterable[str] = ()) -> set[str]:
 
 def test_tests_use_no_private_names() -> None:
     tests = ROOT / "tests"
-    paths = [path for path in modules(tests) if path.relative_to(tests).parts[0] not in ENTERED]
+    paths = list(modules(tests))
     helpers = set().union(*(own_names(parsed(path)) for path in paths if not path.name.startswith("test_")))
     found = {str(path.relative_to(tests)): private_names(path.read_text(), helpers) for path in paths}
     assert not {path: names for path, names in found.items() if names}
@@ -261,6 +258,7 @@ def test_that_rule_catches_private_names_of_others() -> None:
     assert private_names("x._a\nmodule._b()\nmonkeypatch.setattr(C, '_c', 1)\nsetattr(m, 'p.q._d', 1)") == {
         *("_a", "_b", "_c", "_d")
     }
+    assert private_names("x._a = 1") == {"_a"}
     assert not private_names("self._a, super()._b(), x.__len__(), row._replace()\nmonkeypatch.setattr(C, 'c', 1)")
     assert not private_names("x._a  # private: no other way", ()) | private_names("x._a", ("_a",))
 

@@ -45,9 +45,9 @@ class Answering:
 
     def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         self.calls += 1
-        return [self._logits(call) for call in calls]
+        return [self.logits_of(call) for call in calls]
 
-    def _logits(self, call: Call) -> torch.Tensor:
+    def logits_of(self, call: Call) -> torch.Tensor:
         ids = tuple(call.ids.tolist())
         prompt = max((p for p in self.answers if ids[: len(p)] == p), key=len)
         after = np.arange(call.slots.size) - len(prompt)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline import LLM, SamplingParams
+from paceline.bench.explain import Recorder, Replay, warm_up
 from paceline.engine import RequestMetrics
 
 NASTY = [
@@ -26,6 +28,15 @@ NASTY = [
     "x" * 300,
 ]
 SECONDS = {"draft": 0.001, "score": 0.008, "verify": 0.0002, "commit": 0.0003, "other": 0.0001}
+
+
+def explained(llm: LLM, prompt: str, params: SamplingParams) -> Replay:
+    """A real one, after a warm-up."""
+    warm_up(llm, prompt, params)
+    recorder = Recorder(llm)
+    for _ in recorder.run(prompt, params):
+        pass
+    return Replay(recorder.data())
 
 
 def node(token: int, parent: int, depth: int, status: str, **more: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*arguments: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(random_model, "_copy_tokenizer", fail)
+    monkeypatch.setattr("shutil.copy", fail)
     with pytest.raises(OSError, match="disk full"):
         random_model.model_folder(TINY, tmp_path / "a")
     assert not list(tmp_path.iterdir())

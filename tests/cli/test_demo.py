@@ -57,7 +57,7 @@ def test_json(run: Command) -> None:
 @pytest.mark.parametrize(("gap", "code", "remark"), [(1.0, 1, "this is a defect"), (1e-6, 0, "differ at 4 near ties")])
 def test_a_text_that_differs(run: Command, monkeypatch: pytest.MonkeyPatch, gap: float, code: int, remark: str) -> None:
     def differ(*arguments: Any) -> list[Difference]:
-        return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)] * 2
+        return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, near_tie=gap < 1e-3)] * 2
 
     monkeypatch.setattr(bench, "differences", differ)
     found = run("demo", *FAST)
@@ -101,7 +101,7 @@ def test_a_named_model_or_method_is_all_that_runs(run: Command) -> None:
 def test_a_wrong_text_of_the_real_model_fails_the_demo(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def differ(runner: Any, *arguments: Any) -> list[Difference]:
         real = runner.info.num_layers == 2
-        return [Difference(position=2, plain=5, fast=6, gap=1.0, epsilon=1e-3, tied=False)] if real else []
+        return [Difference(position=2, plain=5, fast=6, gap=1.0, epsilon=1e-3, near_tie=False)] if real else []
 
     monkeypatch.setattr(bench, "differences", differ)
     assert run("demo", *FAST).code == 1

@@ -160,7 +160,7 @@ def test_words_of_an_interrupt() -> None:
 def test_rejections_and_what_was_left_out_are_said() -> None:
     shown = words(
         tuning(
-            refused={"x, 5 tokens": "output differs"},
+            rejected={"x, 5 tokens": "output differs"},
             skipped={
                 "medusa": "no head",
                 "eagle": "no head",

@@ -78,7 +78,7 @@ def test_the_report_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: 
         "m", ("bit-equal up to near ties",) * 2, "float32", temperature=1.0, distribution=SamplingTest(300, 20.0, 0.4)
     )
     report.greedy.add(
-        [1, 2], [Difference(position=1234, plain=51234, fast=66789, gap=1e-5, epsilon=1.234e-3, tied=True)]
+        [1, 2], [Difference(position=1234, plain=51234, fast=66789, gap=1e-5, epsilon=1.234e-3, near_tie=True)]
     )
     assert max(map(len, words(report).splitlines())) <= columns
 
@@ -100,7 +100,7 @@ def test_a_difference(
     """In strict mode, a near tie is no excuse."""
 
     def differ(*arguments: Any) -> list[Difference]:
-        return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, tied=gap < 1e-3)]
+        return [Difference(position=2, plain=5, fast=6, gap=gap, epsilon=1e-3, near_tie=gap < 1e-3)]
 
     monkeypatch.setattr(bench, "differences", differ)
     monkeypatch.setattr(llm, "find_exactness", lambda runner, requested: Exactness(reason))

@@ -15,8 +15,9 @@ import tiny_denoiser
 from processors import by_all_tokens, unlike_the_last
 from tools.pairwise import pairs_of, pairwise
 
+from benchmarks.stand_ins import adapter_weights, write_shuffled_draft, written_adapter
 from paceline import LLM, SamplingParams, claims, registry
-from paceline.bench import adapter_weights, bundled_prompts, write_shuffled_draft, written_adapter
+from paceline.bench import bundled_prompts
 from paceline.config import RequestOutputKind
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED

@@ -15,8 +15,8 @@ from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
+from benchmarks.stand_ins import adapter_weights, written_adapter
 from paceline import registry
-from paceline.bench import adapter_weights, written_adapter
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
 from paceline.engine import ExactJudge

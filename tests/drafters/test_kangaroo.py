@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from toys import ToyCache, ToyRunner
 
+from benchmarks.stand_ins import adapter_weights, written_adapter
 from paceline import LLM, SamplingParams
-from paceline.bench import adapter_weights, written_adapter
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self import KangarooDrafter
 from paceline.errors import CheckpointError, ConfigError, PacelineError

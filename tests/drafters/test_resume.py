@@ -88,7 +88,7 @@ def test_a_cache_that_moves_takes_the_drafts_along(plain: LLM, careful: bool, mo
     if not careful:
         monkeypatch.setattr("paceline.models.decoder.cache.blocks_for", lambda tokens: -(-(cache.length) // 16))
     blocker = runner.open()
-    cache._relocate(len(before) + 1, len(before))  # private: by itself it moves only where others hold what is behind
+    cache.relocate(len(before) + 1, len(before))  # by itself it moves only where others hold what is behind
     cache.locate()
     monkeypatch.undo()
     assert cache.blocks[0] != before[0]

@@ -16,8 +16,9 @@ from tools.random_trees import WRONG, distribution_error
 from toy_models import OTHER, ToyModels
 from toys import ToyRunner
 
+from benchmarks.stand_ins import write_shuffled_draft
 from paceline import LLM, SamplingParams
-from paceline.bench import bundled_prompts, write_shuffled_draft
+from paceline.bench import bundled_prompts
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.vocab import TliDrafter

@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(HERE.parent)  # so that `golden` is the folder, and the tests' toys are found
+    sys.path[:1] = [str(HERE.parent), str(HERE.parent.parent)]  # `golden` is the folder, tests and benchmarks are found
     from golden.golden import main as entry  # the same module under the name that the parts import
 
     sys.exit(entry())

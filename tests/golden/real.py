@@ -18,8 +18,9 @@ from unittest import mock
 
 from golden.golden import CACHE, Skipped
 
+from benchmarks.stand_ins import adapter_weights, written_adapter
 from paceline import LLM, SamplingParams, registry
-from paceline.bench import adapter_weights, machine_facts, smollm2_folder, written_adapter
+from paceline.bench import machine_facts, smollm2_folder
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 

@@ -1,9 +1,9 @@
 """Tiny, randomly initialised checkpoints of every native family, written by transformers itself and again by hand in
 the old style.
 
-In: a case by name, a folder. Out: the transformers model as the oracle, and folders with `config.json` and safetensors:
-*new* as transformers 5 saves it; *old* with a hand-written config and key list of earlier hub files; *module* with the
-names and fused tensors that the module itself has.
+A case is given by its name. The transformers model is the oracle; folders hold `config.json` and safetensors: *new* as
+transformers 5 saves it; *old* with a hand-written config and key list of earlier hub files; *module* with the names and
+fused tensors that the module itself has.
 
 All parameters are perturbed, so that no norm is one and no bias zero, and logits differ by several units.
 """

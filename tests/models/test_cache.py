@@ -119,7 +119,7 @@ def test_without_copy_on_write_the_fork_would_be_overwritten(monkeypatch):
     cache = NativeCache(arena_of())
     append(cache, list(range(10)))
     fork = cache.fork()
-    monkeypatch.setattr(NativeCache, "_relocate", lambda *args: None)
+    monkeypatch.setattr(NativeCache, "relocate", lambda *args: None)
     append(fork, [100])
     append(cache, [200])
     assert read(fork) != [*range(10), 100]
@@ -194,7 +194,7 @@ def test_reused_blocks_are_zeroed():
     assert not arena.layers[0][slots].any()
 
 
-def test_paths_outside_the_scratch_are_refused():
+def test_paths_outside_the_scratch_are_rejected():
     cache = NativeCache(arena_of())
     with pytest.raises(ConfigError, match="score first"):
         cache.keep(())

@@ -1,5 +1,5 @@
 """The limit of an arena: what is left under it, sequences in single blocks, kept prefixes that make way, and what is
-refused.
+rejected.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def test_without_a_limit_a_share_of_the_free_memory_is_taken(monkeypatch: pytest
 
 
 def test_need_counts_new_blocks_and_the_copy_of_a_shared_one() -> None:
-    _, memory = memory_of(40)
+    arena, memory = memory_of(40)
     memory.save(lean=True)
-    cache = NativeCache(memory._arena)
+    cache = NativeCache(arena)
     assert memory.need(cache, 33) == 3
     append(cache, list(range(20)))
     assert (memory.need(cache, 12), memory.need(cache, 13)) == (0, 1)

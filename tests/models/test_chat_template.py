@@ -1,4 +1,4 @@
-"""Chat templates as transformers renders them, refusals included."""
+"""Chat templates as transformers renders them, errors included."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_bundled_template_renders_as_transformers_does() -> None:
     assert ours.apply_chat_template(chat, add_generation_prompt=False) != text
 
 
-def test_a_template_that_refuses_says_so_in_one_line() -> None:
+def test_a_template_that_rejects_says_so_in_one_line() -> None:
     with pytest.raises(PromptError, match=r"rejected the messages: roles must alternate$"):
         render("{{ raise_exception('roles must\n alternate') }}", MESSAGES, {})
 
@@ -82,7 +82,7 @@ def test_a_broken_template_is_named_with_what_the_engine_says(template: str, lin
     assert len(str(caught.value)) < 400
 
 
-def test_names_that_a_template_does_not_read_are_refused(tmp_path: Path) -> None:
+def test_names_that_a_template_does_not_read_are_rejected(tmp_path: Path) -> None:
     folder = shutil.copytree(BUNDLED, tmp_path / "checkpoint", ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "chat_template.jinja").write_text(
         "{% if not thinking is defined %}{% set thinking = 1 %}{% endif %}{{ thinking }}{{ tools }}"
@@ -127,7 +127,7 @@ def test_what_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, ["hello"]])
-def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+def test_what_is_no_conversation_is_rejected(messages: Any) -> None:
     with pytest.raises(PromptError):
         render("x", messages, {})
 
@@ -142,7 +142,7 @@ def test_templates_cannot_leave_the_sandbox_or_change_messages() -> None:
             render(template, MESSAGES, {})
 
 
-def test_objects_with_methods_are_refused() -> None:
+def test_objects_with_methods_are_rejected() -> None:
     with pytest.raises(PromptError, match=r"got [A-Za-z]*Path$"):
         render("x", [{"role": "user", "content": Path()}], {})
 
@@ -177,17 +177,17 @@ READS = (
     ],
 )
 @pytest.mark.parametrize("template", [PRINTS, BUNDLED])
-def test_a_message_without_a_content_that_can_be_read_is_refused_by_name(
+def test_a_message_without_a_content_that_can_be_read_is_rejected_by_name(
     message: Any, line: str, template: Any
 ) -> None:
     chat = [{"role": "user", "content": "a"}, message]
-    with pytest.raises(PromptError, match=line) as refused:
+    with pytest.raises(PromptError, match=line) as rejected:
         _ = (
             render(template, chat, {})
             if isinstance(template, str)
             else Tokenizer.load(template).apply_chat_template(chat)
         )
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
 def test_calls_and_thoughts_stand_for_content() -> None:

@@ -130,7 +130,7 @@ def _expect(folder: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_integer_weights_are_refused(tmp_path: Path) -> None:
+def test_integer_weights_are_rejected(tmp_path: Path) -> None:
     save_tensors(tmp_path / SINGLE, {"a": torch.zeros(3, dtype=torch.int8)})
     with pytest.raises(UnsupportedModelError, match="stored as I8"):
         Checkpoint(tmp_path).tensor("a")

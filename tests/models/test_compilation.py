@@ -56,11 +56,12 @@ def test_only_compiling_is_announced(path: Path, caplog: pytest.LogCaptureFixtur
 def test_where_nothing_can_be_kept_it_is_said_once(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    def refused(*arguments: object) -> None:
+    def forbidden(*arguments: object) -> None:
         raise PermissionError("read-only")
 
-    owner = caching._CacheLocator if fails == "ensure_cache_path" else caching.IndexDataCacheFile
-    monkeypatch.setattr(owner, fails, refused)
+    locator = caching._CacheLocator  # private: numba names the base of its locators so
+    owner = locator if fails == "ensure_cache_path" else caching.IndexDataCacheFile
+    monkeypatch.setattr(owner, fails, forbidden)
     made = machine_code(function_of(path), "the test", "no time")
     assert [record.getMessage() for record in caplog.records] == [LINE]
     assert made.ctypes(3) is None  # it runs
@@ -109,10 +110,10 @@ def test_a_process_that_reads_is_waited_for_in_silence(
 def test_where_no_lock_can_be_made_it_is_compiled_all_the_same(
     path: Path, monkeypatch: pytest.MonkeyPatch, reason: Exception
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
+    def forbidden(*_: object, **__: object) -> None:
         raise reason
 
-    monkeypatch.setattr(FileLock, "acquire", refused)
+    monkeypatch.setattr(FileLock, "acquire", forbidden)
     assert machine_code(function_of(path), "the test", "no time").ctypes(3) is None
 
 

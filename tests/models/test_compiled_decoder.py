@@ -330,7 +330,7 @@ def test_a_cache_directory_that_cannot_be_written_does_no_harm(monkeypatch):
 def test_no_runtime_means_no_team(monkeypatch):
     assert team.find_team() is not None
     for paths in ([], ["/nowhere/libgomp.so.1"]):
-        monkeypatch.setattr(team, "_mapped", lambda paths=paths: paths)
+        monkeypatch.setattr(team, "mapped_runtimes", lambda paths=paths: paths)
         assert team.find_team.__wrapped__() is None
 
 
@@ -382,7 +382,7 @@ class Refusing(mmap.mmap):
         raise OSError(22, "Invalid argument")
 
 
-def test_pages_where_the_kernel_refuses_large_ones(monkeypatch, caplog):
+def test_pages_where_the_kernel_rejects_large_ones(monkeypatch, caplog):
     monkeypatch.setattr(mmap, "mmap", Refusing)
     monkeypatch.setattr(Refusing, "asked", 0)
     caplog.set_level(logging.DEBUG, logger="paceline")

@@ -1,4 +1,4 @@
-"""Every runner takes a text that fills the context, refuses one token more with one line, and is then as it was
+"""Every runner takes a text that fills the context, rejects one token more with one line, and is then as it was
 before.
 """
 
@@ -42,7 +42,7 @@ RUNNERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", RUNNERS)
-def test_one_token_more_than_the_context_is_refused(name: str, tmp_path: Path) -> None:
+def test_one_token_more_than_the_context_is_rejected(name: str, tmp_path: Path) -> None:
     runner = RUNNERS[name](tmp_path)
     assert runner.info.max_context == MOST
     full, cache = runner.open(), runner.open()

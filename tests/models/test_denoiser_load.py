@@ -1,4 +1,4 @@
-"""Diffusion checkpoints on disk: which are recognised, where the mask token comes from, what is refused in one line."""
+"""Diffusion checkpoints on disk: which are recognised, where the mask token comes from, what is rejected."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_the_front_door_tells_them_from_other_models() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_checkpoint_without_a_mask_token_is_refused(family: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_mask_token_is_rejected(family: str, tmp_path: Path) -> None:
     FAMILIES[family](tmp_path)
     edit_json(tmp_path / "config.json", mask_token_id=None)
     with pytest.raises(UnsupportedModelError, match="without a mask token cannot be decoded by diffusion") as caught:
@@ -76,7 +76,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), WRONG, ids=lambda value: str(value)[:30])
-def test_what_is_not_implemented_is_refused_by_name(
+def test_what_is_not_implemented_is_rejected_by_name(
     family: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     FAMILIES[family](tmp_path)

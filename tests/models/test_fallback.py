@@ -233,11 +233,11 @@ class Forgetful(CroppedHistory):
 def test_the_check_catches_a_cache_that_is_not_cropped() -> None:
     runner = TransformersRunner(tiny("gpt2"), name="gpt2")
     caller = CausalModel(runner.model, torch.device("cpu"))
-    runner._make = lambda: Forgetful(caller)
+    runner.make_history = lambda: Forgetful(caller)
     assert Life(runner, 0).run(14) > 1e-2
 
 
-def test_what_cannot_be_done_is_refused_by_name() -> None:
+def test_what_cannot_be_done_is_rejected_by_name() -> None:
     with pytest.raises(ConfigError, match=r"must lie in 2\.\.96"):
         TransformersRunner(tiny("gpt2"), name="tiny", max_context=97)
     runner = TransformersRunner(tiny("gpt2"), name="tiny", max_context=12)

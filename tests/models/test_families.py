@@ -145,7 +145,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "text"), UNSUPPORTED)
-def test_what_is_not_implemented_is_refused_by_name(change: dict[str, Any], text: str) -> None:
+def test_what_is_not_implemented_is_rejected_by_name(change: dict[str, Any], text: str) -> None:
     with pytest.raises(UnsupportedModelError, match=text):
         spec_from_config(LLAMA | change)
 

@@ -165,7 +165,7 @@ def test_a_chunk_nobody_sees_weighs_nothing(dtype):
 def test_a_model_scores_the_same_both_ways(windows, monkeypatch):
     model = tiny_llama()
     eager, fixed = (runner_of(model, windows=windows, cache_slots=64) for _ in range(2))
-    fixed.graphs = ScoringGraphs(fixed.passes._decoder, fixed.rotary, fixed.arena, capture=False)
+    fixed.graphs = ScoringGraphs(fixed.passes.decoder, fixed.rotary, fixed.arena, capture=False)
     monkeypatch.setattr(graphs, "LONG_CONTEXT", 256)
     ids, rows = tokens(200), []
     for runner in (eager, fixed):

@@ -24,7 +24,7 @@ def folder(tmp_path: Path, generation: Any = None, config: Any = None) -> Path:
 
 
 @pytest.mark.parametrize("value", ["x", 1.5, True, [1, "x"]])
-def test_a_broken_end_token_is_refused_where_it_does_not_count_too(tmp_path: Path, value: Any) -> None:
+def test_a_broken_end_token_is_rejected_where_it_does_not_count_too(tmp_path: Path, value: Any) -> None:
     path = folder(tmp_path, {"eos_token_id": 5}, {"eos_token_id": value})
     with pytest.raises(
         CheckpointError, match=r"eos_token_id in .* must be a token id or a list of them, got .*; correct the file"
@@ -130,7 +130,7 @@ def test_values_that_make_no_sense_are_the_checkpoints_fault(tmp_path: Path, gen
         GenerationDefaults.load(folder(tmp_path, generation))
 
 
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_json_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
         GenerationDefaults.load(tmp_path)

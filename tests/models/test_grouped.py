@@ -104,7 +104,7 @@ def test_a_fuzzy_pass_is_the_papers(model: Any, size: int, compiled: bool) -> No
     assert not close(row, by_the_paper(model, text, token, wrong))
 
 
-def test_what_cannot_be_is_refused(model: Any) -> None:
+def test_what_cannot_be_is_rejected(model: Any) -> None:
     with pytest.raises(ConfigError, match="must have 4 layers or more, tiny has 3"):
         grouped(tiny_llama())
     ropes = {"default": RopeSpec(theta=1e4, dims=16, kind="dynamic")}

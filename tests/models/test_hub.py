@@ -1,4 +1,4 @@
-"""Folders, hub ids, the offline cache, and the formats that are refused by name."""
+"""Folders, hub ids, the offline cache, and the formats that are rejected with an error that names them."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def test_what_the_hub_answers(error: str, text: str, monkeypatch: pytest.MonkeyP
     import huggingface_hub
     from huggingface_hub import errors
 
-    def refuse(*args: Any, **kwargs: Any) -> str:
+    def rejects(*args: Any, **kwargs: Any) -> str:
         raise getattr(errors, error)("two\nlines", response=_response(404))
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", rejects)
     with pytest.raises(CheckpointError, match=text) as caught:
         resolve("a/b", revision="v9")
     assert "\n" not in str(caught.value)
@@ -108,10 +108,10 @@ def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub import errors
 
-    def refuse(*args: Any, **kwargs: Any) -> str:
+    def rejects(*args: Any, **kwargs: Any) -> str:
         raise errors.LocalEntryNotFoundError("no connection")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", rejects)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(CheckpointError, match="the hub cannot be reached"):
         resolve("a/b")
@@ -169,7 +169,7 @@ QUANTISED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "text"), QUANTISED)
-def test_configurations_that_are_refused_by_name(change: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_configurations_that_are_rejected_by_name(change: dict[str, Any], text: str, tmp_path: Path) -> None:
     fill(tmp_path, LLAMA | change)
     with pytest.raises(UnsupportedModelError, match=text) as caught:
         read_config(tmp_path)
@@ -178,7 +178,7 @@ def test_configurations_that_are_refused_by_name(change: dict[str, Any], text: s
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("value", ["gptq", [], False, 4])
-def test_a_quantisation_that_is_no_object_is_refused(key: str, value: object, tmp_path: Path) -> None:
+def test_a_quantisation_that_is_no_object_is_rejected(key: str, value: object, tmp_path: Path) -> None:
     fill(tmp_path, LLAMA | {key: value})
     with pytest.raises(CheckpointError, match=f"'{key}' must be an object, got .*; use ") as caught:
         read_config(tmp_path)
@@ -195,7 +195,7 @@ def test_a_quantisation_that_is_no_object_is_refused(key: str, value: object, tm
         ("adapter_config.json", "LoRA.*load org/base with lora="),
     ],
 )
-def test_files_that_are_refused_by_name(file: str, text: str, tmp_path: Path) -> None:
+def test_files_that_are_rejected_by_name(file: str, text: str, tmp_path: Path) -> None:
     fill(tmp_path, weights="pytorch_model.bin" if "pytorch" not in file else file)
     if "pytorch" not in file:
         (tmp_path / "pytorch_model.bin").unlink()

@@ -72,7 +72,7 @@ def variant(change: Callable[[Decoder], None], dtype: torch.dtype = torch.float3
     passes = runner.passes
     assert isinstance(passes, StrictPasses)
     assert what_varies(runner) is None
-    change(passes._passes._decoder)
+    change(passes.passes.decoder)
     return runner
 
 
@@ -94,7 +94,7 @@ def test_a_layer_that_sums_otherwise_for_some_number_of_rows_is_found_out(rows):
     down = reversed_if(lambda count: count == rows, torch.randn(64, 96))
 
     def change(decoder: Decoder) -> None:
-        decoder.layers[1]._mlp = lambda x: down(F.pad(x, (0, 32)))
+        decoder.layers[1].feed_forward = lambda x: down(F.pad(x, (0, 32)))
 
     assert what_varies(variant(change)) is not None
 
@@ -103,7 +103,7 @@ def test_a_head_that_sums_otherwise_for_many_rows_is_found_out():
     weight = torch.randn(72, 64)
 
     def change(decoder: Decoder) -> None:
-        decoder._head = reversed_if(lambda count: count > 6, weight)
+        decoder.to_logits = reversed_if(lambda count: count > 6, weight)
 
     runner = variant(change)
     assert "logits" in str(what_varies(runner))
@@ -111,14 +111,14 @@ def test_a_head_that_sums_otherwise_for_many_rows_is_found_out():
 
 def test_dense_attention_is_found_out():
     runner = made(compiled=False, strict=True)
-    runner.passes._passes._masks = Masks(torch.float32, CPU, row_invariant=False)
+    runner.passes.passes.masks = Masks(torch.float32, CPU, row_invariant=False)
     assert what_varies(runner) is not None
 
 
 def test_sums_over_slots_instead_of_positions_are_found_out(monkeypatch):
     runner = made(compiled=False, strict=True)
     whole = lambda self, begin, keys, rows: [strict_attention.Piece(0, len(keys))]  # noqa: E731 - one line in place of a method
-    monkeypatch.setattr(strict_attention._ChunkPlanner, "_pieces", whole)
+    monkeypatch.setattr(strict_attention.ChunkPlanner, "pieces", whole)
     assert what_varies(runner) is not None
 
 
@@ -152,7 +152,7 @@ def test_products_in_blocks_do_not_depend_on_the_number_of_rows():
 
 
 def test_a_layer_is_multiplied_in_blocks_where_its_rows_depend_on_their_number(monkeypatch):
-    monkeypatch.setattr(linear, "_KEEPS_ROWS", {})
+    monkeypatch.setattr(linear, "KEEPS_ROWS", {})
     monkeypatch.setattr(linear, "can_pack", lambda *_: False)
     calls: list[int] = []
 
@@ -165,14 +165,14 @@ def test_a_layer_is_multiplied_in_blocks_where_its_rows_depend_on_their_number(m
     calls.clear()
     product(torch.randn(35, 16))
     assert calls == [linear.PINNED_ROWS] * 3
-    assert not any(linear._KEEPS_ROWS.values())
+    assert not any(linear.KEEPS_ROWS.values())
 
 
 def test_long_inputs_come_in_parts_with_the_same_rows(monkeypatch):
     runner = made(compiled=False, strict=True)
     ids = tokens(90)
     want = runner.extend([runner.open()], [ids], taps=(0, 2), all_logits=True)
-    monkeypatch.setattr(runner.passes, "_most", 32)
+    monkeypatch.setattr(runner.passes, "most_rows", 32)
     found = runner.extend([runner.open()], [ids], taps=(0, 2), all_logits=True)
     assert torch.equal(found.logits, want.logits)
     assert all(torch.equal(found.taps[layer], want.taps[layer]) for layer in (0, 2))
@@ -181,7 +181,7 @@ def test_long_inputs_come_in_parts_with_the_same_rows(monkeypatch):
     assert torch.equal(last.logits[1], want.logits[39])
 
 
-def test_refusals_name_the_reason():
+def test_a_rejection_names_its_reason():
     spec = spec_of(tiny_llama(**WIDE).config)
     assert why_not_strict(spec, CPU) is None
     assert "CUDA" in str(why_not_strict(spec, torch.device("cuda")))

@@ -154,7 +154,7 @@ def test_scattered_caches_draft_alike(folder: Path) -> None:
     assert found == [expected] * 2
 
 
-def test_a_runner_that_cannot_is_refused_by_name(folder: Path) -> None:
+def test_a_runner_that_cannot_is_rejected_by_name(folder: Path) -> None:
     class Other:
         info = load(folder).info
 

@@ -89,7 +89,7 @@ def test_the_check_catches_chunks_with_angles_of_their_own(
     runner: ReplayRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = fed(runner, TEXT[:10], 10)
-    monkeypatch.setattr(ReplayRunner, "_before_chunk", lambda *args: None)
+    monkeypatch.setattr(ReplayRunner, "before_chunk", lambda *args: None)
     runner.extend([sequence], [TEXT[10:45]])
     logits = runner.score([sequence], [TEXT[45]], [EMPTY_TREE]).logits
     assert float((logits - oracle(TEXT[:45], TEXT[45:46])).abs().max()) > 10 * TOLERANCE
@@ -219,7 +219,7 @@ def test_embeddings_cannot_cross(longrope: LongRopeRunner) -> None:
 
 def test_the_check_catches_a_cache_of_mixed_angles(longrope: LongRopeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = fed_in_chunks(longrope, LONG_TEXT[:20])
-    for name in ("_before_chunk", "_replace_long_rows"):
+    for name in ("before_chunk", "replace_long_rows"):
         monkeypatch.setattr(LongRopeRunner, name, lambda *args: None)
     longrope.extend([sequence], [LONG_TEXT[20:40]])
     logits = longrope.score([sequence], [9], [EMPTY_TREE]).logits

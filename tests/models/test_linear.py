@@ -99,12 +99,12 @@ def test_a_strided_input_is_read_right():
 
 def test_the_probe_falls_back_when_the_operators_are_missing_or_wrong(monkeypatch):
     for broken in (_missing, _wrong):
-        linear._probe.cache_clear()
-        monkeypatch.setattr(linear, "_packed", broken)
+        linear.packing_works.cache_clear()
+        monkeypatch.setattr(linear, "packed_linear", broken)
         assert not can_pack(CPU, torch.float32)
         weight, x = torch.randn(8, 4), torch.randn(2, 4)
         assert torch.equal(make_linear(weight)(x), F.linear(x, weight))
-    linear._probe.cache_clear()
+    linear.packing_works.cache_clear()
 
 
 def _missing(weight, bias):
@@ -155,7 +155,7 @@ def test_head_norm(dtype):
 
 def test_the_form_for_other_devices_agrees():
     weight, x = torch.randn(32), torch.randn(4, 32)
-    assert close(linear._rms_norm(weight, 32, 1e-6)(x), make_norm(weight, 1e-6)(x), torch.float32)
+    assert close(linear.rms_norm(weight, 32, 1e-6)(x), make_norm(weight, 1e-6)(x), torch.float32)
 
 
 def test_small_float32_layers_stay_dense_where_rows_may_differ():
@@ -214,30 +214,30 @@ def test_products_by_blocks_and_with_inputs_in_another_order(rounded: Rounded, b
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rounded", [quantize_rows, quantize_groups])
 def test_direct_products_agree_or_are_not_taken(rounded: Rounded, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_DIRECT_SERVES", {})
+    monkeypatch.setattr(linear, "DIRECT_SERVES", {})
     weight, scale, x = (one.to(device) for one in case(rounded, 128, 256, rows=9))
     layer = make_quantized_linear(weight, scale, dtype=torch.bfloat16)
     want = exact(weight, scale, x.bfloat16())
     assert (layer(x.bfloat16()) - want).square().mean().sqrt() < 2**-6 * want.square().mean().sqrt()
     if device == "cuda" or rounded is quantize_rows:
-        assert {(weight.dtype, *weight.shape, weight.device): True} == linear._DIRECT_SERVES, (
+        assert {(weight.dtype, *weight.shape, weight.device): True} == linear.DIRECT_SERVES, (
             "this PyTorch has another operator"
         )
 
 
 def test_a_direct_product_that_errs_or_is_absent_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, scale, x = case(quantize_rows, 128, 256)
-    right = torch._weight_int8pack_mm
-    readable = linear._by_blocks(weight, scale, None, x.bfloat16())
+    right = torch._weight_int8pack_mm  # private: PyTorch's operator
+    readable = linear.by_blocks(weight, scale, None, x.bfloat16())
 
     def absent(*args: Any) -> Any:
         raise NotImplementedError
 
     for operator, taken in ((right, True), (lambda x, w, s: right(x, w, s) * 1.05, False), (absent, False)):
-        monkeypatch.setattr(linear, "_DIRECT_SERVES", {})
-        monkeypatch.setattr(torch, "_weight_int8pack_mm", operator)
+        monkeypatch.setattr(linear, "DIRECT_SERVES", {})
+        monkeypatch.setattr(torch, "_weight_int8pack_mm", operator)  # private: PyTorch's operator
         layer = make_quantized_linear(weight, scale, dtype=torch.bfloat16)
-        assert list(linear._DIRECT_SERVES.values()) == [taken]
+        assert list(linear.DIRECT_SERVES.values()) == [taken]
         assert taken or torch.equal(layer(x.bfloat16()), readable)
 
 
@@ -250,7 +250,7 @@ def test_strict_layers_keep_a_rows_bits(monkeypatch: pytest.MonkeyPatch) -> None
         calls.append(len(x))
         return x @ dense(weight, scale, x.dtype).T + 1e-3 * len(x)
 
-    monkeypatch.setattr(linear, "_by_blocks", depends_on_rows)
+    monkeypatch.setattr(linear, "by_blocks", depends_on_rows)
     weight, scale, x = case(quantize_groups, 40, 64, rows=20)
     layer: Map = make_quantized_linear(weight, scale, dtype=torch.float32, row_invariant="proven")
     assert torch.equal(layer(x[3:4]), layer(x)[3:4])
@@ -259,7 +259,7 @@ def test_strict_layers_keep_a_rows_bits(monkeypatch: pytest.MonkeyPatch) -> None
     assert not torch.equal(loose(x[3:4]), loose(x)[3:4])
 
 
-def test_an_odd_number_of_inputs_is_refused() -> None:
+def test_an_odd_number_of_inputs_is_rejected() -> None:
     with pytest.raises(UnsupportedModelError, match="even number of inputs, a weight has 7; use quantization='int8'"):
         quantize_groups(torch.ones(3, 7))
 

@@ -90,7 +90,7 @@ def test_a_large_tree_takes_the_unfolded_path(model, runner):
 
 
 def test_a_causal_mask_in_place_of_the_tree_mask_is_caught(model, runner, monkeypatch):
-    monkeypatch.setattr(Masks, "_block", lambda self, segment: self.chain(segment.inputs))
+    monkeypatch.setattr(Masks, "among_inputs", lambda self, segment: self.chain(segment.inputs))
     scores = runner.score([prefilled(runner)], IDS[-1:], [TREE])
     assert not close(scores.logits, by_path(model, IDS, TREE))
 
@@ -337,7 +337,7 @@ def test_tied_head():
 @pytest.mark.parametrize("windows", [(), (8, None)])
 def test_fixed_shape_scoring_equals_eager(model, windows):
     eager, fixed = (runner_of(model, windows=windows, cache_slots=64) for _ in range(2))
-    fixed.graphs = ScoringGraphs(fixed.passes._decoder, fixed.rotary, fixed.arena, capture=False)
+    fixed.graphs = ScoringGraphs(fixed.passes.decoder, fixed.rotary, fixed.arena, capture=False)
     both = []
     for runner in (eager, fixed):
         caches = [runner.open() for _ in range(3)]
@@ -381,7 +381,7 @@ def test_a_capture_names_the_stream_that_it_warmed_up_on(model, runner, monkeypa
     fake = FakeCuda()
     for name in ("Stream", "current_stream", "stream", "CUDAGraph", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    runner.graphs = ScoringGraphs(runner.passes._decoder, runner.rotary, runner.arena, capture=True)
+    runner.graphs = ScoringGraphs(runner.passes.decoder, runner.rotary, runner.arena, capture=True)
     assert close(runner.score([prefilled(runner)], IDS[-1:], [TREE]).logits, by_path(model, IDS, TREE))
     ((graph, stream),) = fake.captured
     assert stream is not None
@@ -404,7 +404,7 @@ def test_models_on_two_devices_are_captured_each_on_its_own(model):
 def test_shapes_beyond_the_buckets_go_to_the_eager_path(model, runner):
     assert bucket_for([Segment(runner.open(), 65)], ()) is None
     assert bucket_for([Segment(runner.open(), 5)], (1, 0, 1)).taps == (0, 1)
-    runner.graphs = ScoringGraphs(runner.passes._decoder, runner.rotary, runner.arena, capture=False)
+    runner.graphs = ScoringGraphs(runner.passes.decoder, runner.rotary, runner.arena, capture=False)
     tree = TokenTree.chain(tokens(70, seed=4))
     assert close(runner.score([prefilled(runner)], IDS[-1:], [tree]).logits, by_path(model, IDS, tree))
 

@@ -157,7 +157,7 @@ def test_loading_says_what_it_did_and_is_told_apart(tmp_path: Path, form: Form) 
     assert not torch.equal(rows[1], rows[0])
 
 
-def test_refusals_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_rejected_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_llama(tmp_path)
     with pytest.raises(ConfigError, match=r"^quantization must be None or one of none, int8, .* got 'int3'$"):
         LLM(quantization="int3")

@@ -273,7 +273,7 @@ def test_the_head_alone_and_taps():
     assert not torch.equal(runner.head(scores.taps[2], norm=False), scores.logits)
 
 
-def test_rows_too_long_for_integer_sums_are_refused(monkeypatch):
+def test_rows_too_long_for_integer_sums_are_rejected(monkeypatch):
     spec = spec_of(tiny_llama(**WIDE).config)
     assert eligibility.lacks(spec, torch.float32, CPU, quantization="int8") is None
     monkeypatch.setattr(eligibility, "MAX_INPUTS", 64)

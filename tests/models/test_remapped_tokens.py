@@ -43,7 +43,7 @@ def test_ids_go_in_and_columns_come_out() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1], [9], [-1], [0, 1]])
-def test_what_the_model_does_not_have_is_refused(tokens: list[int]) -> None:
+def test_what_the_model_does_not_have_is_rejected(tokens: list[int]) -> None:
     with pytest.raises(ConfigError, match="was fed a token that it does not have"):
         mapped(ToyRunner(INNER)).inside(tokens)
 
@@ -108,7 +108,7 @@ def test_the_bundled_draft_chooses_among_the_kept() -> None:
     assert small.info.weight_bytes < whole.info.weight_bytes
 
 
-def test_a_head_without_rows_and_a_model_without_head_are_refused(folder: Path) -> None:
+def test_a_head_without_rows_and_a_model_without_head_are_rejected(folder: Path) -> None:
     with pytest.raises(ConfigError, match="at least one of the 6144 tokens"):
         load_runner(folder, head_rows=[6144, -1])
     with pytest.raises(UnsupportedModelError, match="head of fewer rows"):

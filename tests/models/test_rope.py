@@ -120,6 +120,6 @@ def test_no_positions() -> None:
     assert cos.shape == sin.shape == (0, 4)
 
 
-def test_an_unknown_kind_is_refused_by_name() -> None:
+def test_an_unknown_kind_is_rejected_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="'mrope'"):
         Rope(RopeSpec(theta=100.0, dims=4, kind="mrope"), CPU)

@@ -69,7 +69,7 @@ def test_a_lost_chunk_is_caught(monkeypatch):
     shape = shape_of()
     segment = segment_of(filled(shape, 2 * CHUNK, slots=2048), TREE)
     qkv = rows_for(shape, segment)
-    monkeypatch.setattr(strict_attention._ChunkPlanner, "_first_chunk", lambda self, rows, k: 1)
+    monkeypatch.setattr(strict_attention.ChunkPlanner, "first_chunk", lambda self, rows, k: 1)
     out = SequenceStep(shape, MASKS, segment).attend(0, qkv)
     assert not torch.allclose(out, by_definition(shape, segment, qkv, 0), atol=1e-3)
 
@@ -183,7 +183,7 @@ def test_sums_in_any_order_are_caught(monkeypatch):
         patch.setattr(strict_attention, "ROW_MULTIPLE", 1)
         assert not equal_to_plain(shape, torch.float32)
     monkeypatch.setattr(
-        strict_attention.StrictAttention, "_pieced", lambda self, q, group, *rest: self._whole(q, group.tail, *rest)
+        strict_attention.StrictAttention, "pieced", lambda self, q, group, *rest: self.whole(q, group.tail, *rest)
     )  # the weights are summed in the order of slots
     assert not equal_to_plain(shape, torch.float32)
 
@@ -201,7 +201,7 @@ def test_a_model_scores_trees_with_the_bits_of_plain_decoding(dtype, monkeypatch
     ids, tree = tokens(CHUNK + 12, seed=3), TokenTree.build([5, 6, 7, 8, 9, 4], [-1, -1, 0, 1, 2, 3])
 
     def rows(masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
-        monkeypatch.setattr(runner.passes, "_masks", masks)
+        monkeypatch.setattr(runner.passes, "masks", masks)
         cache, plain = runner.open(), []
         runner.extend([cache], [ids[: CHUNK - 3]])
         fork = runner.fork(cache)

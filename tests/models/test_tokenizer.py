@@ -192,7 +192,7 @@ def test_missing_and_corrupt_files_are_one_clear_line(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path / "bad")
 
 
-def test_prompts_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_prompts_that_are_no_text_are_rejected(tmp_path: Path) -> None:
     ours = Tokenizer.load(write(tmp_path, "byte_level"))
     with pytest.raises(PromptError, match="must be a string"):
         ours.encode(3)  # type: ignore[arg-type]  # on purpose
@@ -200,7 +200,7 @@ def test_prompts_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ours.encode("bad \ud800 text")
 
 
-def test_no_chat_template_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_no_chat_template_is_rejected_with_a_hint(tmp_path: Path) -> None:
     ours = Tokenizer.load(write(tmp_path, "byte_level"))
     assert not ours.has_chat_template
     with pytest.raises(ConfigError, match="has no chat template"):

@@ -126,7 +126,7 @@ def test_wrong_shape(tmp_path: Path) -> None:
         ("model__layers__0__mlp__up_proj__weight__quant_state__bitsandbytes__nf4", "bitsandbytes"),
     ],
 )
-def test_foreign_tensors_are_refused_by_name(name: str, text: str, tmp_path: Path) -> None:
+def test_foreign_tensors_are_rejected_by_name(name: str, text: str, tmp_path: Path) -> None:
     folder = checkpoints.write("llama", "new", tmp_path)
     edit(folder, **{name: torch.zeros(3)})
     with pytest.raises(UnsupportedModelError, match=text):

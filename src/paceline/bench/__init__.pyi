@@ -24,9 +24,6 @@ from .random_model import RandomShape as RandomShape
 from .random_model import model_folder as model_folder
 from .random_model import parse_shape as parse_shape
 from .random_model import shape_config as shape_config
-from .stand_ins import adapter_weights as adapter_weights
-from .stand_ins import write_shuffled_draft as write_shuffled_draft
-from .stand_ins import written_adapter as written_adapter
 from .stats import ENOUGH as ENOUGH
 from .stats import Estimate as Estimate
 from .stats import bootstrap as bootstrap

@@ -249,11 +249,13 @@ def _show(document: dict[str, Any], part: Part) -> None:
     if part != "methods":
         for one in caches_table(document["caches"]) if part == "caches" else constrained_table(document["constrained"]):
             console.print(one)
+            console.print()
         if document["interrupted"]:
             console.print(STOPPED)
         return
     for one in methods_table(document):
         console.print(one)
+        console.print()
     for line in [*diffusion_remarks(document), *([STOPPED] if document["interrupted"] else [])]:
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
 

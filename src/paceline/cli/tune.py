@@ -144,7 +144,7 @@ def words(found: Tuning, path: Path | None) -> str:
     lines = [*wrapped([head]), ""]
     if found.settings:
         lines += [*_table(found), ""]
-    remarks = [f"failed: {name}: {why}" for name, why in found.refused.items()]
+    remarks = [f"failed: {name}: {why}" for name, why in found.rejected.items()]
     remarks += _skipped(found)
     remarks += _untried(found.left_out, "for which the budget is too short; give more --budget")
     remarks += _untried(found.beyond, "less promising than those that the search starts with")

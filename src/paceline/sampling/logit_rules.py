@@ -92,11 +92,11 @@ class Processors(LogitRule):
 
     def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         for row, path in enumerate(paths):
-            failure = self._process(rows_rv[row], [*generated, *path])
+            failure = self.process(rows_rv[row], [*generated, *path])
             if not path:
                 self.failure = failure
 
-    def _process(self, row_v: torch.Tensor, output: list[int]) -> str | None:
+    def process(self, row_v: torch.Tensor, output: list[int]) -> str | None:
         """Change one row; returns what went wrong."""
         for processor, form in self._processors:
             try:

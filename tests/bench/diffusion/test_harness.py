@@ -144,7 +144,7 @@ def test_another_canvas_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "paceline.diffusion.verification.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
     )
-    monkeypatch.setattr(Answering, "_logits", _turning(Answering._logits))
+    monkeypatch.setattr(Answering, "logits_of", _turning(Answering.logits_of))
     bench, lines = bench_of(), parse_lines(["freedave", "threshold"])
     document = score_methods(bench, lines, quiet)
     assert broken_methods(document) == ["freedave"]

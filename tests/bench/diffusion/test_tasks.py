@@ -106,7 +106,7 @@ def test_grids() -> None:
         assert len(solutions(str(item.facts[0]), squares())) > 1
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_rejected() -> None:
     with pytest.raises(ConfigError, match="the task must be one of copy"):
         items("juggle", split="test", count=1)
     with pytest.raises(ConfigError, match="train or test"):

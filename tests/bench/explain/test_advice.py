@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from bench.replays import SECONDS, node, replay, step
+from bench.replays import SECONDS, explained, node, replay, step
 
 from paceline import LLM, SamplingParams
-from paceline.bench.explain import explain, summarize_replay
+from paceline.bench.explain import summarize_replay
 from paceline.llm import BUNDLED
 
 
@@ -34,7 +34,7 @@ def test_the_figures_are_those_of_the_run() -> None:
     }
     llm = LLM(dtype="float32", speculative_config=config)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    data = explain(llm, "One day, a little girl named Lily found a needle", params).to_dict()
+    data = explained(llm, "One day, a little girl named Lily found a needle", params).to_dict()
     summary, metrics = data["summary"], data["output"]["metrics"]
     assert (summary["steps"], summary["tokens"]) == (metrics["num_steps"], 40)
     assert sum(summary["nodes"].values()) - summary["nodes"].get("cut", 0) == metrics["num_draft_tokens"]

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from bench.browser import FOUND, look, picture
-from bench.replays import NASTY, node, step, wide
+from bench.replays import NASTY, explained, node, step, wide
 from bench.replays import replay as made
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.bench.explain import EXPLAIN_MARK, PAGES, Recorder, Replay, embedded, explain, warm_up
+from paceline.bench.explain import EXPLAIN_MARK, PAGES, Recorder, Replay, embedded, warm_up
 from paceline.engine import watching
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
@@ -89,15 +89,8 @@ def test_nothing_in_the_page_points_outside() -> None:
     assert page.isascii() or set(page) - {chr(i) for i in range(128)} <= set("\u2190\u2192")
 
 
-def test_the_api_replays_a_prompt() -> None:
-    told: list[int] = []
-    found = explain(
-        LLM(dtype="float32"),
-        "One day",
-        SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
-        progress=told.append,
-    )
-    assert told[-1] == 8
+def test_a_replay_has_the_text_and_a_page() -> None:
+    found = explained(LLM(dtype="float32"), "One day", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     assert found.text == found.to_dict()["output"]["text"]
     assert found.sentences == [*found.data["summary"]["found"], *found.data["summary"]["advice"]]
     assert found.to_html().startswith("<!doctype html>")
@@ -118,8 +111,8 @@ def test_what_the_warm_up_decodes_is_learned_by_nobody() -> None:
     with watching(llm.engine, calls.append):
         warm_up(llm, "One day", params)
     assert not calls
-    assert trees(explain(llm, "One day", params).data) == cold
-    assert trees(explain(llm, "One day", params).data) != cold  # the recorded run itself was learned from
+    assert trees(explained(llm, "One day", params).data) == cold
+    assert trees(explained(llm, "One day", params).data) != cold  # the recorded run itself was learned from
     with pytest.raises(ConfigError, match="n must be 1"):
         warm_up(llm, "One day", replace(params, n=2, temperature=1.0))
 
@@ -207,7 +200,7 @@ def test_trees_of_every_shape_are_laid_out_apart_and_fit_the_window(tmp_path: Pa
 @browser
 def test_a_real_run_is_drawn_and_kept_as_pictures(tmp_path: Path) -> None:
     llm = LLM(dtype="float32")
-    found = explain(
+    found = explained(
         llm, "One day, a little girl named Lily", SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     )
     page = found.to_html()

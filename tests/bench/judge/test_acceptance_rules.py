@@ -130,7 +130,7 @@ def test_an_analysis_has_every_rule_and_number() -> None:
         ([], [], "p must be one row"),
     ],
 )
-def test_what_is_no_distribution_is_refused(p: Any, q: Any, text: str) -> None:
+def test_what_is_no_distribution_is_rejected(p: Any, q: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         analyze_acceptance(p, q, (1,), (1,))
 

@@ -52,7 +52,7 @@ def test_a_batch_is_one_measurement() -> None:
     assert batched.speed.high - batched.speed.low > 1.3 * (alone.speed.high - alone.speed.low)
 
 
-def test_a_cell_given_twice_is_refused_by_its_key() -> None:
+def test_a_cell_given_twice_is_rejected_by_its_key() -> None:
     fine, twice = document({"g": [1.0]}), document({"g": [2.0]})
     twice["cells"] += document({"g": [3.0]})["cells"]
     assert line(fine, fine).speed is not None

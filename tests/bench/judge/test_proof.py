@@ -150,12 +150,12 @@ def test_draws_claim_the_distribution_only_and_seeds_are_looked_at_all_the_same(
 
 @pytest.mark.parametrize(("exactness", "greedy"), [(Exactness(), BIT_EQUAL), (Exactness("why"), UP_TO_NEAR_TIES)])
 def test_claims_are_the_weakest_part_s_and_near_ties_end_where_bits_are_proven(
-    llm: LLM, exactness: Exactness, greedy: str
+    llm: LLM, exactness: Exactness, greedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LLM, "exactness", exactness)
+
     def claimed(config: dict[str, Any]) -> tuple[str, str]:
-        other = llm.with_speculative_config(config)
-        other._exact = [exactness]
-        return claimed_class(other)
+        return claimed_class(llm.with_speculative_config(config))
 
     assert claimed(NGRAM) == (greedy, greedy)
     assert claimed({"method": ["ngram", "draft_model"], "model": DRAFT["model"]}) == (greedy, IN_DISTRIBUTION)

@@ -93,7 +93,7 @@ def test_a_server_that_wants_text_gets_it_and_the_settings_say_so(server: Any) -
         False,
         True,
         True,
-    ]  # refused once, remembered
+    ]  # rejected once, remembered
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
             python.parent.mkdir(parents=True)
             python.touch()
 
-    monkeypatch.setattr(install, "_run", note)
+    monkeypatch.setattr(install, "run_installer", note)
     return seen
 
 
@@ -45,7 +45,7 @@ def test_an_unfinished_environment_is_not_ready(commands: list[list[str]], monke
     def fail(*_: object) -> None:
         raise PeerError("no room")
 
-    monkeypatch.setattr(install, "_run", fail)
+    monkeypatch.setattr(install, "run_installer", fail)
     with pytest.raises(PeerError, match="no room"):
         install.install_peer("llama.cpp")
     assert not install.peer_state("llama.cpp").ready
@@ -63,10 +63,10 @@ def test_failures_of_the_installer_are_one_line() -> None:
     lines: list[str] = []
     code = "import sys; print('one'); print(); print('no wheel'); sys.exit(3)"
     with pytest.raises(PeerError, match=r"^peer x \(exit code 3\): one no wheel$"):
-        install._run([sys.executable, "-c", code], "peer x", lines.append)
+        install.run_installer([sys.executable, "-c", code], "peer x", lines.append)
     assert lines == ["one", "no wheel"]
     with pytest.raises(PeerError, match="choose another interpreter with --python"):
-        install._run(["/no/such/python"], "peer x", lines.append)
+        install.run_installer(["/no/such/python"], "peer x", lines.append)
 
 
 def test_the_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def log(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def opened(name: str, folder: Path, *, options: dict[str, Any], dtype: str = "", threads: int = 0) -> Any:
         assert name == "openai" or Path(folder) == llm.folder
         how = hows.get(name, "good")
-        if how == "refuse":
+        if how == "absent":
             raise PeerError("it does not start")
         return FakePeer(
             llm.with_speculative_config(None), kept, name, how, {**options, "dtype": dtype, "threads": threads}
@@ -188,7 +188,7 @@ def test_a_peer_that_crashes_fails_its_prompts_and_is_tried_again(llm: LLM, log:
 
 def test_a_peer_that_never_starts_again_is_given_up(llm: LLM, log: list[Any]) -> None:
     with PeersInTurn(llm, parse_peers(["openvino-genai:plain"])) as others:
-        FakePeer.hows["openvino-genai"] = "refuse"  # type: ignore[attr-defined]
+        FakePeer.hows["openvino-genai"] = "absent"  # type: ignore[attr-defined]
         harness = Harness(llm, [], OPTIONS, peers=others)
         harness.run([WORK])
         (found,) = others.entries(0)
@@ -199,7 +199,7 @@ def test_a_peer_that_never_starts_again_is_given_up(llm: LLM, log: list[Any]) ->
 
 
 def test_what_cannot_run_is_left_out_with_the_reason(llm: LLM, log: list[Any]) -> None:
-    FakePeer.hows["llama.cpp"] = "refuse"  # type: ignore[attr-defined]
+    FakePeer.hows["llama.cpp"] = "absent"  # type: ignore[attr-defined]
     FakePeer.hows["openvino-genai"] = "one"  # type: ignore[attr-defined]
     made = bench(
         llm,

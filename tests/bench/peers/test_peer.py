@@ -1,4 +1,4 @@
-"""Opening peers: the real wire loop over a fake driver, and what is refused."""
+"""Opening peers: the real wire loop over a fake driver, and what is rejected."""
 
 from __future__ import annotations
 

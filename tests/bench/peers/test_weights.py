@@ -104,7 +104,7 @@ def test_llama3_scaling_is_that_of_transformers() -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
     ],
 )
-def test_other_layouts_are_refused(
+def test_other_layouts_are_rejected(
     saved: tuple[Path, object], tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     config = json.loads((saved[0] / "config.json").read_text())

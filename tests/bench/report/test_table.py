@@ -72,8 +72,8 @@ def test_tasks_that_nobody_measured_alone_are_left_out() -> None:
 
 @pytest.mark.parametrize(("units", "star"), [(ENOUGH, True), (ENOUGH - 1, False)])
 def test_a_star_needs_enough_prompts(units: int, star: bool) -> None:
-    assert table._starred(estimate(1.5) | {"n": units}) == ("1.50*" if star else "1.50 ")
-    assert table._starred(estimate(1.05) | {"n": units}) == "1.05 "
+    assert table.starred(estimate(1.5) | {"n": units}) == ("1.50*" if star else "1.50 ")
+    assert table.starred(estimate(1.05) | {"n": units}) == "1.05 "
 
 
 def test_traces_that_were_scaled_are_said() -> None:

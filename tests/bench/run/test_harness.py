@@ -1,4 +1,4 @@
-"""A whole benchmark on a tiny model: what is run, what is refused, what is kept; documents hold to their schema."""
+"""A whole benchmark on a tiny model: what is run, what is rejected, what is kept; documents hold to their schema."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM
+from paceline.bench import timed
 from paceline.bench.judge import compare_documents
 from paceline.bench.report import document_remarks
 from paceline.bench.run import (
@@ -153,15 +154,15 @@ def test_a_failing_prompt_is_counted_and_does_not_end_the_run(llm: LLM, monkeypa
 
 
 def test_ctrl_c_keeps_what_was_done(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed, calls = Harness._timed, []
+    calls: list[int] = []
 
-    def once(self: Harness, *arguments: Any, **more: Any) -> Any:
+    def once(*given: Any) -> Any:
         calls.append(1)
         if len(calls) == 2 + 8 + 3:  # warm-ups, the first repeat, and a bit of the second
             raise KeyboardInterrupt
-        return timed(self, *arguments, **more)
+        return timed(*given)
 
-    monkeypatch.setattr(Harness, "_timed", once)
+    monkeypatch.setattr("paceline.bench.run.harness.timed", once)
     made = bench(llm, [NGRAM])
     assert made["interrupted"]
     assert cell(made, "ngram")["repeats"] == 1
@@ -258,6 +259,6 @@ def test_comparison_tells_a_difference_from_noise(llm: LLM) -> None:
     assert [line.key[0] for line in worse.below(0.9)] == ["ngram"]
     noisy = compare_documents(made, slower(made, 1.0, noise=0.2))
     assert not any(line.speed_significant for line in noisy.lines)
-    refused = compare_documents(made, bench(llm, [Broken("ngram", {"method": "ngram"})]))
-    assert "B: 8 of 8 outputs differ" in str(refused.lines[1].reason)
-    assert [line.key[0] for line in refused.below(0.0)] == ["ngram"]
+    rejected = compare_documents(made, bench(llm, [Broken("ngram", {"method": "ngram"})]))
+    assert "B: 8 of 8 outputs differ" in str(rejected.lines[1].reason)
+    assert [line.key[0] for line in rejected.below(0.0)] == ["ngram"]

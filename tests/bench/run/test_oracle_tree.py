@@ -210,7 +210,7 @@ def test_ends_of_the_dial(policy: str, acceptance: float) -> None:
         ({"tree_policy": "static"}, "speculative_token_tree must be given"),
     ],
 )
-def test_wrong_options_are_refused(wrong: dict[str, Any], text: str) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         drafter(continuations={}, **wrong)
 

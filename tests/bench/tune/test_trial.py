@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from paceline import LLM, SamplingParams
+from paceline.bench import Turn, in_turn
 from paceline.bench.tune import Arm, Trial, salted, tuning
-from paceline.engine import RequestOutput
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 5}
@@ -20,15 +22,16 @@ def llm() -> LLM:
 
 
 def accepted(llm: LLM, monkeypatch: pytest.MonkeyPatch, visits: int = 3) -> list[int]:
-    """Guesses of suffix trees that stood in each visit to the same two prompts."""
-    one = Trial(llm, [Arm(SUFFIX, tuning._threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
-    found, compare = [], one._compare
+    """Drafted tokens of suffix trees that were accepted in each visit to the same two prompts."""
+    one = Trial(llm, [Arm(SUFFIX, torch.get_num_threads())], [PROMPTS], SamplingParams(temperature=0.0, max_tokens=24))
+    found: list[int] = []
 
-    def seen(plain: list[RequestOutput], fast: list[RequestOutput]) -> None:
-        found.append(sum(output.metrics.num_accepted_tokens for output in fast))
-        compare(plain, fast)
+    def seen(*given: Any, **more: Any) -> Iterator[Turn[Any]]:
+        for turn in in_turn(*given, **more):
+            found.append(sum(output.metrics.num_accepted_tokens for output in turn.outputs["arm"]))
+            yield turn
 
-    monkeypatch.setattr(one, "_compare", seen)
+    monkeypatch.setattr(tuning, "in_turn", seen)
     for _ in range(visits):
         one.pull(0, 0)
     assert one.identical + one.near_ties == visits * len(PROMPTS)

@@ -71,7 +71,7 @@ class Passes:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
-    monkeypatch.setattr("paceline.bench.tune.candidates._autos", lambda drafts: [])
+    monkeypatch.setattr("paceline.bench.tune.candidates.auto_configs", lambda drafts: [])
     monkeypatch.setattr("paceline.bench.tune.search.MAX_PAIRS", 3 * MIN_PAIRS)
     monkeypatch.setattr("paceline.bench.tune.search.FIRST_LOOKS", 1.0)
     monkeypatch.setattr("paceline.bench.tune.candidates.OPTIONS", {})
@@ -107,7 +107,7 @@ def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
     assert found.profile is not None
     assert found.profile.measured["gain"]["median"] == found.gain.median
     assert "draft_model" in next(iter(found.settings))
-    assert not found.refused
+    assert not found.rejected
     assert found.near_ties == 0
     assert found.compared >= MIN_PAIRS
     json.dumps(found.to_dict())
@@ -131,19 +131,19 @@ def test_dear_drafts_lose_to_copying(run: Run) -> None:
     assert found.settings["draft_model (draft), 5 tokens"][0] < 1.0 <= found.settings["ngram, 5 tokens"][0]
 
 
-def test_wrong_outputs_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_outputs_are_rejected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     believe_chains(monkeypatch)
     found = run(budget=1600.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
-    assert fixed <= set(found.refused)  # those with controller auto may have drafted nothing, which is right
-    assert all("differs from plain decoding" in why for why in found.refused.values())
-    assert not set(found.refused) & set(found.settings)
-    assert found.best is None or found.best.words(found.threads) not in found.refused
+    assert fixed <= set(found.rejected)  # those with controller auto may have drafted nothing, which is right
+    assert all("differs from plain decoding" in why for why in found.rejected.values())
+    assert not set(found.rejected) & set(found.settings)
+    assert found.best is None or found.best.words(found.threads) not in found.rejected
 
 
-def test_a_draft_that_cannot_be_loaded_is_refused_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
+def test_a_draft_that_cannot_be_loaded_is_rejected_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
     found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1600.0)
-    assert any("cannot run" in why for why in found.refused.values())
+    assert any("cannot run" in why for why in found.rejected.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
 
@@ -253,7 +253,7 @@ def test_a_fixed_number_is_for_small_batches(run: Run, monkeypatch: pytest.Monke
 
 def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("paceline.bench.tune.tuning._set_threads", calls.append)
+    monkeypatch.setattr("paceline.bench.tune.tuning.set_threads", calls.append)
     monkeypatch.setattr("paceline.bench.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
     found = run(budget=1600.0, max_tokens=4)
     assert 7 in calls

@@ -7,11 +7,12 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.report.table import NOTHING, new_table
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 Found = Mapping[str, Any]
-NOTHING = "-"
 
 
 def methods_table(document: Found) -> Iterator[Table]:
@@ -21,9 +22,12 @@ def methods_table(document: Found) -> Iterator[Table]:
         return
     n = lines[document["baseline"]]["score"]["n"]
     title = f"{n} held-out prompts of {len(options['tasks'])} tasks, {options['length']} slots each"
-    first = _new(title, ("method", "score %\n[95 %]", "calls", "fewer", "ms", "times static\n[95 %]", "same"))
-    second = _new("answers", ("method", "one\nanswer %", "choice %", "less static, points\n[95 %]", "length"))
-    third = _new("how texts came about", ("method", "tokens\n/call", "slots", "nats\n/round", "Local@1", "Global@1"))
+    times = "times static\n[95 %]"
+    first = new_table(title, ("method", "score %\n[95 %]", "calls", "fewer", "ms", times, "same"), (times,))
+    second = new_table("answers", ("method", "one\nanswer %", "choice %", "less static, points\n[95 %]", "length"))
+    third = new_table(
+        "how texts came about", ("method", "tokens\n/call", "slots", "nats\n/round", "Local@1", "Global@1")
+    )
     for name, line in lines.items():
         first.add_row(name, _score(line["score"]), *_cost(line))
         answers = (_share(line[key]) for key in ("determined", "choice"))
@@ -45,8 +49,10 @@ def _cost(line: Found) -> Iterator[str]:
 def caches_table(found: Found) -> Iterator[Table]:
     """Cache policies against no cache: what differs, and what is saved."""
     title = "caches against no cache: what differs"
-    first = _new(title, ("rule, cache", "other\ntokens %", "other\ntop %", "|logit| apart\nmean, most", "exact"))
-    second = _new("and what is saved", ("rule, cache", "right\nwith, without", "slots\nless", "times none\n[95 %]"))
+    first = new_table(title, ("rule, cache", "other\ntokens %", "other\ntop %", "|logit| apart\nmean, most", "exact"))
+    second = new_table(
+        "and what is saved", ("rule, cache", "right\nwith, without", "slots\nless", "times none\n[95 %]")
+    )
     for name, one in found.items():
         times, slots = one["times"], one["cost_without"]["slots_computed"] / max(1, one["cost"]["slots_computed"])
         apart, top = f"{one['mean']:.3g}, {one['largest']:.3g}", 100 * one["other_tokens"] / max(1, one["predictions"])
@@ -60,8 +66,8 @@ def caches_table(found: Found) -> Iterator[Table]:
 def constrained_table(found: Found) -> Iterator[Table]:
     """Constraints against none: what is written, and what a round takes."""
     columns = ("constraint", "parses %\nwith [95 %]", "without", "right %\nwith", "without")
-    first = _new("constrained", columns)
-    second = _new("what constraints cost", ("constraint", "ms/round\nwithout", "adds ms\n[95 %]", "tests\n/round"))
+    first = new_table("constrained", columns)
+    second = new_table("what constraints cost", ("constraint", "ms/round\nwithout", "adds ms\n[95 %]", "tests\n/round"))
     for name, one in found.items():
         rest = (_share(one["parses_without"]), _share(one["right"]), _share(one["right_without"]))
         first.add_row(name, _score(one["parses"]), *rest)
@@ -82,17 +88,6 @@ def diffusion_remarks(document: Found) -> Iterator[str]:
             yield f"{name} is lossless in exact arithmetic; this run was in {same['dtype']}, use --dtype float32"
     yield from (f"{one['name']} failed: {one['reason']}" for one in document["failed"])
     yield from (f"left out: {one['name']}: {one['reason']}" for one in document.get("skipped", ()))
-
-
-def _new(title: str, columns: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, column in enumerate(columns):
-        side: Any = "right" if number else "left"
-        made.add_column(column, justify=side, overflow="fold", no_wrap=number > 0, min_width=None if number else 12)
-    return made
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -394,31 +394,6 @@ class Replay:
 
         pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
         return pages.get_template("explain.html").render(data=Markup(embedded(self.data)), mark=Markup(EXPLAIN_MARK))
-
-
-def explain(
-    llm: LLM,
-    prompt: Prompt,
-    params: SamplingParams | None = None,
-    *,
-    progress: Callable[[int], None] = lambda tokens: None,
-) -> Replay:
-    """Decode a prompt and keep every step of it, after a warm-up.
-
-    Args:
-        params: None takes the checkpoint's generation_config.json; one output only.
-        progress: told the number of tokens so far after every step.
-    Raises:
-        ConfigError, PromptError: as `LLM.stream`, and for more than one output.
-    """
-    from paceline.bench.explain.recorder import Recorder
-
-    params = llm.default_sampling_params() if params is None else params
-    warm_up(llm, prompt, params)
-    recorder = Recorder(llm)
-    for chunk in recorder.run(prompt, params):
-        progress(len(chunk.output.outputs[0].token_ids))
-    return Replay(recorder.data())
 
 
 def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:

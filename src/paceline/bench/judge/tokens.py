@@ -40,7 +40,7 @@ class Difference:
         plain, fast: the tokens there; None where an output ended before.
         gap: best score minus second best, of the model at that position.
         epsilon: gaps below it count as near ties.
-        tied: whether both tokens' scores lie within epsilon of the best.
+        near_tie: whether both tokens' scores lie within epsilon of the best.
     """
 
     position: int
@@ -48,11 +48,7 @@ class Difference:
     fast: int | None
     gap: float
     epsilon: float
-    tied: bool
-
-    @property
-    def near_tie(self) -> bool:
-        return self.tied
+    near_tie: bool
 
 
 @dataclass(slots=True)
@@ -91,11 +87,7 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        rows = [
-            {"output": index, **asdict(d), "near_tie": d.near_tie}
-            for index, found in self.differences.items()
-            for d in found
-        ]
+        rows = [{"output": index, **asdict(d)} for index, found in self.differences.items() for d in found]
         counts = {name: getattr(self, name) for name in ("outputs", "tokens", "identical", "near_ties", "wrong")}
         return counts | {"differences": rows}
 
@@ -179,8 +171,8 @@ def first_difference(
     if sampling is not None:
         row_v, epsilon = sampling.scores(row_v, len(prompt) + position), epsilon / min(1.0, sampling.temperature)
     best, second = row_v.topk(2).values.tolist()
-    tied = all(token is not None and best - float(row_v[token]) < epsilon for token in here)
-    return Difference(position, here[0], here[1], best - second, epsilon, tied)
+    near_tie = all(token is not None and best - float(row_v[token]) < epsilon for token in here)
+    return Difference(position, here[0], here[1], best - second, epsilon, near_tie)
 
 
 def differences(

@@ -71,8 +71,8 @@ def install_peer(name: str, *, python: str | None = None, say: Callable[[str], N
     folder, packages = catalogue.folder(name), catalogue.peer_entry(name).packages
     (folder / MARK).unlink(missing_ok=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _run([python or sys.executable, "-m", "venv", str(folder)], f"no environment for {name}", say)
-    _run(
+    run_installer([python or sys.executable, "-m", "venv", str(folder)], f"no environment for {name}", say)
+    run_installer(
         [str(catalogue.python_of(name)), "-m", "pip", "install", *packages], f"peer {name} could not be installed", say
     )
     (folder / MARK).write_text(json.dumps({"packages": packages}), encoding="utf-8")
@@ -97,7 +97,7 @@ def remove_converted() -> bool:
     return True
 
 
-def _run(command: list[str], what: str, say: Callable[[str], None]) -> None:
+def run_installer(command: list[str], what: str, say: Callable[[str], None]) -> None:
     last: deque[str] = deque(maxlen=3)
     try:
         process = subprocess.Popen(

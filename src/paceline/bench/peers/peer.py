@@ -216,7 +216,7 @@ def _python(name: str) -> Path:
     raise PeerError(f"peer {name} has no environment; run `paceline bench peers install {name}`")
 
 
-class RefusedError(Exception):
+class StatusError(Exception):
     """The server answered with an error status."""
 
 
@@ -274,7 +274,7 @@ class Endpoint:
         if not self._as_text:
             try:
                 return self._complete(body | {"prompt": list(prompt_ids)})
-            except RefusedError as error:
+            except StatusError as error:
                 if self._tokenizer is None:
                     raise PeerError(
                         f"{self.version} rejects token ids ({error}); give a tokenizer, so that text can be sent"
@@ -282,7 +282,7 @@ class Endpoint:
                 self._as_text = True
         try:
             return self._complete(body | {"prompt": self._tokenizer.decode(list(prompt_ids))})
-        except RefusedError as error:
+        except StatusError as error:
             raise PeerError(f"{self.version} rejects the request: {error}") from error
 
     def generate_batch(
@@ -320,7 +320,7 @@ class Endpoint:
             connection.request("POST", self._parts.path.rstrip("/") + "/completions", json.dumps(body), self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise RefusedError(f"{answer.status}: {' '.join(answer.read(300).decode('utf-8', 'replace').split())}")
+                raise StatusError(f"{answer.status}: {' '.join(answer.read(300).decode('utf-8', 'replace').split())}")
             yield from _data(answer)
         except TimeoutError as error:
             raise PeerError(

@@ -85,7 +85,7 @@ def _tables(document: Mapping[str, Any]) -> Iterator[Table]:
         yield _peers(f"{title}: other engines", peers)
 
 
-def _new(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> Table:
+def new_table(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> Table:
     """A table without rows; columns in `whole` are never broken into lines."""
     from rich import box
     from rich.table import Table
@@ -103,7 +103,7 @@ def _new(title: str, columns: Sequence[str], whole: Sequence[str] = ()) -> Table
 def _settings(title: str, cells: Sequence[Cell]) -> Table:
     speed, between = "speed-up\n[95 %]", "ITL ms\np50/p99"
     columns = ("setting", "tokens\n/s", speed, "mean\nlength", "TTFT\nms", between, "limit", "same")
-    made = _new(title, columns, (speed, between))
+    made = new_table(title, columns, (speed, between))
     for cell in cells:
         latency, rate = cell["inter_token_latency"], cell["tokens_per_second"]
         made.add_row(
@@ -154,13 +154,13 @@ def _by_task(title: str, cells: Sequence[Cell]) -> Iterator[Table]:
     for start in range(0, len(tasks), TASKS) if len(tasks) > 1 else ():
         part = tasks[start : start + TASKS]
         names = [f"{task['task']}\n({task['prompts']})" for task in (cells[0]["tasks"][index] for index in part)]
-        made = _new(title, ("setting", *names))
+        made = new_table(title, ("setting", *names))
         for cell in cells:
-            made.add_row(cell["setting"], *(_starred(cell["tasks"][index]["speedup"]) for index in part))
+            made.add_row(cell["setting"], *(starred(cell["tasks"][index]["speedup"]) for index in part))
         yield made
 
 
-def _starred(estimate: Mapping[str, Any] | None) -> str:
+def starred(estimate: Mapping[str, Any] | None) -> str:
     if estimate is None:
         return NOTHING
     return f"{estimate['value']:.2f}{'*' if rates_differ(**estimate) else ' '}"
@@ -171,7 +171,7 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
     from statistics import median
 
     latency, first = "latency s\np50/p90/p99", "TTFT s\np50/p99"
-    made = _new(
+    made = new_table(
         title, ("setting", "tokens\n/s", latency, first, "ITL ms\np50", "mean\nlength", "failed"), (latency, first)
     )
     groups = grouped(runs, lambda run: str(run["setting"]))
@@ -198,7 +198,7 @@ def _load(title: str, runs: Sequence[Mapping[str, Any]]) -> Table:
 
 def _peers(title: str, peers: Sequence[Mapping[str, Any]]) -> Table:
     ratio = "over our plain\n[95 %]"
-    made = _new(
+    made = new_table(
         title, ("engine, method", "dtype", "tokens\n/s", ratio, "mean\nlength", "same", "equal\ntokens"), (ratio,)
     )
     for peer in peers:
@@ -291,7 +291,7 @@ def comparison_table(found: Comparison, width: int = 80) -> Iterator[Table]:
     speed, gain = "tokens/s\n[95 %]", "speed-up over plain\n[95 %]"
     for (workload, temperature, batch), lines in places.items():
         title = f"B over A: {workload}, temperature {temperature:g}, batch {batch}"
-        made = _new(title, ("setting", "prompts", speed, gain), (speed, gain))
+        made = new_table(title, ("setting", "prompts", speed, gain), (speed, gain))
         for line in lines:
             figures = []
             for estimate, significant in ((line.speed, line.speed_significant), (line.gain, line.gain_significant)):

@@ -8,7 +8,7 @@ from .search import MIN_PAIRS as MIN_PAIRS
 from .search import Gain as Gain
 from .search import Interval as Interval
 from .search import Race as Race
-from .search import RefusedError as RefusedError
+from .search import RejectedError as RejectedError
 from .search import confirm as confirm
 from .search import interval as interval
 from .search import race as race

@@ -117,7 +117,7 @@ def find_candidates(capabilities: Capabilities, *, drafts: Sequence[str], thread
     options = [{**config, **more} for config in singles for more in _grid(str(config["method"]), capabilities)]
     elsewhere = [Arm(config, number) for number in others for config in (None, *first[:1])]
     turns = [lists, singles[::2], singles[1::2], fixed]
-    kinds = [[Arm(config, default) for config in kind] for kind in (_autos(drafts), *turns)]
+    kinds = [[Arm(config, default) for config in kind] for kind in (auto_configs(drafts), *turns)]
     kinds.append([*elsewhere, *(Arm(config, default) for config in options)])
     found = [setting for turn in zip_longest(*kinds) for setting in turn if setting is not None]
     return Candidates(found[:MAX_CANDIDATES], skipped, found[MAX_CANDIDATES:])
@@ -144,7 +144,7 @@ def thread_counts(now: int, physical: int, device: str) -> list[int]:
     return list(dict.fromkeys([now, *(number for number in (physical, 1) if 0 < number < now)]))
 
 
-def _autos(drafts: Sequence[str]) -> list[dict[str, Any]]:
+def auto_configs(drafts: Sequence[str]) -> list[dict[str, Any]]:
     """The default, with each draft model."""
     return [{"method": AUTO, "model": draft} for draft in drafts] or [{"method": AUTO}]
 

@@ -23,7 +23,7 @@ import numpy as np
 from paceline.bench import stats
 
 Pull = Callable[[int, int], float]
-"""`pull(arm, item)`: speed of the arm over speed of the baseline, measured in turn. May raise Refused or
+"""`pull(arm, item)`: speed of the arm over speed of the baseline, measured in turn. May raise RejectedError or
 KeyboardInterrupt.
 """
 
@@ -39,7 +39,7 @@ LEAST_ARMS = 3
 MAX_PAIRS = 256
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """This arm is out of the race; the text says why."""
 
 
@@ -74,10 +74,10 @@ class Race:
     """How a search went.
 
     Attributes:
-        order: arms from best to worst, the refused ones left out; those that went later come before those that went
+        order: arms from best to worst, the rejected ones left out; those that went later come before those that went
             earlier.
         gains: per arm, what was measured.
-        refused: arm -> why.
+        rejected: arm -> why.
         unseen: arms for which there was no time; not in `order`.
         rounds: finished rounds.
         interrupted: by Ctrl-C.
@@ -85,7 +85,7 @@ class Race:
 
     order: list[int]
     gains: list[list[Gain]]
-    refused: dict[int, str] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
     unseen: list[int] = field(default_factory=list)
     rounds: int = 0
     interrupted: bool = False
@@ -128,8 +128,8 @@ def race(
             alive = alive[: math.ceil(len(alive) / 2)]
     except KeyboardInterrupt:
         found.interrupted = True
-        _put_first(found, _ranked(found, [arm for arm in alive if arm not in found.refused]))
-    found.order = [arm for arm in found.order if arm not in found.refused and arm not in found.unseen]
+        _put_first(found, _ranked(found, [arm for arm in alive if arm not in found.rejected]))
+    found.order = [arm for arm in found.order if arm not in found.rejected and arm not in found.unseen]
     return found
 
 
@@ -143,16 +143,16 @@ def _look(
     progress: Callable[[int], None],
     late: Callable[[], bool],
 ) -> list[int]:
-    """Arms once each on one item, until it is late and `least` were measured; all but the refused ones."""
+    """Arms once each on one item, until it is late and `least` were measured; all but the rejected ones."""
     for arm in alive:
         if late() and sum(bool(found.gains[one]) for one in alive) >= least:
             break
-        progress(sum(one not in found.refused for one in alive))
+        progress(sum(one not in found.rejected for one in alive))
         try:
             found.gains[arm].append(Gain(item, pull(arm, item)))
-        except RefusedError as error:
-            found.refused[arm] = str(error)
-    return [arm for arm in alive if arm not in found.refused]
+        except RejectedError as error:
+            found.rejected[arm] = str(error)
+    return [arm for arm in alive if arm not in found.rejected]
 
 
 def _ranked(found: Race, alive: Sequence[int]) -> list[int]:
@@ -179,7 +179,7 @@ def confirm(
     """Fresh measurements of one arm until the budget is used up, at least MIN_PAIRS; and whether Ctrl-C ended them.
 
     Raises:
-        RefusedError: the arm turned out to be wrong on an item.
+        RejectedError: the arm turned out to be wrong on an item.
     """
     gains: list[Gain] = []
     try:

@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from paceline.bench.judge.tokens import first_difference
 from paceline.bench.timing import in_turn, timed
@@ -32,7 +33,7 @@ from paceline.bench.tune.search import (
     Gain,
     Interval,
     Race,
-    RefusedError,
+    RejectedError,
     confirm,
     interval,
     race,
@@ -74,7 +75,7 @@ class Trial:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.llm, self.settings, self.groups, self.params, self.clock = llm, list(settings), list(groups), params, clock
-        self.threads = _threads()
+        self.threads = torch.get_num_threads()
         self.plain = llm.with_speculative_config(None)
         self.identical = self.near_ties = 0
         self.seconds: list[float] = []
@@ -122,7 +123,7 @@ class Trial:
         """Tokens per second of a setting over those of plain decoding with the default threads, in turn.
 
         Raises:
-            RefusedError: the setting cannot run on this model, or its output is wrong.
+            RejectedError: the setting cannot run on this model, or its output is wrong.
         """
         llm, threads = self._llm(arm, item), self.settings[arm].threads
         self._visits[arm, item] += 1
@@ -139,30 +140,30 @@ class Trial:
 
     def restore(self) -> None:
         """Give PyTorch back the number of threads that it had."""
-        _set_threads(self.threads)
+        set_threads(self.threads)
 
     def _llm(self, arm: int, item: int) -> LLM:
         """The setting's engine, warmed up."""
         if arm not in self._built:
             setting = self.settings[arm]
-            _set_threads(setting.threads)
+            set_threads(setting.threads)
             try:
                 llm = self.llm.with_speculative_config(setting.config)
                 self._run(llm, item, setting.threads, "warm-up")
             except PacelineError as error:
-                raise RefusedError(f"cannot run: {error}") from error
+                raise RejectedError(f"cannot run: {error}") from error
             self._built[arm] = llm
         return self._built[arm]
 
     def _run(
         self, llm: LLM, item: int, threads: int, salt: str, params: SamplingParams | None = None
     ) -> list[RequestOutput]:
-        _set_threads(threads)
+        set_threads(threads)
         outputs = llm.generate([salted(prompt, salt) for prompt in self.groups[item]], params or self.params)
         for one in outputs:
             one.raise_for_error()
             for name, why in one.metrics.dropped_drafters.items():
-                raise RefusedError(f"drafter {name} failed: {why}")
+                raise RejectedError(f"drafter {name} failed: {why}")
         return outputs
 
     def _compare(self, plain: Sequence[RequestOutput], fast: Sequence[RequestOutput]) -> None:
@@ -174,7 +175,7 @@ class Trial:
             elif difference.near_tie:
                 self.near_ties += 1
             else:
-                raise RefusedError(
+                raise RejectedError(
                     f"output differs from plain decoding at token {difference.position} ({difference.plain} against "
                     f"{difference.fast}, logit gap {difference.gap:.3g}), not a near tie"
                 )
@@ -192,15 +193,7 @@ def _tokens(outputs: Sequence[RequestOutput]) -> int:
     return sum(len(one.outputs[0].token_ids) for one in outputs)
 
 
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _set_threads(number: int) -> None:
-    import torch
-
+def set_threads(number: int) -> None:
     if torch.get_num_threads() != number:
         torch.set_num_threads(number)
 
@@ -231,12 +224,12 @@ class Tuning:
     """What was found.
 
     Attributes:
-        best: the setting that the search preferred; None if all were refused, or there was no time for any.
+        best: the setting that the search preferred; None if all were rejected, or there was no time for any.
         gain: of `best`, on fresh measurements (after an interrupt in the search: on the search's own); None without
             measurements.
         chosen: what to use from now on: `best`, or plain decoding; None where neither is shown to be faster.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
-        refused, skipped: words or method -> why.
+        rejected, skipped: words or method -> why.
         left_out: words of the settings that the budget did not allow to try.
         beyond: words of those that were not among the most promising (`MAX_CANDIDATES`).
         near_ties, compared: outputs that differed from plain decoding at a near tie, of all that were compared.
@@ -255,7 +248,7 @@ class Tuning:
     gain: Interval | None = None
     chosen: Arm | None = None
     settings: dict[str, tuple[float, int]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     beyond: Sequence[str] = ()
@@ -355,7 +348,7 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
         found, trial, raced, items[1::2] if apart else items, elapsed=elapsed, budget=budget, progress=progress
     )
     found.left_out = [words[arm] for arm in raced.unseen]
-    found.refused = {words[arm]: why for arm, why in raced.refused.items()}
+    found.rejected = {words[arm]: why for arm, why in raced.rejected.items()}
     found.settings = {
         words[a]: (median(g.ratio for g in raced.gains[a]), len(raced.gains[a])) for a in raced.order if raced.gains[a]
     }
@@ -400,8 +393,8 @@ def _confirm(
                 progress=lambda pairs, words=words: progress(f"measuring {words}", elapsed()),  # type: ignore[misc]
             )
             return gains
-        except RefusedError as error:
-            raced.refused[arm] = str(error)
+        except RejectedError as error:
+            raced.rejected[arm] = str(error)
             raced.order.remove(arm)
     found.best = None
     return []

@@ -48,7 +48,7 @@ class Team:
 @functools.cache
 def find_team() -> Team | None:
     """The team over PyTorch's threads, or None."""
-    for path in _mapped():
+    for path in mapped_runtimes():
         try:
             library = ctypes.CDLL(path)
             parallel = library.GOMP_parallel
@@ -64,7 +64,7 @@ def find_team() -> Team | None:
     return None
 
 
-def _mapped() -> list[str]:
+def mapped_runtimes() -> list[str]:
     """Paths of OpenMP runtimes in this process; where the system does not list them, those that ship with PyTorch."""
     maps = Path("/proc/self/maps")
     if maps.exists():

@@ -74,7 +74,7 @@ class NativeCache:
         if need <= len(blocks) and private:
             return
         if not (private and self._extend_in_place(need)):
-            self._relocate(need, first if not private else len(self.blocks))
+            self.relocate(need, first if not private else len(self.blocks))
         self.locate()
 
     def locate(self) -> None:
@@ -101,7 +101,7 @@ class NativeCache:
         self.arena.pool.end()
         return True
 
-    def _relocate(self, need: int, shared: int) -> None:
+    def relocate(self, need: int, shared: int) -> None:
         """Move to a run of twice the size: everything, or, for a long sequence with a shared prefix, all behind block
         `shared`. Where room is short, only what is behind block `shared`, and no further than needed.
         """

@@ -224,9 +224,10 @@ class DecoderLayer:
     """One layer; takes its weights out of `own` as it packs them."""
 
     __slots__ = (
-        "_attn_norm", "_heads", "_index", "_mlp", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm",
+        "_attn_norm", "_heads", "_index", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm",
         "_qk_norm", "_qkv",
         "_residual", "_rope", "_rotated", "_shape",
+        "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, own: OwnWeights) -> None:
@@ -240,7 +241,7 @@ class DecoderLayer:
         rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
         self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
         self._qk_norm = own.qk_norm(shape, order)
-        self._mlp = (
+        self.feed_forward = (
             make_moe(spec, own.linear("router"), own.experts("gate_up"), own.experts("down"))
             if layer.moe
             else gated_mlp(own.linear("gate_up"), own.linear("down"), spec.activation)
@@ -267,7 +268,7 @@ class DecoderLayer:
     def mlp(self, x: torch.Tensor) -> None:
         """Add the MLP sub-layer's output to x (r, hidden)."""
         h = x if self._mlp_norm is None else self._mlp_norm(x)
-        self._add(x, self._mlp(h), self._post_mlp_norm)
+        self._add(x, self.feed_forward(h), self._post_mlp_norm)
 
     def _add(self, x: torch.Tensor, out: torch.Tensor, norm: Map | None) -> None:
         if norm is not None:
@@ -291,7 +292,7 @@ class Decoder:
         self.spec, self.shape = spec, attention_shape(spec)
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
-        self._head = head_of(spec, weights, self.embedding, row_invariant or True)
+        self.to_logits = head_of(spec, weights, self.embedding, row_invariant or True)
         self._norm = make_norm(weights.pop("final_norm.weight"), spec.norm_eps, offset=spec.norm_offset)
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [
@@ -313,7 +314,7 @@ class Decoder:
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
-        logits = self._head(self._norm(hidden) if norm else hidden)
+        logits = self.to_logits(self._norm(hidden) if norm else hidden)
         if self.spec.logit_multiplier != 1.0:
             logits.mul_(self.spec.logit_multiplier)
         if (cap := self.spec.logit_softcap) is not None:

@@ -71,7 +71,7 @@ class EagerPasses:
     """See `Passes`."""
 
     def __init__(self, decoder: Decoder, rotary: Rotary, masks: Masks) -> None:
-        self._decoder, self._rotary, self._masks = decoder, rotary, masks
+        self.decoder, self.rotary, self.masks = decoder, rotary, masks
         self.embed, self.head, self.row_invariant = decoder.embed, decoder.head, masks.row_invariant
 
     def run(
@@ -86,10 +86,10 @@ class EagerPasses:
         states: bool = False,
     ) -> PassResult:
         """See `Passes.run`."""
-        decoder = self._decoder
+        decoder = self.decoder
         x = inputs.clone() if isinstance(inputs, torch.Tensor) else decoder.embed(inputs)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
-        kept = decoder.run(x, self._step(segments), self._rotary.at(positions, lengths), plan, taps)
+        kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps)
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
         if logits is None:
@@ -104,8 +104,8 @@ class EagerPasses:
 
     def _step(self, segments: Sequence[Segment]) -> Step:
         if len(segments) == 1:
-            return SequenceStep(self._decoder.shape, self._masks, segments[0])
-        return BatchStep(self._decoder.shape, self._masks, segments)
+            return SequenceStep(self.decoder.shape, self.masks, segments[0])
+        return BatchStep(self.decoder.shape, self.masks, segments)
 
 
 NOT_STRICT_IN_TRANSFORMERS = "it runs in transformers, whose sums depend on how a text is fed"
@@ -135,7 +135,7 @@ class StrictPasses:
     """
 
     def __init__(self, passes: EagerPasses, spec: ModelSpec) -> None:
-        self._passes, self._most = passes, max(1, STRICT_ROWS // (spec.num_heads // spec.num_kv_heads))
+        self.passes, self.most_rows = passes, max(1, STRICT_ROWS // (spec.num_heads // spec.num_kv_heads))
         self.embed, self.head = passes.embed, passes.head
         self.row_invariant = passes.row_invariant and products_keep_order(spec.num_kv_heads, spec.head_dim)
 
@@ -152,17 +152,17 @@ class StrictPasses:
     ) -> PassResult:
         """See `models.decoder.eager.Passes.run`."""
         rows = sum(segment.rows for segment in segments)
-        if rows <= self._most:
-            return self._passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states)
+        if rows <= self.most_rows:
+            return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states)
         wanted = range(rows) if logits is None else logits
         found: list[PassResult] = []
         done = 0
-        for parts in split_into_passes(segments, self._most):
+        for parts in split_into_passes(segments, self.most_rows):
             count = sum(part.stop - part.first for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
             given = inputs[done : done + count]
             found.append(
-                self._passes.run([_cut(part) for part in parts], given, (), plan, taps, logits=picked, states=states)
+                self.passes.run([_cut(part) for part in parts], given, (), plan, taps, logits=picked, states=states)
             )
             done += count
         kept = {layer: torch.cat([one[2][layer] for one in found]) for layer in found[0][2]}

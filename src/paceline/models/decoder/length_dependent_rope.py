@@ -99,7 +99,7 @@ class ReplayRunner(NativeRunner):
         check_extend(self.info, caches, rows)
         own = cast(Sequence[ReplayCache], caches)
         for cache, count in zip(own, rows, strict=True):
-            self._before_chunk(cache, cache.length + count)
+            self.before_chunk(cache, cache.length + count)
         scores = super()._extend(caches, rows, inputs, taps, all_logits)
         tokens = iter([UNKNOWN] * len(inputs) if isinstance(inputs, torch.Tensor) else inputs)
         for cache, count in zip(own, rows, strict=True):
@@ -115,7 +115,7 @@ class ReplayRunner(NativeRunner):
             cache.pending = [root, *tree.tokens.tolist()]
             cache.decoding = True
 
-    def _before_chunk(self, cache: ReplayCache, length: int) -> None:
+    def before_chunk(self, cache: ReplayCache, length: int) -> None:
         """Make what is cached fit a chunk that leads to `length`."""
         limit = min(rope.max_position for rope in self.spec.ropes.values())
         if cache.length == 0 or cache.decoding or length <= limit:
@@ -226,7 +226,7 @@ class LongRopeRunner(ReplayRunner):
         scores = super()._score(caches, roots, trees, taps, computed)
         for i, (cache, tree) in enumerate(zip(cast(Sequence[LongRopeCache], caches), trees, strict=True)):
             if not cache.long and cache.length + 1 + tree.max_depth > self.original:
-                self._replace_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
+                self.replace_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
         return scores
 
     def _before_step(
@@ -234,9 +234,9 @@ class LongRopeRunner(ReplayRunner):
     ) -> None:
         super()._before_step(caches, roots, trees)
         for cache in cast(Sequence[LongRopeCache], caches):
-            self._before_chunk(cache, cache.length + 1)
+            self.before_chunk(cache, cache.length + 1)
 
-    def _before_chunk(self, cache: ReplayCache, length: int) -> None:
+    def before_chunk(self, cache: ReplayCache, length: int) -> None:
         """Bring the cache into the regime of a text of `length` tokens."""
         assert isinstance(cache, LongRopeCache)
         long = length > self.original
@@ -257,7 +257,7 @@ class LongRopeRunner(ReplayRunner):
         return cache.copy
 
     @torch.inference_mode()
-    def _replace_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> None:
+    def replace_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> None:
         """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from
         there.
         """

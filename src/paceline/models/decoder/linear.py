@@ -57,7 +57,7 @@ def make_linear(
     if packed is None:
         small = weight.dtype is torch.float32 and weight.numel() < MIN_PACKED_ELEMENTS
         packed = can_pack(weight.device, weight.dtype) and (bool(row_invariant) or not small)
-    linear = _packed(weight, bias) if packed else functools.partial(F.linear, weight=weight, bias=bias)
+    linear = packed_linear(weight, bias) if packed else functools.partial(F.linear, weight=weight, bias=bias)
     return keeping_rows(linear, weight, weight.device, (packed, bias is None), row_invariant)
 
 
@@ -94,19 +94,19 @@ def _keeps_rows(linear: Map, weight: torch.Tensor, device: torch.device, kind: t
     threads.
     """
     key = (*kind, *weight.shape, weight.dtype, torch.get_num_threads())
-    if key not in _KEEPS_ROWS:
+    if key not in KEEPS_ROWS:
         x = torch.randn(512, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(device, weight.dtype)
         rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 64, 65, 130, 512)
         with torch.inference_mode():
             want = linear(x[-40:])
-            _KEEPS_ROWS[key] = all(torch.equal(linear(x[-n:])[-40:], want[-n:]) for n in rows)
-    return _KEEPS_ROWS[key]
+            KEEPS_ROWS[key] = all(torch.equal(linear(x[-n:])[-40:], want[-n:]) for n in rows)
+    return KEEPS_ROWS[key]
 
 
-_KEEPS_ROWS: dict[tuple[object, ...], bool] = {}
+KEEPS_ROWS: dict[tuple[object, ...], bool] = {}
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Map:
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Map:
     blob = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
     pointwise = torch.ops.mkldnn._linear_pointwise.default
 
@@ -119,11 +119,11 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Map:
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed layers exist here and agree with `F.linear` on a probe; decided once per dtype."""
-    return device.type == "cpu" and _probe(dtype)
+    return device.type == "cpu" and packing_works(dtype)
 
 
 @functools.cache
-def _probe(dtype: torch.dtype) -> bool:
+def packing_works(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available() or dtype not in {torch.float32, torch.bfloat16}:
         return False
     try:
@@ -133,7 +133,7 @@ def _probe(dtype: torch.dtype) -> bool:
         weight, x = (torch.randn(n, 64, generator=generator).to(dtype) for n in (48, 3))
         bias = torch.randn(48, generator=generator).to(dtype)
         return all(
-            agrees(_packed(weight, b), functools.partial(F.linear, weight=weight, bias=b), x[:rows])
+            agrees(packed_linear(weight, b), functools.partial(F.linear, weight=weight, bias=b), x[:rows])
             for b in (None, bias)
             for rows in (1, 3)
         )
@@ -160,7 +160,7 @@ def make_norm(weight: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     weight = weight.float() + 1.0 if offset else weight.float()
     size = weight.shape[-1]
     if weight.device.type != "cpu":
-        return _rms_norm(weight, size, eps)
+        return rms_norm(weight, size, eps)
     # The layer norm of (x, -x) has mean 0 and the mean square of x as variance: one fused kernel, twice as fast as
     # F.rms_norm.
     doubled, shape = torch.cat((weight, torch.zeros_like(weight))), (2 * size,)
@@ -172,7 +172,7 @@ def make_norm(weight: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     return norm
 
 
-def _rms_norm(weight: torch.Tensor, size: int, eps: float) -> Map:
+def rms_norm(weight: torch.Tensor, size: int, eps: float) -> Map:
     def norm(x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x.float(), (size,), weight, eps).to(x.dtype)
 
@@ -234,7 +234,7 @@ def make_quantized_linear(
             that is needed.
         columns: (in,) the input that each element of x is; None: in order.
     """
-    linear = _direct(weight, scale, bias, dtype) or partial(_by_blocks, weight, scale, bias)
+    linear = _direct(weight, scale, bias, dtype) or partial(by_blocks, weight, scale, bias)
     if columns is not None:
         linear = _reordered(linear, columns.argsort().to(weight.device))
     inputs = weight.shape[1] * (1 if weight.dtype is torch.int8 else 2)
@@ -244,7 +244,7 @@ def make_quantized_linear(
     )
 
 
-def _by_blocks(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+def by_blocks(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     rows = max(1, DENSE_BLOCK // x.shape[-1])
     if len(weight) <= rows:
         return F.linear(x, dense(weight, scale, x.dtype), bias)
@@ -264,21 +264,21 @@ def _direct(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     if dtype is not torch.bfloat16:
         return None
     key = (weight.dtype, *weight.shape, weight.device)
-    if _DIRECT_SERVES.get(key) is False:
+    if DIRECT_SERVES.get(key) is False:
         return None
     try:
         found = _direct_int8(weight, scale, bias) if weight.dtype is torch.int8 else _direct_int4(weight, scale, bias)
-        if key not in _DIRECT_SERVES:
-            _DIRECT_SERVES[key] = found is not None and _agrees(
-                found, partial(_by_blocks, weight, scale, bias), weight, dtype
+        if key not in DIRECT_SERVES:
+            DIRECT_SERVES[key] = found is not None and _agrees(
+                found, partial(by_blocks, weight, scale, bias), weight, dtype
             )
     except (RuntimeError, AttributeError, NotImplementedError, TypeError) as reason:
         log.debug("no direct product with %s weights here: %s", weight.dtype, reason)
-        _DIRECT_SERVES[key] = False
-    return found if _DIRECT_SERVES[key] else None
+        DIRECT_SERVES[key] = False
+    return found if DIRECT_SERVES[key] else None
 
 
-_DIRECT_SERVES: dict[tuple[object, ...], bool] = {}
+DIRECT_SERVES: dict[tuple[object, ...], bool] = {}
 """What `_direct` found, by dtype and shape of the weight, and device."""
 
 

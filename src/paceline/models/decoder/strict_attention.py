@@ -92,10 +92,12 @@ class RowGroup:
 
 def plan_chunks(segment: Segment, window: int | None) -> list[RowGroup]:
     """Groups in which every fed row is once."""
-    return _ChunkPlanner(segment, window).groups()
+    return ChunkPlanner(segment, window).groups()
 
 
-class _ChunkPlanner:
+class ChunkPlanner:
+    """Cuts the rows of a segment into groups that attend to the same chunks."""
+
     def __init__(self, segment: Segment, window: int | None) -> None:
         self.segment, self.window = segment, window
         self.length, self.inputs, self.done = segment.cache.length, segment.inputs, segment.done
@@ -130,7 +132,7 @@ class _ChunkPlanner:
         seen[:, known : known + len(nodes)] = self.sees[rows][:, nodes]
         slots = None if self.segment.cache.base >= 0 else self.segment.cache.slot_index(0, stop)
         parts = self._parts(rows, k, slots, keys, seen)
-        return RowGroup([row - self.done for row in rows], *parts, self._pieces(begin, keys, rows))
+        return RowGroup([row - self.done for row in rows], *parts, self.pieces(begin, keys, rows))
 
     def _alone(self, row: int, k: int) -> RowGroup:
         """One row with all its keys gathered in the order of its path."""
@@ -149,13 +151,13 @@ class _ChunkPlanner:
     ) -> tuple[list[ChunkSlots], ChunkSlots]:
         """Whole chunks before chunk k, and the rest with its mask; `slots` None stands for a contiguous sequence."""
         chunks = []
-        for begin in range(self._first_chunk(rows, k) * CHUNK, k * CHUNK, CHUNK):
+        for begin in range(self.first_chunk(rows, k) * CHUNK, k * CHUNK, CHUNK):
             near = None if self.window is None else self._near(rows, np.arange(begin, begin + CHUNK))
             chunks.append(self._part(begin, CHUNK, slots, near))
         near = self._near(rows, keys)
         return chunks, self._part(k * CHUNK, len(keys), slots, seen if near is None else seen & near)
 
-    def _first_chunk(self, rows: Sequence[int], k: int) -> int:
+    def first_chunk(self, rows: Sequence[int], k: int) -> int:
         if self.window is None:
             return 0
         return min(k, max(0, int(self.positions[list(rows)].min()) - self.window + 1) // CHUNK)
@@ -177,7 +179,7 @@ class _ChunkPlanner:
         adjacent = bool((np.diff(own) == 1).all())
         return ChunkSlots(int(own[0]), count, None if adjacent else torch.from_numpy(own), mask)
 
-    def _pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
+    def pieces(self, begin: int, keys: Index, rows: Sequence[int]) -> list[Piece]:
         """Slots of [lo, lo + PIECE) for each border lo: by number if they are in order, all slots of nodes with a
         factor if not.
         """
@@ -274,8 +276,8 @@ class StrictAttention:
         q.narrow(1, 0, n * per).view(queries.shape).copy_(queries)
         q.mul_(self._shape.scale)
         most, top = torch.empty(2, parts, heads, rows, 1).unbind(0)
-        outs = [self._whole(q, part, cached, most[i], top[i]) for i, part in enumerate(group.chunks)]
-        outs.append(self._pieced(q, group, cached, most[-1], top[-1]))
+        outs = [self.whole(q, part, cached, most[i], top[i]) for i, part in enumerate(group.chunks)]
+        outs.append(self.pieced(q, group, cached, most[-1], top[-1]))
         weights = most.sub_(most.amax(0)).exp_().div_(top)
         merged = outs[0].mul_(weights[0])
         for i in range(1, parts):
@@ -300,7 +302,7 @@ class StrictAttention:
         slots = cached.narrow(0, part.start, part.count) if part.index is None else cached.index_select(0, part.index)
         return self._work.widen(slots, self._shape.kv_heads)
 
-    def _whole(
+    def whole(
         self, q: torch.Tensor, part: ChunkSlots, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
     ) -> torch.Tensor:
         """Normalised output of one part; writes its maximum and the largest weight, which is 1 / l."""
@@ -311,7 +313,7 @@ class StrictAttention:
         torch.amax(weights, -1, keepdim=True, out=top)
         return torch.bmm(weights, values)
 
-    def _pieced(
+    def pieced(
         self, q: torch.Tensor, group: RowGroup, cached: torch.Tensor, most: torch.Tensor, top: torch.Tensor
     ) -> torch.Tensor:
         """The same for the last part, with sums that go on at fixed positions."""

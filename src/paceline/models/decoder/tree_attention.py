@@ -85,7 +85,7 @@ class Masks:
         mask = torch.full((segment.rows, stop - start), -torch.inf, dtype=self.dtype, device=self.device)
         mask[:, : length - start] = 0
         at = length - start
-        mask[:, at : at + inputs] = self._block(segment)[done:]
+        mask[:, at : at + inputs] = self.among_inputs(segment)[done:]
         if window is not None and reach(segment) > window:
             depths = np.arange(inputs) if segment.depths is None else segment.depths
             keys = np.concatenate([np.arange(start, length), length + depths, np.full(stop - length - inputs, length)])
@@ -94,7 +94,7 @@ class Masks:
             mask.masked_fill_(far.to(self.device), -torch.inf)
         return mask
 
-    def _block(self, segment: Segment) -> torch.Tensor:
+    def among_inputs(self, segment: Segment) -> torch.Tensor:
         if segment.sees is None:
             return self.chain(segment.inputs)
         block = torch.full(segment.sees.shape, -torch.inf, dtype=self.dtype, device=self.device)

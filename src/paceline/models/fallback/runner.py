@@ -67,8 +67,8 @@ class TransformersRunner:
             raise ConfigError(f"max_model_len must lie in 2..{declared}, the context of {name}, got {max_context}")
         limit = max_context or declared
         vocab_size = int(caller.run([0], keep=False).logits.shape[-1])
-        self._make = choose_history(caller, vocab_size, limit)
-        self.history_kind = type(self._make()).__name__
+        self.make_history = choose_history(caller, vocab_size, limit)
+        self.history_kind = type(self.make_history()).__name__
         self.info = _describe(model, name=name, vocab_size=vocab_size, max_context=limit, first=first)
         self.capabilities = Capabilities(taps=_can_tap(caller, self.info.hidden_size), fork=True)
 
@@ -128,7 +128,7 @@ class TransformersRunner:
 
     def open(self) -> FallbackCache:
         """A new, empty sequence."""
-        return FallbackCache(self._make())
+        return FallbackCache(self.make_history())
 
     def extend(
         self,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.bench.demo import BUNDLED_DRAFT
+from paceline.bench import BUNDLED_DRAFT
 
 
 def adapter_weights(width: int, *, mute: bool = False) -> dict[str, torch.Tensor]:
