@@ -179,6 +179,17 @@ def _rms_norm(weight: torch.Tensor, size: int, eps: float) -> Map:
     return norm
 
 
+def make_layer_norm(weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Map:
+    """Layer norm over the last axis, computed in float32 and rounded once.
+
+    Source: Layer normalization (arXiv:1607.06450).
+    """
+    weight, bias, shape = weight.float(), None if bias is None else bias.float(), weight.shape
+    if weight.device.type == "cpu":
+        return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
+    return lambda x: F.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
+
+
 def make_head_norm(weight_hd: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     """RMS norm over the last axis of (..., heads, head dim) with a weight for each head."""
     weight = weight_hd.float() + 1.0 if offset else weight_hd.float()
