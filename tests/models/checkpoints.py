@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -286,6 +286,18 @@ CASES |= {
         old=_GPT_OSS
         | {"swiglu_limit": 1.5, "rope_theta": 150.0, "rope_scaling": {"rope_type": "yarn", "truncate": False, **YARN}},
     ),
+}
+WIDE: Mapping[str, Mapping[str, Any]] = {
+    "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "glm4": {"head_dim": 64},
+    "cohere2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "gpt_oss": {"head_dim": 32},
+}
+"""Sizes that compiled passes take."""
+
+CASES |= {
+    f"{name}-wide": replace(CASES[name], new={**CASES[name].new, **sizes}, old={**CASES[name].old, **sizes})
+    for name, sizes in WIDE.items()
 }
 STYLES = ("new", "old", "module")
 ARCHITECTURES = {

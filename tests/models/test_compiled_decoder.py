@@ -34,7 +34,7 @@ from paceline.models.cpu import (
     zeros,
 )
 from paceline.models.cpu import threads as team
-from paceline.models.decoder import EagerPasses, NativeRunner, native
+from paceline.models.decoder import EagerPasses, NativeRunner, native, what_varies
 from paceline.models.loading import dequantized, quantize, targets
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -286,6 +286,8 @@ def test_all_that_families_combine(name, dtype, form):
     rows = runner.score([cache], IDS[20:21], [TREE]).logits
     path = [IDS[20], *(int(TREE.tokens[i]) for i in TREE.path(5))]
     assert torch.equal(rows[6], whole_pass(runner, [*IDS[:20], *path])[-1])
+    strict = made(replace(spec, max_context=1024), weights, dtype, compiled=False, strict=True)
+    assert not strict.passes.row_invariant or what_varies(strict) is None
     near = {one: weight.float() for one, weight in dequantized(weights).items()}
     plain = made(replace(spec, tied=False) if form else spec, near, torch.float32, compiled=False)
     plan = native.LayerPlan(skip_attention=(1,), skip_mlp=(0,))

@@ -21,6 +21,7 @@ from models import checkpoints
 from models.checkpoints import CASES, STYLES, reference
 
 from paceline.models import ModelSpec, load_runner
+from paceline.models.cpu import CompiledDecoder
 from paceline.models.decoder import NativeRunner
 from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -80,6 +81,11 @@ def test_prefill(load: Load, name: str, style: str) -> None:
         wanted = reference(name, TEXT[:length])
         assert wanted.std() > 0.5, "the oracle's logits hardly vary, so that equality would say little"
         assert distance(logits, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", [f"{name}-wide" for name in checkpoints.WIDE])
+def test_wide_cases_run_in_compiled_passes(load: Load, name: str) -> None:
+    assert isinstance(load(name, "new").passes, CompiledDecoder)
 
 
 @by_name

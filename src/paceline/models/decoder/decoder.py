@@ -160,9 +160,10 @@ def _inner_of(spec: ModelSpec) -> Map:
 
 
 def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """silu(alpha * gate) / alpha * (up + 1), in place; silu of a view goes row by row, so that a row keeps its bits."""
     gate, up = both.chunk(2, -1)
-    gate = gate.clamp(max=limit)
-    return torch.sigmoid(gate * alpha).mul_(gate).mul_(up.clamp(-limit, limit).add_(1))
+    gate.clamp_(max=limit).mul_(alpha)
+    return F.silu(gate).mul_(up.clamp_(-limit, limit).add_(1)).div_(alpha)
 
 
 def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map]) -> Map:
