@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,9 @@ _GEMMA3_OLD = _GEMMA | {
 _GEMMA3_TYPES = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16}
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 0.5}
+_COHERE2 = {"sliding_window": 8, "logit_scale": 0.5, "tie_word_embeddings": True}
+_GLM4 = {"head_dim": 24, "partial_rotary_factor": 0.5, "attention_bias": True}
+_GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8}
 _PHI3 = {"original_max_position_embeddings": 32}
 
 CASES: dict[str, Case] = {
@@ -254,10 +257,53 @@ CASES: dict[str, Case] = {
         keys=qwen_moe_keys,
     ),
 }
+CASES |= {
+    "starcoder2": Case(
+        model_type="starcoder2",
+        new={"sliding_window": 8, "tie_word_embeddings": True} | _rope("default", 500.0),
+        old={"sliding_window": 8, "rope_theta": 500.0, "norm_epsilon": 1e-5, "use_bias": True}
+        | {"hidden_act": "gelu_pytorch_tanh", "mlp_type": "default", "norm_type": "layer_norm"},
+        keys=with_head,
+    ),
+    "starcoder2-full": Case(
+        model_type="starcoder2",
+        new={"use_bias": False, "tie_word_embeddings": False},
+        old={"use_bias": False, "tie_word_embeddings": False, "rope_theta": 10000.0},
+    ),
+    "glm4": Case(
+        model_type="glm4",
+        new=_GLM4 | _rope("default", 500.0, partial_rotary_factor=0.5),
+        old=_GLM4 | {"rope_theta": 500.0, "rms_norm_eps": 1.5625e-07},
+    ),
+    "cohere2": Case(
+        model_type="cohere2",
+        new=_COHERE2 | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        old=_COHERE2 | {"sliding_window_pattern": 2, "rope_theta": 10000.0, "layer_norm_eps": 1e-5},
+    ),
+    "gpt_oss": Case(
+        model_type="gpt_oss",
+        new=_GPT_OSS | {"swiglu_limit": 1.5} | _rope("yarn", 150.0, truncate=False, **YARN),
+        old=_GPT_OSS
+        | {"swiglu_limit": 1.5, "rope_theta": 150.0, "rope_scaling": {"rope_type": "yarn", "truncate": False, **YARN}},
+    ),
+}
+WIDE: Mapping[str, Mapping[str, Any]] = {
+    "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "glm4": {"head_dim": 64},
+    "cohere2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "gpt_oss": {"head_dim": 32},
+}
+"""Sizes that compiled passes take."""
+
+CASES |= {
+    f"{name}-wide": replace(CASES[name], new={**CASES[name].new, **sizes}, old={**CASES[name].old, **sizes})
+    for name, sizes in WIDE.items()
+}
 STYLES = ("new", "old", "module")
 ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
@@ -310,6 +356,26 @@ def write(name: str, style: str, folder: Path) -> Path:
         common = {} if case.model_type == "gemma3" else OLD
         save_json(folder / "config.json", {**head, **common, **case.old})
     return folder
+
+
+def pack_experts(packed: Path, plain: Path) -> None:
+    """Give the experts of two folders the same random weights, as MXFP4 and as what transformers makes of it."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    tensors, generator = load_tensors(plain), torch.Generator().manual_seed(0)
+    small = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj")) and "experts" in name]:
+        experts, inputs, outputs = tensors[name].shape
+        shape = (experts, outputs, inputs // 32)
+        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 127, shape, dtype=torch.uint8, generator=generator)
+        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        small |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del small[name]
+    save_tensors(plain / "model.safetensors", tensors)
+    save_tensors(packed / "model.safetensors", small)
+    config = load_json(packed / "config.json") | {"quantization_config": {"quant_method": "mxfp4"}}
+    save_json(packed / "config.json", config)
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:

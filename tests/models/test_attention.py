@@ -63,7 +63,9 @@ def visible(segment: Segment, row: int, window: int | None) -> list[int]:
     return [*(p for p in range(length) if p > near), *inputs]
 
 
-def by_definition(shape: AttentionShape, segment: Segment, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+def by_definition(
+    shape: AttentionShape, segment: Segment, qkv: torch.Tensor, layer: int, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Key by key, head by head; reads the cache after the new keys were written."""
     cache, out = segment.cache, []
     slots = torch.from_numpy(cache.slot_index(0, cache.length + segment.inputs))
@@ -75,7 +77,9 @@ def by_definition(shape: AttentionShape, segment: Segment, qkv: torch.Tensor, la
             scores = kv[seen, kv_head] @ qkv[row, head].double() * shape.scale
             if shape.softcap is not None:
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)
-            out.append(torch.softmax(scores, 0) @ kv[seen, shape.kv_heads + kv_head])
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[kv_head, head // shape.kv_heads].double().view(1)))
+            out.append(torch.softmax(scores, 0)[: len(seen)] @ kv[seen, shape.kv_heads + kv_head])
     return torch.stack(out).view(segment.inputs, -1).float()
 
 
@@ -95,6 +99,22 @@ def test_a_step_equals_the_definition(softcap, length, tree):
         theirs = by_definition(shape, segment, qkv, layer)
         assert torch.allclose(out, theirs, atol=1e-5)
         assert not torch.allclose(out, theirs.roll(shape.head_dim, 1), atol=1e-2)
+
+
+@pytest.mark.parametrize("row_invariant", [False, True])
+@pytest.mark.parametrize("tree", [EMPTY_TREE, TREE, TokenTree.chain(list(range(60)))])
+def test_sinks_take_part_in_the_softmax(row_invariant, tree):
+    shape = shape_of((None, 5))
+    segment, sinks = segment_of(filled(shape, 20), tree), torch.randn(shape.kv_heads, shape.groups) * 3
+    step, qkv = (
+        SequenceStep(shape, Masks(torch.float32, CPU, row_invariant=row_invariant), segment),
+        rows_for(shape, segment),
+    )
+    with torch.inference_mode():
+        for layer in range(2):
+            out = step.attend(layer, qkv, sinks)
+            assert torch.allclose(out, by_definition(shape, segment, qkv, layer, sinks), atol=1e-5)
+            assert not torch.allclose(out, by_definition(shape, segment, qkv, layer, sinks.flip(1)), atol=1e-2)
 
 
 def test_ignoring_the_window_is_caught():

@@ -34,8 +34,8 @@ from paceline.models.cpu import (
     zeros,
 )
 from paceline.models.cpu import threads as team
-from paceline.models.decoder import EagerPasses, NativeRunner, native
-from paceline.models.loading import targets
+from paceline.models.decoder import EagerPasses, NativeRunner, native, what_varies
+from paceline.models.loading import dequantized, quantize, targets
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
@@ -185,6 +185,19 @@ FEATURES = {
     "norms before and behind": {"norm_placement": "sandwich", "residual_multiplier": 0.5},
     "norms of all heads": {"qk_norm": "full"},
     "soft caps": {"attention_softcap": 0.5, "logit_softcap": 0.5},
+    "layer norms": {"norm": "layer"},
+    "layer norms with bias, on all sides": {"norm": "layer", "norm_bias": True, "norm_placement": "sandwich"},
+    "no gate": {"gated": False, "activation": "gelu_tanh", "mlp_bias": True},
+    "no gate, odd inner width": {"gated": False, "activation": "silu", "intermediate_size": 88},
+    "attention and MLP side by side": {"parallel": True, "norm": "layer"},
+    "attention sinks": {"attention_sinks": True, "num_kv_heads": 2, "num_heads": 4, "attention_scale": 0.3},
+    "clamped gate": {"activation": "clamped_swiglu", "swiglu_limit": 0.5},
+    "experts with biases": {
+        "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, bias=True),
+        "layers": MIXED_LAYERS,
+        "activation": "clamped_swiglu",
+        "attention_sinks": True,
+    },
     "experts": {"moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True), "layers": MIXED_LAYERS},
     "many experts": {"moe": MoeSpec(experts=70, top_k=8, intermediate=96, norm_top_k=False), "layers": MIXED_LAYERS},
     "experts and norms": {
@@ -239,6 +252,51 @@ def test_features_of_families(name):
         assert not close(without, want), "the feature makes no difference, so that equality says nothing of it"
 
 
+SLIDING = (LayerSpec(window=8), LayerSpec(), LayerSpec(window=8))
+LIKE = {
+    "starcoder2": FEATURES["biases"]
+    | {"layers": SLIDING, "norm": "layer", "norm_bias": True, "gated": False, "activation": "gelu_tanh"},
+    "cohere2": FEATURES["attention and MLP side by side"]
+    | {"layers": (SLIDING[0], LayerSpec(rope=None), SLIDING[2]), "logit_multiplier": 0.25},
+    "gpt_oss": FEATURES["experts with biases"]
+    | {"layers": tuple(replace(layer, moe=True) for layer in SLIDING), "qkv_bias": True, "o_bias": True},
+}
+
+
+def made(spec, weights, dtype, **options):
+    weights = {name: weight.clone() for name, weight in weights.items()}
+    return NativeRunner(spec, weights, name="t", device=CPU, dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("form", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LIKE)
+def test_all_that_families_combine(name, dtype, form):
+    spec, generator = replace(spec_of(tiny_llama(**WIDE).config), **LIKE[name]), torch.Generator().manual_seed(0)
+    shapes = {target.name: target.shape for target in targets(spec)}
+    weights = {one: (torch.randn(shape, generator=generator) / 4).to(dtype) for one, shape in shapes.items()}
+    weights = quantize(weights, spec, form) if form else weights
+    runner = made(spec, weights, dtype)
+    assert isinstance(runner.passes, CompiledDecoder)
+    want = whole_pass(runner, IDS[:40])
+    for width in (1, 2, 5, 16):
+        assert torch.equal(stepwise(runner, IDS[:40], width), want), width
+    cache = runner.open()
+    runner.extend([cache], [IDS[:20]])
+    rows = runner.score([cache], IDS[20:21], [TREE]).logits
+    path = [IDS[20], *(int(TREE.tokens[i]) for i in TREE.path(5))]
+    assert torch.equal(rows[6], whole_pass(runner, [*IDS[:20], *path])[-1])
+    strict = made(replace(spec, max_context=1024), weights, dtype, compiled=False, strict=True)
+    assert not strict.passes.row_invariant or what_varies(strict) is None
+    near = {one: weight.float() for one, weight in dequantized(weights).items()}
+    plain = made(replace(spec, tied=False) if form else spec, near, torch.float32, compiled=False)
+    plan = native.LayerPlan(skip_attention=(1,), skip_mlp=(0,))
+    parts = [one.run_layers([one.open()], [4], [TREE], plan=plan)[0] for one in (runner, plain)]
+    least = 1e-2 if dtype is torch.bfloat16 else 1e-5 if form is None else 2e-4
+    for mine, theirs in ((want, whole_pass(plain, IDS[:40])), parts):
+        assert (mine.float() - theirs).abs().mean() < least * theirs.std()
+
+
 def test_layers_taps_and_the_head_alone():
     ours, plain = (runner_of(tiny_llama(**WIDE), compiled=compiled) for compiled in (True, False))
     found = []
@@ -285,7 +343,16 @@ def test_shared_and_scattered_caches(copy_limit):
 def test_what_compiled_passes_do_not_cover_runs_by_operators():
     spec = spec_of(tiny_llama(**WIDE).config)
     assert eligibility.unsupported(spec, torch.float32, CPU) is None
-    for change in [{"head_dim": 48}, {"hidden_size": 48}, {"intermediate_size": 84}, {"attention_scale": -1.0}]:
+    moe = MoeSpec(experts=4, top_k=2, intermediate=32, norm_top_k=True)
+    for change in [
+        {"head_dim": 48},
+        {"hidden_size": 48},
+        {"intermediate_size": 84},
+        {"attention_scale": -1.0},
+        {"moe": moe, "parallel": True},
+        {"moe": moe, "gated": False},
+        {"attention_sinks": True, "attention_softcap": 1.0},
+    ]:
         assert eligibility.unsupported(replace(spec, **change), torch.float32, CPU), change
     assert eligibility.unsupported(spec, torch.float16, CPU)
     assert eligibility.unsupported(spec, torch.float32, torch.device("cuda"))

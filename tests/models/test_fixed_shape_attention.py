@@ -64,16 +64,15 @@ class Case:
         self.layers = [layer.to(device) for layer in first.arena.layers]
         self.qkv = torch.randn(32, shape.heads + 2 * shape.kv_heads, shape.head_dim, device=device) * 2
 
-    def dense(self, layer):
+    def dense(self, layer, sinks=None):
         read = (self.given["tables"].unsqueeze(-1) * 16 + torch.arange(16, device=self.qkv.device)).view(4, SLOTS)
         masks = padded_masks(self.given, self.shape, SLOTS, self.qkv.dtype)
         step = PaddedStep(self.shape, self.layers, self.given["write"], read, masks)
-        return self.valid(step.attend(layer, self.qkv))
+        return self.valid(step.attend(layer, self.qkv, sinks))
 
-    def apart(self, layer):
-        return self.valid(
-            ChunkedPrefixStep(self.shape, self.layers, self.given, self.qkv.dtype).attend(layer, self.qkv)
-        )
+    def apart(self, layer, sinks=None):
+        step = ChunkedPrefixStep(self.shape, self.layers, self.given, self.qkv.dtype)
+        return self.valid(step.attend(layer, self.qkv, sinks))
 
     def valid(self, out):
         assert torch.isfinite(out).all()
@@ -98,6 +97,17 @@ def test_apart_equals_the_definition():
         assert torch.allclose(
             out[:6], by_definition(case.shape, case.segments[0], case.qkv[:6].cpu(), layer), atol=1e-5
         )
+
+
+def test_sinks_take_part_in_the_softmax():
+    case = Case(shape_of((None, 70)))
+    sinks = torch.randn(case.shape.kv_heads, case.shape.groups) * 3
+    for layer in range(2):
+        for form in (case.apart, case.dense):
+            out = form(layer, sinks)[:6]
+            wanted = by_definition(case.shape, case.segments[0], case.qkv[:6], layer, sinks)
+            assert torch.allclose(out, wanted, atol=1e-5)
+            assert not torch.allclose(form(layer)[:6], wanted, atol=1e-2)
 
 
 def unweighted(parts):

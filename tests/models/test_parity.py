@@ -21,6 +21,7 @@ from models import checkpoints
 from models.checkpoints import CASES, STYLES, reference
 
 from paceline.models import ModelSpec, load_runner
+from paceline.models.cpu import CompiledDecoder
 from paceline.models.decoder import NativeRunner
 from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -80,6 +81,11 @@ def test_prefill(load: Load, name: str, style: str) -> None:
         wanted = reference(name, TEXT[:length])
         assert wanted.std() > 0.5, "the oracle's logits hardly vary, so that equality would say little"
         assert distance(logits, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", [f"{name}-wide" for name in checkpoints.WIDE])
+def test_wide_cases_run_in_compiled_passes(load: Load, name: str) -> None:
+    assert isinstance(load(name, "new").passes, CompiledDecoder)
 
 
 @by_name
@@ -238,6 +244,19 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("qwen3_moe", _moe(norm_top_k=False)),
     ("qwen3_moe-unnormed", _moe(norm_top_k=True)),
     ("llama", _fields(norm_eps=1e-3)),
+    ("starcoder2", _fields(norm="rms")),
+    ("starcoder2", _fields(activation="silu")),
+    ("starcoder2", _window(9)),
+    ("glm4", _theta),
+    ("cohere2", _all_rotated),
+    ("cohere2", _fields(parallel=False)),
+    ("cohere2", _fields(logit_multiplier=1.0)),
+    ("gpt_oss", _unscaled),
+    ("gpt_oss", _window(None)),
+    ("gpt_oss", _fields(attention_sinks=False)),
+    ("gpt_oss", _fields(swiglu_limit=7.0)),
+    ("gpt_oss", _fields(swiglu_alpha=1.0)),
+    ("gpt_oss", _moe(top_k=1)),
 ]
 
 
@@ -249,6 +268,30 @@ def test_the_check_catches_a_wrong_model(name: str, change: Callable[[ModelSpec]
     runner = NativeRunner(change(spec), weights, name=name, device=device, dtype=torch.float32)
     logits = runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits
     assert distance(logits, reference(name, TEXT[:LONG])) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["glm4", "cohere2"])
+def test_the_check_catches_pairs_of_other_dimensions(name: str, tmp_path: Path) -> None:
+    folder, device = checkpoints.write(name, "new", tmp_path), torch.device("cpu")
+    spec = spec_from_config(read_config(folder))
+    spec = replace(spec, ropes={key: replace(rope, interleaved=False) for key, rope in spec.ropes.items()})
+    weights = load_weights(Checkpoint(folder), spec, device=device, dtype=torch.float32)
+    runner = NativeRunner(spec, weights, name=name, device=device, dtype=torch.float32)
+    logits = runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits
+    assert distance(logits, reference(name, TEXT[:LONG])) > 10 * TOLERANCE
+
+
+def test_mxfp4_experts(tmp_path: Path) -> None:
+    """The packed file means what the file of transformers' own dequantisation means."""
+    packed, plain = (checkpoints.write("gpt_oss", "module", tmp_path / kind) for kind in ("packed", "plain"))
+    checkpoints.pack_experts(packed, plain)
+    found = []
+    for folder in (packed, plain):
+        runner: Any = load_runner(str(folder))
+        assert isinstance(runner, NativeRunner)
+        found.append(runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits)
+    assert torch.equal(*found)
+    assert distance(found[0], reference("gpt_oss", TEXT[:LONG])) > 10 * TOLERANCE
 
 
 def test_the_check_catches_a_tree_scored_as_a_chain(load: Load) -> None:

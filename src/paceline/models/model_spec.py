@@ -17,6 +17,8 @@ class RopeSpec:
         kind: default, linear, dynamic, yarn, longrope or llama3, as in transformers.
         scaling: that kind's parameters under transformers 5's names (factor, original_max_position_embeddings, ...).
         max_position: max_position_embeddings of the checkpoint.
+        interleaved: the checkpoint pairs dimensions 2i and 2i + 1; its rows are reordered as they are read
+            (models.loading.weights), so that everything else sees pairs (i, i + dims / 2).
     """
 
     theta: float
@@ -24,6 +26,7 @@ class RopeSpec:
     kind: str = "default"
     scaling: Mapping[str, object] = field(default_factory=dict)
     max_position: int = 2048
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +37,14 @@ class MoeSpec:
         experts, top_k: number of experts, and of those that each token uses.
         intermediate: inner width of one expert.
         norm_top_k: renormalise the chosen experts' probabilities to sum to 1.
+        bias: router and experts have biases.
     """
 
     experts: int
     top_k: int
     intermediate: int
     norm_top_k: bool
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +67,10 @@ class ModelSpec:
     """A decoder-only transformer.
 
     Attributes:
+        norm: "rms", or "layer" (mean and variance), whose weights have a bias beside them if `norm_bias`.
         norm_placement: "pre" (Llama), "post" (OLMo-2: each sub-layer's output is normed before it is added), "sandwich"
             (Gemma: before and after).
+        parallel: attention and MLP read the same normed state, and both outputs are added to it (Cohere).
         norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
         qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
             embedding.
@@ -71,7 +78,10 @@ class ModelSpec:
         attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
         embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output
             before it is added, and on the final logits (Granite's logits_scaling is its reciprocal).
-        activation: "silu", "gelu" or "gelu_tanh" on the gate.
+        attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
+        gated: the MLP multiplies act(gate) * up; without, it is act(up).
+        activation: "silu", "gelu" or "gelu_tanh" on the gate; or "clamped_swiglu", in full gate * sigmoid(swiglu_alpha
+            * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
         max_context: longest sequence that the checkpoint declares.
         dtype: the checkpoint's ("float32", "bfloat16", "float16").
     """
@@ -88,15 +98,22 @@ class ModelSpec:
     max_context: int
     dtype: str = "float32"
     norm_eps: float = 1e-6
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     norm_offset: bool = False
+    parallel: bool = False
     qk_norm: Literal["head", "full"] | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    gated: bool = True
+    activation: Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"] = "silu"
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -34,6 +34,7 @@ from paceline.models.cpu.vectors import (
     store_half,
     sub,
     total,
+    write_float,
 )  # fmt: skip
 
 LOWEST = np.float32(-np.inf)
@@ -55,6 +56,35 @@ def scaled_norm(source: int, size: int, weight: int, epsilon: np.float32, target
             store_half(target + 2 * i, value)
         else:
             store(target + 4 * i, value)
+
+
+@njit(error_model="numpy")
+def centred_norm(source: int, size: int, weight: int, bias: int, epsilon: np.float32, target: int, half: bool) -> None:
+    """Layer norm of one row of float32, times weights plus bias, to float32 or bfloat16 (`half`)."""
+    parts = broadcast(np.float32(0.0))
+    for i in range(0, size, LANES):
+        parts = add(load(source + 4 * i), parts)
+    mean, parts = broadcast(total(parts) / np.float32(size)), broadcast(np.float32(0.0))
+    for i in range(0, size, LANES):
+        value = sub(load(source + 4 * i), mean)
+        parts = fma(value, value, parts)
+    factor = broadcast(np.float32(1.0) / root(total(parts) / np.float32(size) + epsilon))
+    for i in range(0, size, LANES):
+        value = fma(mul(sub(load(source + 4 * i), mean), factor), load(weight + 4 * i), load(bias + 4 * i))
+        if half:
+            store_half(target + 2 * i, value)
+        else:
+            store(target + 4 * i, value)
+
+
+@njit(error_model="numpy")
+def norm_row(frame: int, source: int, weight: int, target: int, half: bool) -> None:
+    """The model's norm of one row of the residual stream's width; target may be the source."""
+    size, epsilon, to_bias = read(frame + at.HIDDEN), read_float(frame + at.EPSILON), read(frame + at.NORM_BIAS)
+    if to_bias == 0:
+        scaled_norm(source, size, weight, epsilon, target, half)
+    else:
+        centred_norm(source, size, weight, weight + to_bias, epsilon, target, half)
 
 
 @njit(error_model="numpy")
@@ -252,10 +282,18 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     _, shared = _shared_slots(seen, row)
     if coming > row:
         _fetch_first(frame, layer, kv_head, coming)
+    scale, cap, sinks = (
+        read_float(frame + at.ATTENTION_SCALE),
+        read_float(frame + at.ATTENTION_CAP),
+        read(layer + at.SINKS),
+    )
     for q in range(queries):
         _, more = _own_slots(seen, row + (first + q) // groups)
-        scale, cap = read_float(frame + at.ATTENTION_SCALE), read_float(frame + at.ATTENTION_CAP)
-        whole = softmax(scores + q * out_pitch, shared + more, scale, cap)
+        own, count = scores + q * out_pitch, shared + more
+        if sinks != 0:  # one more score, which has no value
+            write_float(own + 4 * count, read_float(sinks + 4 * ((first + q) % groups * kv_heads + kv_head)))
+            count += 1
+        whole = softmax(own, count, scale, cap)
         store(sums + 128 * MAX_QUERIES + 64 * q, broadcast(whole))
     part = 0
     while part < size:

@@ -20,7 +20,7 @@ from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
-from paceline.models.cpu.sublayers import GELU, GELU_TANH, SILU
+from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.threads import Meeting, find_team
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES, has_bfloat
@@ -35,7 +35,7 @@ from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 
-ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "clamped_swiglu": CLAMPED}
 
 ROWS = 256
 """Most rows of one pass; more are fed in several."""
@@ -71,54 +71,58 @@ class Packing:
         """The fields of one layer that hold weights."""
         name = f"layers.{index}."
         order = torch.cat([self._order, torch.arange(len(self._order), self._weights[f"{name}qkv.weight"].shape[0])])
-        q_norm = self._norm(f"{name}q_norm.weight")
+        q_norm = self._scaled(f"{name}q_norm.weight")
         if q_norm is not None and self._spec.qk_norm == "full":
             q_norm = q_norm[self._order]
         qkv_bias = self._take(f"{name}qkv.bias")
         qkv, qkv_scale = self._take_matrix(f"{name}qkv")
         o, o_scale = self._take_matrix(f"{name}o")
+        norm = self._norm(f"{name}attn_norm")
         return {
-            at.ATTENTION_NORM: self._vector(self._norm(f"{name}attn_norm.weight")),
+            at.ATTENTION_NORM: norm,
             at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
             at.Q_NORM: self._vector(q_norm),
-            at.K_NORM: self._vector(self._norm(f"{name}k_norm.weight")),
+            at.K_NORM: self._vector(self._scaled(f"{name}k_norm.weight")),
+            at.SINKS: self._sinks(f"{name}sinks"),
             at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
-            at.POST_ATTENTION_NORM: self._vector(self._norm(f"{name}post_attn_norm.weight")),
-            at.MLP_NORM: self._vector(self._norm(f"{name}mlp_norm.weight")),
-            at.POST_MLP_NORM: self._vector(self._norm(f"{name}post_mlp_norm.weight")),
+            at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
+            at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
+            at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
             **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
         }
 
     def _mlp(self, name: str) -> dict[int, int]:
         return {
-            at.GATE_UP_WEIGHT: self._matrix(*self._take_matrix(f"{name}gate_up"), paired=True),
-            at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=True),
+            at.GATE_UP_WEIGHT: self._matrix(*self._take_matrix(f"{name}gate_up"), paired=self._spec.gated),
+            at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=self._spec.gated),
             at.DOWN_WEIGHT: self._matrix(*self._take_matrix(f"{name}down")),
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
 
     def _mixture(self, name: str) -> dict[int, int]:
-        addresses: list[tuple[int, int]] = []
-        both = [self._weights.pop(f"{name}experts.{kind}") for kind in ("gate_up", "down")]
-        scales = [self._take(f"{name}experts.{kind}.scale") for kind in ("gate_up", "down")]
-        for expert in range(len(both[0])):
-            gate_up, down = (
-                self._matrix(weight[expert], None if scale is None else scale[expert], paired=paired)
-                for weight, scale, paired in zip(both, scales, (True, False), strict=True)
-            )
-            addresses.append((gate_up, down))
-        table = torch.tensor(addresses, dtype=torch.int64)
+        columns = [self._experts(f"{name}experts.{kind}", paired=kind == "gate_up") for kind in ("gate_up", "down")]
+        weights, biases = zip(*columns, strict=True)
+        table = torch.tensor([*weights, *biases]).T.contiguous()
         self.kept.append(table)
         router = self._matrix(self._weights.pop(f"{name}router.weight").float())
-        return {at.ROUTER: router, at.EXPERT_WEIGHTS: table.data_ptr()}
+        bias = self._vector(self._take(f"{name}router.bias"))
+        return {at.ROUTER: router, at.ROUTER_BIAS: bias, at.EXPERT_WEIGHTS: table.data_ptr()}
+
+    def _experts(self, name: str, *, paired: bool) -> tuple[list[int], list[int]]:
+        """Addresses of one matrix of all experts, and of the biases."""
+        stack, scale, bias = self._weights.pop(name), self._take(f"{name}.scale"), self._take(f"{name}.bias")
+        factors = [None] * len(stack) if scale is None else scale
+        weights = [self._matrix(one, factor, paired=paired) for one, factor in zip(stack, factors, strict=True)]
+        biases = [None] * len(stack) if bias is None else bias
+        return weights, [self._vector(one, paired=paired) for one in biases]
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
         tied = self._spec.tied and not self.quantized
         head = (self._weights["embed.weight"], None) if tied else self._take_matrix("head")
-        return {at.FINAL_NORM: self._vector(self._norm("final_norm.weight")), at.HEAD: self._matrix(*head)}
+        return {at.FINAL_NORM: self._norm("final_norm"), at.HEAD: self._matrix(*head)}
 
     def _take(self, name: str) -> torch.Tensor | None:
         return self._weights.pop(name, None)
@@ -133,9 +137,26 @@ class Packing:
         order = self._order[::GROUP] // GROUP
         return weight.view(len(weight), -1, GROUP // 2)[:, order].flatten(1), scale[:, order]
 
-    def _norm(self, name: str) -> torch.Tensor | None:
+    def _norm(self, name: str) -> int:
+        """Address of a norm's weights, behind which those of a layer norm have a bias (`constants`), 0 for none."""
+        weight, bias = self._scaled(f"{name}.weight"), self._take(f"{name}.bias")
+        if weight is not None and self._spec.norm == "layer":
+            bias = torch.zeros_like(weight) if bias is None else bias
+            padding = weight.new_zeros(-len(weight) % STRIP)
+            weight = torch.cat((weight, padding, bias))
+        return self._vector(weight)
+
+    def _scaled(self, name: str) -> torch.Tensor | None:
         weight = self._take(name)
         return weight.float() + 1.0 if weight is not None and self._spec.norm_offset else weight
+
+    def _sinks(self, name: str) -> int:
+        """Address of sinks in the order of heads, over the scale that scores are multiplied by."""
+        sinks = self._take(name)
+        if sinks is None:
+            return 0
+        heads = self._order[:: self._spec.head_dim] // self._spec.head_dim
+        return self._vector(sinks.float()[heads] / self._spec.scale)
 
     def _matrix(self, weight: torch.Tensor, scale: torch.Tensor | None = None, *, paired: bool = False) -> int:
         packed = pack(weight, self._pages, paired=paired, scale=scale)
@@ -166,7 +187,9 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: int 
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
         at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
-        at.RESIDUAL: float(spec.residual_multiplier),
+        at.NORM_BIAS: -(-spec.hidden_size // STRIP) * STRIP * 4 if spec.norm == "layer" else 0,
+        at.RESIDUAL: float(spec.residual_multiplier), at.PARALLEL: int(spec.parallel), at.GATED: int(spec.gated),
+        at.ALPHA: float(spec.swiglu_alpha), at.LIMIT: float(spec.swiglu_limit),
         at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
         at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
         at.WHOLE_NORM: int(spec.qk_norm == "full"),

@@ -18,10 +18,11 @@ from paceline.models.cpu.attention import LOWEST, softmax
 from paceline.models.cpu.matrix import convert_rows, own_rows, product, steps_of, strip_size, strip_sums
 from paceline.models.cpu.sublayers import (
     STRIP_BYTES,
+    add_bias,
     add_normed,
     norm_or_copy,
     normed_rows,
-    put_gated,
+    put_inner,
     put_output,
 )
 from paceline.models.cpu.threads import wait_for_all
@@ -35,6 +36,7 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
     spare = own_rows(frame, me) + read(frame + at.SPARE)
     strips = (read(frame + at.EXPERTS) + STRIP - 1) // STRIP
     begin, end, hidden = strips * me // team, strips * (me + 1) // team, read(frame + at.HIDDEN)
+    bias = read(layer + at.ROUTER_BIAS)
     for row in range(read(frame + at.ROWS) if begin < end else 0):
         norm_or_copy(
             frame, read(frame + at.X) + row * read(frame + at.X_PITCH), read(layer + at.MLP_NORM), spare, False
@@ -42,6 +44,7 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
         for strip in range(begin, end):
             target = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH) + strip * STRIP_BYTES
             strip_sums(FULL, read(layer + at.ROUTER) + strip * hidden * STRIP_BYTES, hidden, spare, 0, 1, target)
+            add_bias(target, 1, 0 if bias == 0 else bias + strip * STRIP_BYTES)
 
 
 @njit(error_model="numpy")
@@ -135,11 +138,13 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
         if first == stop:
             continue
         own = _gathered(frame, me, x, rows + 8 * first, stop - first)
-        weights = read(read(layer + at.EXPERT_WEIGHTS) + 16 * expert)
+        entry = read(layer + at.EXPERT_WEIGHTS) + 32 * expert
+        weights, bias = read(entry), read(entry + 16)
         for strip in range(strips * me // team, strips * (me + 1) // team):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, own, pitch, stop - first, sums)
+            add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             target = read(frame + at.INNER) + first * inner_pitch + strip * (STRIP // 2) * item
-            put_gated(frame, sums, target, stop - first)
+            put_inner(frame, sums, target, stop - first)
 
 
 @njit(error_model="numpy")
@@ -172,9 +177,11 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
             own = own_rows(frame, me)
             convert_rows(frame, x, pitch, inner, own, 0, stop - first)
             x, pitch = own, read(frame + at.NORMED_PITCH)
-        weights = read(read(layer + at.EXPERT_WEIGHTS) + 16 * expert + 8)
+        entry = read(layer + at.EXPERT_WEIGHTS) + 32 * expert
+        weights, bias = read(entry + 8), read(entry + 24)
         for strip in range(begin, end):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, stop - first, sums)
+            add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             _add_shares(sums, rows + 8 * first, shares + 8 * first, stop - first, out + strip * STRIP_BYTES, out_pitch)
     for strip in range(begin, end if norm == 0 else begin):
         for row in range(read(frame + at.ROWS)):

@@ -18,13 +18,13 @@ import numpy as np
 from numba import njit
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention import LOWEST, attend, copy_row, scaled_norm, soft_cap
+from paceline.models.cpu.attention import LOWEST, attend, copy_row, norm_row, soft_cap
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
 from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import head_product, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.matrix_tiles import release
-from paceline.models.cpu.sublayers import STRIP_BYTES, mlp, norm_all_heads, norm_or_copy, project, qkv
+from paceline.models.cpu.sublayers import STRIP_BYTES, down, gate_up, norm_all_heads, norm_or_copy, project, qkv
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import (
@@ -193,8 +193,7 @@ def final_tap(frame: int, me: int, team: int) -> None:
     rows, target, pitch = read(frame + at.ROWS), read(frame + at.QKV), read(frame + at.QKV_PITCH)
     for row in range(rows * me // team, rows * (me + 1) // team):
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
-        weight, epsilon = read(frame + at.FINAL_NORM), read_float(frame + at.EPSILON)
-        scaled_norm(x, read(frame + at.HIDDEN), weight, epsilon, target + row * pitch, False)
+        norm_row(frame, x, read(frame + at.FINAL_NORM), target + row * pitch, False)
     copy_states(frame, target, pitch, read(frame + at.FINAL_TAP), me, team)
 
 
@@ -202,6 +201,9 @@ def final_tap(frame: int, me: int, team: int) -> None:
 def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
     """One layer over all rows."""
     narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
+    parallel = read(frame + at.PARALLEL) == 1 and not skipped
+    if parallel:
+        gate_up(frame, layer, me, team)
     if read(layer + at.ATTENTION) == 1:
         qkv(frame, layer, me, team)
         wait_for_all(frame, team)
@@ -218,7 +220,10 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
         if read(layer + at.ROUTER) != 0:
             mixture(frame, layer, me, team, narrow)
         else:
-            mlp(frame, layer, me, team, narrow)
+            if not parallel:
+                gate_up(frame, layer, me, team)
+            wait_for_all(frame, team)
+            down(frame, layer, me, team, narrow)
         wait_for_all(frame, team)
     if read(layer + at.TAP) != 0:
         copy_states(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)

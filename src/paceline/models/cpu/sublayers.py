@@ -1,4 +1,4 @@
-"""The sub-layers of one layer in compiled code: projections of attention, and the gated MLP.
+"""The sub-layers of one layer in compiled code: projections of attention, and the MLP.
 
 Every thread of the team makes its own strips of each matrix. Norms of few rows before a sub-layer are computed by every
 thread for itself, which costs less than a meeting; a norm behind one needs whole rows, so the projection waits in the
@@ -7,11 +7,13 @@ buffer of the queries, keys and values, and threads divide the rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention import copy_row, scaled_norm
+from paceline.models.cpu.attention import copy_row, norm_row, scaled_norm
 from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import (
     as_bytes,
@@ -32,19 +34,21 @@ from paceline.models.cpu.vectors import (
     error_function,
     exponential,
     fma,
+    larger,
     load,
     load_half,
     mul,
     read,
     read_float,
+    smaller,
     store,
     store_half,
 )  # fmt: skip
 
 STRIP_BYTES = 4 * STRIP
 
-SILU, GELU_TANH, GELU = 0, 1, 2
-"""Activations of the gate."""
+SILU, GELU_TANH, GELU, CLAMPED = 0, 1, 2, 3
+"""Activations of the gate, or of an MLP without one; CLAMPED is that of gpt-oss, see ModelSpec."""
 
 
 @njit(error_model="numpy")
@@ -60,7 +64,7 @@ def add_bias(sums: int, rows: int, bias: int) -> None:
 def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> None:
     """One row of the residual stream, normed where there is a norm."""
     if weight != 0:
-        scaled_norm(x, read(frame + at.HIDDEN), weight, read_float(frame + at.EPSILON), target, half)
+        norm_row(frame, x, weight, target, half)
     else:
         copy_row(x, read(frame + at.HIDDEN), target, half)
 
@@ -123,35 +127,52 @@ def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None
     spare = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     for row in range(rows * me // team, rows * (me + 1) // team):
         out = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH)
-        scaled_norm(out, hidden, norm, read_float(frame + at.EPSILON), out, False)
+        norm_row(frame, out, norm, out, False)
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
         _add_residual(x, out, 4 * hidden, read_float(frame + at.RESIDUAL), rounded, spare)
 
 
 @njit(error_model="numpy")
-def put_gated(frame: int, sums: int, target: int, rows: int) -> None:
-    """act(gate) * up for 32 inner activations of rows from `target` on.
+def _activated(gate: Any, kind: int) -> Any:
+    """The activation of lanes; gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3))."""
+    one = broadcast(np.float32(1.0))
+    if kind == GELU:
+        share = error_function(mul(gate, broadcast(np.float32(0.7071067811865476))))
+        return mul(mul(gate, broadcast(np.float32(0.5))), add(one, share))
+    turned = mul(gate, broadcast(np.float32(-1.0)))
+    if kind == GELU_TANH:
+        cubic = fma(mul(gate, gate), broadcast(np.float32(0.044715)), one)
+        turned = mul(mul(gate, cubic), broadcast(np.float32(-1.5957691216057308)))
+    return div(gate, add(one, exponential(turned)))
 
-    gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3)).
-    """
-    one, half, kind = broadcast(np.float32(1.0)), read(frame + at.KIND) == DOT, read(frame + at.ACTIVATE)
+
+@njit(error_model="numpy")
+def _clamped(gate: Any, up: Any, alpha: np.float32, limit: np.float32) -> Any:
+    """gate * sigmoid(alpha * gate) * (up + 1) of lanes, the gate at most `limit` and up within it."""
+    one, least = broadcast(np.float32(1.0)), broadcast(-limit)
+    gate, up = smaller(gate, broadcast(limit)), larger(smaller(up, broadcast(limit)), least)
+    return mul(div(gate, add(one, exponential(mul(gate, broadcast(-alpha))))), add(up, one))
+
+
+@njit(error_model="numpy")
+def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
+    """Inner activations of one strip, from `target` on: act(gate) * up of 32 gates and 32 ups, or act(up) of 64."""
+    half, kind, gated = read(frame + at.KIND) == DOT, read(frame + at.ACTIVATE), read(frame + at.GATED) == 1
+    alpha, limit = read_float(frame + at.ALPHA), read_float(frame + at.LIMIT)
     for row in range(rows):
-        inner = target + row * read(frame + at.INNER_PITCH)
-        for i in range(2):
-            gate, up = load(sums + row * STRIP_BYTES + 64 * i), load(sums + row * STRIP_BYTES + 128 + 64 * i)
-            if kind == GELU:
-                share = error_function(mul(gate, broadcast(np.float32(0.7071067811865476))))
-                acted = mul(mul(gate, broadcast(np.float32(0.5))), add(one, share))
+        inner, own = target + row * read(frame + at.INNER_PITCH), sums + row * STRIP_BYTES
+        for i in range(2 if gated else 4):
+            value = load(own + 64 * i)
+            if kind == CLAMPED:
+                value = _clamped(value, load(own + 128 + 64 * i), alpha, limit)
+            elif gated:
+                value = mul(_activated(value, kind), load(own + 128 + 64 * i))
             else:
-                turned = mul(gate, broadcast(np.float32(-1.0)))
-                if kind == GELU_TANH:
-                    cubic = fma(mul(gate, gate), broadcast(np.float32(0.044715)), one)
-                    turned = mul(mul(gate, cubic), broadcast(np.float32(-1.5957691216057308)))
-                acted = div(gate, add(one, exponential(turned)))
+                value = _activated(value, kind)
             if half:
-                store_half(inner + 32 * i, mul(acted, up))
+                store_half(inner + 32 * i, value)
             else:
-                store(inner + 64 * i, mul(acted, up))
+                store(inner + 64 * i, value)
 
 
 @njit(error_model="numpy")
@@ -207,20 +228,19 @@ def gate_up(frame: int, layer: int, me: int, team: int) -> None:
     x = normed_rows(frame, me, team, read(layer + at.MLP_NORM))
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     rows, kind, bias = read(frame + at.ROWS), product(frame), read(layer + at.GATE_UP_BIAS)
-    strips, steps = (2 * read(frame + at.INTERMEDIATE) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
+    each = STRIP // 2 if read(frame + at.GATED) == 1 else STRIP
+    strips, steps = (read(frame + at.INTERMEDIATE) + each - 1) // each, steps_of(kind, read(frame + at.HIDDEN))
     item = 2 if read(frame + at.KIND) == DOT else 4
     for strip in range(strips * me // team, strips * (me + 1) // team):
         weight = read(layer + at.GATE_UP_WEIGHT) + strip * strip_size(kind, steps)
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        put_gated(frame, sums, read(frame + at.INNER) + strip * (STRIP // 2) * item, rows)
+        put_inner(frame, sums, read(frame + at.INNER) + strip * each * item, rows)
 
 
 @njit(error_model="numpy")
-def mlp(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
-    """The gated MLP of all rows."""
-    gate_up(frame, layer, me, team)
-    wait_for_all(frame, team)
+def down(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
+    """The MLP's output of all rows, from its inner activations."""
     project(
         frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_BIAS),
         read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE),

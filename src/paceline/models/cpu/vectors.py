@@ -218,6 +218,12 @@ def larger(builder: Builder, a: Value, b: Value) -> Value:
     return maximum(builder, a, b)
 
 
+@lowered(Lanes, Lanes, Lanes)
+def smaller(builder: Builder, a: Value, b: Value) -> Value:
+    """The smaller of each pair of lanes."""
+    return call_named(builder, "llvm.minnum.v16f32", F32V, a, b)
+
+
 @lowered(Lanes, Lanes, Lanes, Lanes)
 def fma(builder: Builder, a: Value, b: Value, c: Value) -> Value:
     """a * b + c, rounded once."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.models.decoder.arena import BLOCK
+from paceline.models.decoder.strict_attention import sinks_of_rows
 from paceline.models.decoder.tree_attention import attention
 from paceline.models.model_spec import AttentionShape
 
@@ -89,7 +90,7 @@ class ChunkedPrefixStep:
         mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, far(dtype))
         return (mask if mask.shape[1] == 1 else mask.repeat_interleave(self._shape.groups, 1)).unsqueeze(1)
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `models.decoder.tree_attention.Step`; rows are b * n, sequence by sequence."""
         shape, cached, kind = self._shape, self._layers[layer], self._kinds[self._shape.kind_of[layer]]
         cached.index_copy_(0, self._write, qkv[:, shape.heads :])
@@ -102,6 +103,8 @@ class ChunkedPrefixStep:
             (out, own)
             for out, own in zip(*(x.unflatten(0, (batch, count)).unbind(1) for x in (outs, sums)), strict=True)
         ]
+        if sinks is not None:  # a part without values
+            parts.append((torch.zeros_like(parts[0][0]), sinks_of_rows(sinks, queries.shape[2]).expand_as(tree[1])))
         return merged([*parts, tree]).to(qkv.dtype).transpose(1, 2).reshape(len(qkv), -1)
 
     def _read(self, cached: torch.Tensor, slots: torch.Tensor) -> PartialOutput:
@@ -201,7 +204,7 @@ class PaddedStep:
         self._shape, self._layers = shape, layers
         self.write_r, self.read_bs, self.masks = write_r, read_bs, list(masks)
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `Step`; rows are b * n, sequence by sequence."""
         shape, cached = self._shape, self._layers[layer]
         batch, slots = self.read_bs.shape
@@ -210,7 +213,8 @@ class PaddedStep:
         kv = cached.index_select(0, self.read_bs.view(-1)).view(batch, slots, 2 * kv_heads, head_dim).transpose(1, 2)
         queries = qkv[:, :heads].reshape(batch, -1, kv_heads, head_dim).transpose(1, 2)
         mask = self.masks[shape.kind_of[layer]]
-        out = attention(queries, kv[:, :kv_heads], kv[:, kv_heads:], mask, shape)
+        by_row = None if sinks is None else sinks_of_rows(sinks, queries.shape[2])
+        out = attention(queries, kv[:, :kv_heads], kv[:, kv_heads:], mask, shape, sinks=by_row)
         return out.transpose(1, 2).reshape(qkv.shape[0], heads * head_dim)
 
 

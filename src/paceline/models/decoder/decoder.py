@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -19,6 +20,7 @@ from paceline.models.decoder.linear import (
     Map,
     RowInvariance,
     make_head_norm,
+    make_layer_norm,
     make_linear,
     make_norm,
     make_quantized_linear,
@@ -28,6 +30,16 @@ from paceline.models.decoder.tree_attention import Step
 from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
+
+
+def norm_of(spec: ModelSpec, weights: Weights, name: str) -> Map | None:
+    """The norm of that name, if there is one; its weights are taken out."""
+    weight, bias = weights.pop(f"{name}.weight", None), weights.pop(f"{name}.bias", None)
+    if weight is None:
+        return None
+    if spec.norm == "layer":
+        return make_layer_norm(weight, bias, spec.norm_eps)
+    return make_norm(weight, spec.norm_eps, offset=spec.norm_offset)
 
 
 class OwnWeights:
@@ -50,8 +62,7 @@ class OwnWeights:
 
     def norm(self, name: str) -> Map | None:
         """The norm of that name, if the layer has it."""
-        weight = self._weights.pop(f"{self._prefix}{name}.weight", None)
-        return None if weight is None else make_norm(weight, self._spec.norm_eps, offset=self._spec.norm_offset)
+        return norm_of(self._spec, self._weights, self._prefix + name)
 
     def linear(self, name: str, *, rows: torch.Tensor | None = None, columns: torch.Tensor | None = None) -> Map:
         """The linear map of that name, its outputs and inputs reordered."""
@@ -67,8 +78,12 @@ class OwnWeights:
 
     def experts(self, name: str) -> list[Map]:
         """The maps of all experts, from a stack of weights."""
-        weights, scales = self.take(f"experts.{name}"), self._weights.pop(f"{self._prefix}experts.{name}.scale", None)
-        return [self._product(weight, None if scales is None else scales[e]) for e, weight in enumerate(weights)]
+        weights = self.take(f"experts.{name}")
+        scales, biases = (self._weights.pop(f"{self._prefix}experts.{name}.{kind}", None) for kind in ("scale", "bias"))
+        return [
+            self._product(weight, None if scales is None else scales[e], None if biases is None else biases[e])
+            for e, weight in enumerate(weights)
+        ]
 
     def _product(
         self,
@@ -125,15 +140,30 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def gated_mlp(gate_up: Map, down: Map, activation: str) -> Map:
-    """down(act(gate) * up) with gate and up from one matrix."""
-    act = ACTIVATIONS[activation]
+def make_mlp(spec: ModelSpec, gate_up: Map, down: Map) -> Map:
+    """The spec's MLP; gate and up come from one matrix, or up alone where there is no gate."""
+    inner = _inner_of(spec)
+    return lambda x: down(inner(gate_up(x)))
 
-    def mlp(x: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up(x).chunk(2, -1)
-        return down(act(gate).mul_(up))
 
-    return mlp
+def _inner_of(spec: ModelSpec) -> Map:
+    """(r, 2 * inner) -> (r, inner) by the gate, or (r, inner) -> (r, inner) without one."""
+    if spec.activation == "clamped_swiglu":
+        return partial(_clamped_swiglu, alpha=spec.swiglu_alpha, limit=spec.swiglu_limit)
+    act = ACTIVATIONS[spec.activation]
+
+    def gated(both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.chunk(2, -1)
+        return act(gate).mul_(up)
+
+    return gated if spec.gated else act
+
+
+def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """silu(alpha * gate) / alpha * (up + 1), in place; silu of a view goes row by row, so that a row keeps its bits."""
+    gate, up = both.chunk(2, -1)
+    gate.clamp_(max=limit).mul_(alpha)
+    return F.silu(gate).mul_(up.clamp_(-limit, limit).add_(1)).div_(alpha)
 
 
 def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map]) -> Map:
@@ -148,7 +178,7 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
     moe = spec.moe
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
-    experts = [gated_mlp(*maps, spec.activation) for maps in zip(gate_up, down, strict=True)]
+    experts = [make_mlp(spec, *maps) for maps in zip(gate_up, down, strict=True)]
     top_k, normed = moe.top_k, moe.norm_top_k
 
     def mixture(x: torch.Tensor) -> torch.Tensor:
@@ -224,10 +254,8 @@ class DecoderLayer:
     """One layer; takes its weights out of `own` as it packs them."""
 
     __slots__ = (
-        "_attn_norm", "_heads", "_index", "_mlp_norm", "_o", "_post_attn_norm", "_post_mlp_norm",
-        "_qk_norm", "_qkv",
-        "_residual", "_rope", "_rotated", "_shape",
-        "feed_forward",
+        "_attn_norm", "_heads", "_index", "_mlp_norm", "_o", "_parallel", "_post_attn_norm", "_post_mlp_norm",
+        "_qk_norm", "_qkv", "_residual", "_rope", "_rotated", "_shape", "_sinks", "feed_forward",
     )  # fmt: skip
 
     def __init__(self, spec: ModelSpec, shape: AttentionShape, index: int, own: OwnWeights) -> None:
@@ -237,6 +265,10 @@ class DecoderLayer:
         self._shape = (-1, self._heads, shape.head_dim)
         self._attn_norm, self._post_attn_norm = own.norm("attn_norm"), own.norm("post_attn_norm")
         self._mlp_norm, self._post_mlp_norm = own.norm("mlp_norm"), own.norm("post_mlp_norm")
+        self._parallel = spec.parallel
+        if spec.parallel:
+            self._mlp_norm = self._attn_norm
+        self._sinks = sinks_by_head(own.take("sinks"), shape) if spec.attention_sinks else None
         order = head_order(shape)
         rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
         self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
@@ -244,31 +276,30 @@ class DecoderLayer:
         self.feed_forward = (
             make_moe(spec, own.linear("router"), own.experts("gate_up"), own.experts("down"))
             if layer.moe
-            else gated_mlp(own.linear("gate_up"), own.linear("down"), spec.activation)
+            else make_mlp(spec, own.linear("gate_up"), own.linear("down"))
         )
 
-    def attention(self, x: torch.Tensor, step: Step, rotations: Rotations) -> None:
-        """Add the attention sub-layer's output to x (r, hidden)."""
-        self.add_attended(x, self.attended(x, step, rotations))
+    def run(
+        self, x: torch.Tensor, step: Step, rotations: Rotations, *, attention: bool = True, mlp: bool = True
+    ) -> None:
+        """Add the outputs of both sub-layers, or of one of them, to x (r, hidden)."""
+        beside = self._transformed(x) if mlp and self._parallel else None
+        if attention:
+            self._add(x, self._attended(x, step, rotations), self._post_attn_norm)
+        if mlp:
+            self._add(x, self._transformed(x) if beside is None else beside, self._post_mlp_norm)
 
-    def attended(self, x: torch.Tensor, step: Step, rotations: Rotations) -> torch.Tensor:
-        """(r, hidden) what the attention sub-layer makes of x (r, hidden), for `add_attended`."""
+    def _attended(self, x: torch.Tensor, step: Step, rotations: Rotations) -> torch.Tensor:
         h = x if self._attn_norm is None else self._attn_norm(x)
         qkv = self._qkv(h).view(self._shape)
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
             rotate_(qkv.narrow(1, 0, self._rotated), rotations[self._rope])
-        return self._o(step.attend(self._index, qkv))
+        return self._o(step.attend(self._index, qkv, self._sinks))
 
-    def add_attended(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add what `attended` returned to x (r, hidden)."""
-        self._add(x, out, self._post_attn_norm)
-
-    def mlp(self, x: torch.Tensor) -> None:
-        """Add the MLP sub-layer's output to x (r, hidden)."""
-        h = x if self._mlp_norm is None else self._mlp_norm(x)
-        self._add(x, self.feed_forward(h), self._post_mlp_norm)
+    def _transformed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.feed_forward(x if self._mlp_norm is None else self._mlp_norm(x))
 
     def _add(self, x: torch.Tensor, out: torch.Tensor, norm: Map | None) -> None:
         if norm is not None:
@@ -285,6 +316,11 @@ def head_order(shape: AttentionShape) -> torch.Tensor:
     return index.transpose(0, 1).reshape(-1)
 
 
+def sinks_by_head(sinks: torch.Tensor, shape: AttentionShape) -> torch.Tensor:
+    """Sinks (h, g), float32, of heads stored kv head by kv head."""
+    return sinks.view(shape.kv_heads, shape.groups).float()
+
+
 class Decoder:
     """All layers, the embedding and the head."""
 
@@ -293,7 +329,9 @@ class Decoder:
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
         self.to_logits = head_of(spec, weights, self.embedding, row_invariant or True)
-        self._norm = make_norm(weights.pop("final_norm.weight"), spec.norm_eps, offset=spec.norm_offset)
+        norm = norm_of(spec, weights, "final_norm")
+        assert norm is not None
+        self._norm = norm
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [
             DecoderLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
@@ -338,15 +376,12 @@ class Decoder:
         """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
-                layer.attention(x, step, rotations)
-                layer.mlp(x)
+                layer.run(x, step, rotations)
             return {}
         kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
         for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
-            if index not in plan.skip_attention:
-                self.layers[index].attention(x, step, rotations)
-            if index not in plan.skip_mlp:
-                self.layers[index].mlp(x)
+            attention, mlp = index not in plan.skip_attention, index not in plan.skip_mlp
+            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp)
             if index in taps:
                 kept[index] = x.clone()
         return kept

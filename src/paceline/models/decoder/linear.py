@@ -179,6 +179,17 @@ def rms_norm(weight: torch.Tensor, size: int, eps: float) -> Map:
     return norm
 
 
+def make_layer_norm(weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Map:
+    """Layer norm over the last axis, computed in float32 and rounded once.
+
+    Source: Layer normalization (arXiv:1607.06450).
+    """
+    weight, bias, shape = weight.float(), None if bias is None else bias.float(), weight.shape
+    if weight.device.type == "cpu":
+        return lambda x: torch.native_layer_norm(x, shape, weight, bias, eps)[0]
+    return lambda x: F.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
+
+
 def make_head_norm(weight_hd: torch.Tensor, eps: float, *, offset: bool = False) -> Map:
     """RMS norm over the last axis of (..., heads, head dim) with a weight for each head."""
     weight = weight_hd.float() + 1.0 if offset else weight_hd.float()
@@ -296,15 +307,20 @@ def _direct_int8(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor |
 
 
 def _direct_int4(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Map | None:
-    outputs, inputs = len(weight), 2 * weight.shape[1]
-    if weight.device.type != "cuda" or outputs % 8 or inputs % (16 * INNER_TILES):
+    outputs, inputs, on_gpu = len(weight), 2 * weight.shape[1], weight.device.type == "cuda"
+    if outputs % 8 or inputs % (16 * INNER_TILES if on_gpu else GROUP):
         return None
-    swapped = (weight << 4) | (weight >> 4)  # the operator wants the first of a pair in the high half
-    packed = torch._convert_weight_to_int4pack(swapped, INNER_TILES)
+    if on_gpu:
+        swapped = (weight << 4) | (weight >> 4)  # the operator wants the first of a pair in the high half
+        packed, multiply = torch._convert_weight_to_int4pack(swapped, INNER_TILES), torch._weight_int4pack_mm
+    else:
+        aten = torch.ops.aten
+        packed = aten._convert_weight_to_int4pack_for_cpu(unpacked(weight).int().add_(8), INNER_TILES)
+        multiply = aten._weight_int4pack_mm_for_cpu
     both = torch.stack((scale, torch.zeros_like(scale)), -1).transpose(0, 1).contiguous()
 
     def linear(x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch._weight_int4pack_mm(x, packed, GROUP, both)
+        out: torch.Tensor = multiply(x.contiguous(), packed, GROUP, both)
         return out if bias is None else out.add_(bias)
 
     return linear

@@ -251,10 +251,12 @@ class StrictAttention:
         self._shape, self._work, self._count = shape, work, segment.rows
         self._plans = [plan_chunks(segment, window) for window in shape.windows]
 
-    def attend(self, layer: int, qkv: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, qkv: torch.Tensor, cached: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d).
 
-        `cached` (slots, 2 * h, d) is the layer's arena.
+        `cached` (slots, 2 * h, d) is the layer's arena; `sinks` (h, g): see `models.decoder.tree_attention.Step`.
         """
         shape, n = self._shape, self._count
         groups = self._plans[shape.kind_of[layer]]
@@ -262,13 +264,16 @@ class StrictAttention:
             qkv.narrow(1, 0, shape.heads).view(n, shape.groups, shape.kv_heads, shape.head_dim).permute(2, 0, 1, 3)
         )
         if len(groups) == 1:
-            return self._group(groups[0], queries, cached).to(qkv.dtype).view(n, -1)
+            return self._group(groups[0], queries, cached, sinks).to(qkv.dtype).view(n, -1)
         out = torch.empty(n, shape.heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
         for group in groups:
-            out[group.rows] = self._group(group, queries[:, group.rows], cached).to(qkv.dtype).view(len(group.rows), -1)
+            found = self._group(group, queries[:, group.rows], cached, sinks)
+            out[group.rows] = found.to(qkv.dtype).view(len(group.rows), -1)
         return out
 
-    def _group(self, group: RowGroup, queries: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+    def _group(
+        self, group: RowGroup, queries: torch.Tensor, cached: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """(n, g, h, d) float32 for queries (h, n, g, d)."""
         heads, n, per, dim = queries.shape
         rows, parts = -(-n * per // ROW_MULTIPLE) * ROW_MULTIPLE, len(group.chunks) + 1
@@ -278,11 +283,15 @@ class StrictAttention:
         most, top = torch.empty(2, parts, heads, rows, 1).unbind(0)
         outs = [self.whole(q, part, cached, most[i], top[i]) for i, part in enumerate(group.chunks)]
         outs.append(self.pieced(q, group, cached, most[-1], top[-1]))
-        weights = most.sub_(most.amax(0)).exp_().div_(top)
+        peak = most.amax(0)
+        weights = most.sub_(peak).exp_().div_(top)
         merged = outs[0].mul_(weights[0])
         for i in range(1, parts):
             merged.addcmul_(outs[i], weights[i])
-        merged.div_(weights.cumsum(0)[-1])
+        whole = weights.cumsum(0)[-1]
+        if sinks is not None:
+            whole = whole + (sinks_of_rows(sinks, rows) - peak).exp_()
+        merged.div_(whole)
         return merged.narrow(1, 0, n * per).view(queries.shape).permute(1, 2, 0, 3).contiguous()
 
     def _scores(self, q: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -331,6 +340,11 @@ class StrictAttention:
         total = total.narrow(2, 0, 1)
         torch.reciprocal(total, out=top)
         return out.div_(total)
+
+
+def sinks_of_rows(sinks: torch.Tensor, rows: int) -> torch.Tensor:
+    """(h, rows, 1) of sinks (h, g), for queries folded into rows (n, g) and spare ones behind them."""
+    return sinks.repeat(1, -(-rows // sinks.shape[1]))[:, :rows, None]
 
 
 @functools.cache

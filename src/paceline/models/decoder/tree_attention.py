@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from paceline.models.decoder.cache import Views
 from paceline.models.decoder.segments import Segment, reach, span
-from paceline.models.decoder.strict_attention import StrictAttention, Workspace
+from paceline.models.decoder.strict_attention import StrictAttention, Workspace, sinks_of_rows
 from paceline.models.model_spec import AttentionShape
 
 FOLD_ROWS = 64
@@ -44,8 +44,11 @@ rows fill it up to 4, so that a row has the same bits whatever number of rows is
 class Step(Protocol):
     """The attention of one forward pass."""
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Write keys and values of (r, g * h + 2 * h, d) to the cache and return (r, g * h * d)."""
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """Write keys and values of (r, g * h + 2 * h, d) to the cache and return (r, g * h * d).
+
+        `sinks` (h, g) float32: a logit of each head that takes part in the softmax and has no value.
+        """
 
 
 class Masks:
@@ -153,7 +156,7 @@ class SequenceStep:
             mask = mask.unsqueeze(1).expand(n, groups, width).reshape(n * groups, width)
         return torch.cat((mask, mask[: self._spare])) if self._spare else mask
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `Step`."""
         shape, n = self._shape, self._n
         heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
@@ -163,16 +166,23 @@ class SequenceStep:
         else:
             cached.index_copy_(0, self._slots, new)
         if self._strict is not None:
-            return self._strict.attend(layer, qkv, cached)
+            return self._strict.attend(layer, qkv, cached, sinks)
         kind = self._kinds[shape.kind_of[layer]]
         if kind.slots is None:
             keys, values = kind.views[layer]
         else:
             gathered = cached.index_select(0, kind.slots).transpose(0, 1).unsqueeze(0)
             keys, values = gathered[:, :kv_heads], gathered[:, kv_heads:]
-        return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask)
+        return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask, sinks)
 
-    def _folded(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _folded(
+        self,
+        qkv: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         shape, n, spare = self._shape, self._n, self._spare
         kv_heads, head_dim, rows = shape.kv_heads, shape.head_dim, n * shape.groups
         if n == 1 and 0 < spare <= 2:  # the row's own keys and values, right behind its queries, are the spare rows
@@ -181,17 +191,27 @@ class SequenceStep:
             queries = qkv.narrow(1, 0, shape.heads).reshape(1, rows, kv_heads, head_dim)
             if spare:
                 queries = torch.cat((queries, queries[:, :1].expand(1, spare, kv_heads, head_dim)), 1)
-        out = attention(queries.transpose(1, 2), keys, values, mask, shape).transpose(1, 2)
+        by_row = None if sinks is None else sinks_of_rows(sinks, queries.shape[1])
+        out = attention(queries.transpose(1, 2), keys, values, mask, shape, sinks=by_row).transpose(1, 2)
         return (out.narrow(1, 0, rows) if spare else out).reshape(n, shape.heads * head_dim)
 
-    def _by_head(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _by_head(
+        self,
+        qkv: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         shape, n = self._shape, self._n
         kv_heads, head_dim = shape.kv_heads, shape.head_dim
         queries = qkv.narrow(1, 0, shape.heads).view(n, shape.groups, kv_heads, head_dim).permute(2, 1, 0, 3)
         if self._spare:
             queries = torch.cat((queries, queries[:, :, : self._spare]), 2)
         sizes = (kv_heads, shape.groups, keys.shape[2], head_dim)
-        out = attention(queries, keys[0].unsqueeze(1).expand(sizes), values[0].unsqueeze(1).expand(sizes), mask, shape)
+        by_row = None if sinks is None else sinks[..., None, None]
+        keys, values = keys[0].unsqueeze(1).expand(sizes), values[0].unsqueeze(1).expand(sizes)
+        out = attention(queries, keys, values, mask, shape, sinks=by_row)
         return out[:, :, :n].permute(2, 1, 0, 3).reshape(n, shape.heads * head_dim)
 
 
@@ -212,18 +232,31 @@ class BatchStep:
         self._steps = [SequenceStep(shape, masks, segment) for segment in segments]
         self._rows = [segment.rows for segment in segments]
 
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See `Step`."""
         parts = qkv.split(self._rows)
-        return torch.cat([step.attend(layer, part) for step, part in zip(self._steps, parts, strict=True)])
+        return torch.cat([step.attend(layer, part, sinks) for step, part in zip(self._steps, parts, strict=True)])
 
 
 def attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, shape: AttentionShape
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    shape: AttentionShape,
+    *,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T [soft-capped] + mask) v over (b, h, n, d) and (b, h, s, d), with the softmax in float32."""
-    if shape.softcap is None:
+    """softmax(scale * q k^T [soft-capped] + mask) v over (b, h, n, d) and (b, h, s, d), with the softmax in float32;
+    `sinks` (h, n or 1, 1): see `Step`.
+    """
+    if shape.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(queries, keys, values, mask, scale=shape.scale)
     scores = torch.matmul(queries, keys.transpose(-1, -2)).float().mul_(shape.scale)
-    scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap).add_(mask)
-    return torch.matmul(torch.softmax(scores, -1).to(values.dtype), values)
+    if shape.softcap is not None:
+        scores = scores.div_(shape.softcap).tanh_().mul_(shape.softcap)
+    scores = scores.add_(mask)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    shares = torch.softmax(scores, -1).to(values.dtype)
+    return torch.matmul(shares if sinks is None else shares[..., :-1], values)

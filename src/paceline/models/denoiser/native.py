@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.decoder import gated_mlp, make_moe, through_experts
+from paceline.models.decoder.decoder import make_mlp, make_moe, through_experts
 from paceline.models.decoder.linear import Map, RowInvariance, make_linear, make_norm
 from paceline.models.decoder.rope import Rope
 from paceline.models.denoiser.base import Call, DenoiserSpec, Ints, RoutingSpec, SlotCache
@@ -221,7 +221,7 @@ class DenoiserLayer:
         if model.layers[index].moe:
             self._mlp = self._mixture(spec)
         else:
-            self._mlp = gated_mlp(self._linear("gate_up"), self._linear("down"), model.activation)
+            self._mlp = make_mlp(model, self._linear("gate_up"), self._linear("down"))
         del self._weights
 
     def _linear(self, name: str) -> Map:
@@ -229,20 +229,20 @@ class DenoiserLayer:
         return make_linear(weight, bias, row_invariant=self._invariant)
 
     def _mixture(self, spec: DenoiserSpec) -> Map:
-        moe, activation = spec.model.moe, spec.model.activation
+        moe = spec.model.moe
         assert moe is not None
         stacks = [self._weights[f"{self._at}experts.{name}"].unbind(0) for name in ("gate_up", "down")]
         maps = [[make_linear(weight, row_invariant=self._invariant) for weight in stack] for stack in stacks]
         if spec.routing is None:
             return make_moe(spec.model, self._linear("router"), maps[0], maps[1])
-        experts = [gated_mlp(up, down, activation) for up, down in zip(*maps, strict=True)]
+        experts = [make_mlp(spec.model, up, down) for up, down in zip(*maps, strict=True)]
         router, bias = self._weights[f"{self._at}router.weight"], self._weights.get(f"{self._at}router.bias")
         wide = torch.promote_types(router.dtype, torch.float32)
         route = make_linear(router.to(wide), row_invariant=self._invariant)
         routed = make_routed(moe, spec.routing, route, None if bias is None else bias.to(wide), experts)
         if not spec.routing.shared:
             return routed
-        shared = gated_mlp(self._linear("shared.gate_up"), self._linear("shared.down"), activation)
+        shared = make_mlp(spec.model, self._linear("shared.gate_up"), self._linear("shared.down"))
         return lambda x: routed(x) + shared(x)
 
     def open(self, x: torch.Tensor, by: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -26,6 +26,11 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+MXFP4 = "MXFP4"
+"""Name of the dtype of 4-bit numbers that share a power of two in groups of 32; gpt-oss stores them as two tensors,
+NAME_blocks (..., groups, 16) and NAME_scales (..., groups). Only the first is listed, with the shape of its weights.
+"""
+
 MAX_HEADER = 100_000_000
 
 
@@ -51,6 +56,7 @@ class Checkpoint:
         self.entries: dict[str, Entry] = {}
         for file in weight_files(folder):
             self.entries.update(read_header(file))
+        self._scales = join_mxfp4(self.entries)
         self._check_index()
         self._open: dict[Path, Any] = {}
 
@@ -72,31 +78,65 @@ class Checkpoint:
         return DTYPES[max(total, key=lambda name: total[name])] if total else torch.float32
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU as it is stored, mapped from the file where the platform allows.
+        """One tensor on the CPU as it is stored, mapped from the file where the platform allows; MXFP4 as bfloat16.
 
         Raises:
             UnsupportedModelError: a dtype that is no plain float.
             CheckpointError: the file cannot be read.
         """
-        from safetensors import SafetensorError, safe_open
-
         entry = self.entries[name]
+        if entry.dtype == MXFP4:
+            return from_mxfp4(self._mapped(name, entry.file), self._mapped(*self._scales[name]))
         if entry.dtype not in DTYPES:
             raise UnsupportedModelError(
                 f"{self.folder}: {name} is stored as {entry.dtype}; quantised weights are not supported, use a float "
                 f"checkpoint"
             )
+        return self._mapped(name, entry.file)
+
+    def _mapped(self, name: str, file: Path) -> torch.Tensor:
+        from safetensors import SafetensorError, safe_open
+
         try:
-            if entry.file not in self._open:
-                self._open[entry.file] = safe_open(entry.file, framework="pt", device="cpu")
-            tensor: torch.Tensor = self._open[entry.file].get_tensor(name)
+            if file not in self._open:
+                self._open[file] = safe_open(file, framework="pt", device="cpu")
+            tensor: torch.Tensor = self._open[file].get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{entry.file} cannot be read ({error}); download the checkpoint again") from error
+            raise CheckpointError(f"{file} cannot be read ({error}); download the checkpoint again") from error
         return tensor
 
     def fill(self, name: str, out: torch.Tensor) -> None:
         """Copy one tensor into `out`, which has its shape; see `tensor`."""
         out.copy_(self.tensor(name))
+
+
+def join_mxfp4(entries: dict[str, Entry]) -> dict[str, tuple[str, Path]]:
+    """Make one entry of each pair of blocks and scales; returns name and file of the scales by the entry's name."""
+    scales = {}
+    for name in [name for name in entries if name.endswith("_blocks")]:
+        own, factor = entries[name], f"{name.removesuffix('_blocks')}_scales"
+        if own.dtype == "U8" and factor in entries and own.shape == (*entries[factor].shape, 16):
+            rest = entries.pop(factor)
+            scales[name] = factor, rest.file
+            shape = (*own.shape[:-2], 32 * own.shape[-2])
+            entries[name] = Entry(own.file, MXFP4, shape, own.nbytes + rest.nbytes)
+    return scales
+
+
+def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """bfloat16 weights (..., 32 * groups), exact. Each byte holds two numbers of sign, two bits of exponent and one of
+    mantissa, the first in its low half.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0.
+    """
+    size = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    numbers = torch.tensor([*size, *(-value for value in size)], dtype=torch.bfloat16)
+    pairs = torch.stack((numbers.repeat(16), numbers.repeat_interleave(16)), -1)
+    out = torch.empty(*blocks.shape, 2, dtype=torch.bfloat16)
+    for part, block, scale in zip(out, blocks, scales, strict=True):
+        power = (scale.float() - 127).exp2().bfloat16()
+        torch.mul(pairs[block.int()], power[..., None, None], out=part)
+    return out.flatten(-3)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ A family is one line of `FAMILIES`. What a file asks for and the decoder cannot 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
@@ -46,9 +46,11 @@ class Family:
         defaults: of keys that its files may leave out.
         windows: see `layer_keys.layer_specs`.
         rope_by_type: one rotary table for each layer type.
+        rope_in_windows: layers without a sliding window have no rotary embedding.
+        rope_interleaved: see `RopeSpec`.
         attention_bias: "no", "qkv" (always, but not on o), or "key": on all four if the key `attention_bias` says so.
         mlp_bias: the key `mlp_bias` counts.
-        extra: further fields of ModelSpec.
+        extra: further fields of ModelSpec, or other values of those that the others set.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -57,6 +59,8 @@ class Family:
     qk_norm: Literal["head", "full"] | None = None
     windows: Windows = "none"
     rope_by_type: bool = False
+    rope_in_windows: bool = False
+    rope_interleaved: bool = False
     attention_bias: Literal["no", "qkv", "key"] = "key"
     mlp_bias: bool = False
     extra: Extra = lambda keys: {}
@@ -93,6 +97,35 @@ def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
 def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
     inner = keys.size("moe_intermediate_size")
     return {"moe": _moe(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
+
+
+def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
+    biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
+    return biases | {"norm": "layer", "norm_bias": True, "norm_eps": keys.share("norm_epsilon"), "gated": False}
+
+
+def _glm4(keys: ConfigKeys) -> dict[str, Any]:
+    return {"qkv_bias": keys.flag("attention_bias")}
+
+
+def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
+    return {
+        "norm": "layer",
+        "norm_eps": keys.share("layer_norm_eps"),
+        "parallel": True,
+        "logit_multiplier": keys.positive("logit_scale"),
+    }
+
+
+def _gpt_oss(keys: ConfigKeys) -> dict[str, Any]:
+    moe = _moe(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
+    return {
+        "moe": replace(moe, bias=True),
+        "attention_sinks": True,
+        "activation": "clamped_swiglu",
+        "swiglu_alpha": keys.positive("swiglu_alpha"),
+        "swiglu_limit": keys.positive("swiglu_limit"),
+    }
 
 
 def _moe(keys: ConfigKeys, name: str, inner: int, *, norm_top_k: bool) -> MoeSpec:
@@ -143,6 +176,46 @@ _MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 
 _MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
+_STARCODER2 = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+_GLM4 = {
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1.5625e-07,
+    "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+_COHERE2 = {
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "tie_word_embeddings": True,
+}
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_GPT_OSS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "sliding_window_pattern": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_parameters": _GPT_OSS_ROPE | {"original_max_position_embeddings": 4096},
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 
 FAMILIES: Mapping[str, Family] = {
@@ -166,6 +239,10 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(defaults=_GRANITE, mlp_bias=True, extra=_granite),
     "mixtral": Family(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
     "qwen3_moe": Family(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "starcoder2": Family(defaults=_STARCODER2, windows="all", attention_bias="no", extra=_starcoder2),
+    "glm4": Family(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
+    "cohere2": Family(defaults=_COHERE2, windows="types", rope_in_windows=True, rope_interleaved=True, extra=_cohere2),
+    "gpt_oss": Family(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
 }
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Families whose text part, `text_config`, runs natively."""
@@ -212,9 +289,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     _check_features(keys)
     heads, kv_heads, head_dim = _heads(keys)
     ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
+    if family.rope_interleaved:
+        ropes = {key: replace(rope, interleaved=True) for key, rope in ropes.items()}
     bias = family.attention_bias == "key" and keys.flag("attention_bias")
     extra = family.extra(keys)
-    return ModelSpec(
+    layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture="moe" in extra)
+    if family.rope_in_windows:
+        layers = tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
+    spec = ModelSpec(
         family=keys.family,
         vocab_size=keys.size("vocab_size"),
         hidden_size=keys.size("hidden_size"),
@@ -222,7 +304,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=keys.size("intermediate_size"),
-        layers=layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture="moe" in extra),
+        layers=layers,
         ropes=ropes,
         max_context=_max_context(keys, ropes),
         dtype=declared_dtype(config) or "float32",
@@ -235,8 +317,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         mlp_bias=family.mlp_bias and keys.flag("mlp_bias"),
         activation=_activation(keys),
         tied=keys.flag("tie_word_embeddings"),
-        **extra,
     )
+    return replace(spec, **extra)
 
 
 def _family(config: Mapping[str, Any]) -> Family:

@@ -237,6 +237,11 @@ def _refuse_kinds(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def _is_readable(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:
+    """Whether quantised weights are read all the same: the MXFP4 of gpt-oss is multiplied out."""
+    return quantization.get("quant_method") == "mxfp4" and config.get("model_type") == "gpt_oss"
+
+
 def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     text = config.get("text_config")
     for owner in (config, text if isinstance(text, Mapping) else {}):
@@ -247,7 +252,7 @@ def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
                     f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
                     "float16 checkpoint, or remove the key if the weights are not quantised"
                 )
-            if found is not None:
+            if found is not None and not _is_readable(owner, found):
                 method = found.get("quant_method") or (
                     "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
                 )

@@ -1,16 +1,18 @@
 """The weights of a checkpoint under the decoder's names: fused, checked, cast, read tensor by tensor.
 
-Canonical names and shapes (d hidden, i inner, v vocabulary, e experts, q and k the widths of all query and of all
-key-value heads):
+Canonical names and shapes (d hidden, i inner, v vocabulary, e experts, h heads, q and k the widths of all query and of
+all key-value heads):
 
-    embed.weight (v, d)    final_norm.weight (d,)    head.weight (v, d), unless tied
+    embed.weight (v, d)    final_norm (d,)    head.weight (v, d), unless tied
     layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
-    layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), .down (d, i), each .weight and perhaps .bias
+    layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), or (i, d) without a gate, .down (d, i)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
-    layers.N.router.weight (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i)
+    layers.N.sinks (h,)
+    layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
 
-Stored names may begin with `model.`, `language_model.model.` or `model.language_model.`; experts may be stored one by
-one or stacked.
+Norms and matrices are each .weight and perhaps .bias. Stored names may begin with `model.`, `language_model.model.` or
+`model.language_model.`; experts may be stored one by one or stacked. Rows of rotary embeddings that pair neighbours are
+put into the order (evens, odds), and so are rows in which gate and up take turns.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -42,17 +45,23 @@ FOREIGN: Mapping[str, str] = {
 }
 
 Shape = tuple[int, ...]
+Arrange = Callable[[torch.Tensor], torch.Tensor]
 Replacement = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A stored tensor and its place: `at` counts along the target's first free axis, inside `expert` if any."""
+    """A stored tensor and its place: `at` counts along the target's first free axis, inside `expert` if any.
+
+    Attributes:
+        arrange: what makes the piece of the stored tensor, where it is not the same.
+    """
 
     names: tuple[str, ...]
     shape: Shape
     at: int = 0
     expert: int | None = None
+    arrange: Arrange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,68 +77,102 @@ def targets(spec: ModelSpec) -> Iterator[Target]:
     """All canonical tensors of a model."""
     d, v = spec.hidden_size, spec.vocab_size
     yield _same("embed.weight", (v, d), "embed_tokens.weight")
-    yield _same("final_norm.weight", (d,), "norm.weight")
+    yield from _norm(spec, "final_norm", "norm")
     if not spec.tied:
         yield _same("head.weight", (v, d), "lm_head.weight")
     for index in range(spec.num_layers):
         yield from _attention(spec, f"layers.{index}.")
-        yield from _norms(spec, f"layers.{index}.")
-        yield from _experts(spec, f"layers.{index}.") if spec.layers[index].moe else _mlp(spec, f"layers.{index}.")
+        for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
+            yield from _norm(spec, f"layers.{index}.{name}", *(f"layers.{index}.{one}" for one in stored))
+        yield from _transformation(spec, index)
 
 
-def _same(name: str, shape: Shape, *stored: str) -> Target:
-    return Target(name, shape, ((StoredTensor(stored, shape),),))
+NORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "pre": {"attn_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)},
+    "post": {"post_attn_norm": ("post_attention_layernorm",), "post_mlp_norm": ("post_feedforward_layernorm",)},
+    "sandwich": {
+        "attn_norm": ("input_layernorm",),
+        "post_attn_norm": ("post_self_attn_layernorm", "post_attention_layernorm"),
+        "mlp_norm": ("pre_feedforward_layernorm", "post_attention_layernorm"),
+        "post_mlp_norm": ("post_feedforward_layernorm", "post_mlp_layernorm"),
+    },
+    "parallel": {"attn_norm": ("input_layernorm",)},
+}
+"""The norms of a layer by placement, with their stored names; the first that is there counts."""
 
 
-def _fused(name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str) -> Target:
+def _transformation(spec: ModelSpec, index: int) -> Iterator[Target]:
+    if spec.moe is None or not spec.layers[index].moe:
+        return _mlp(spec, f"layers.{index}.")
+    return _biased_experts(spec, f"layers.{index}.") if spec.moe.bias else _experts(spec, f"layers.{index}.")
+
+
+def _same(name: str, shape: Shape, *stored: str, arrange: Arrange | None = None) -> Target:
+    return Target(name, shape, ((StoredTensor(stored, shape, arrange=arrange),),))
+
+
+def _norm(spec: ModelSpec, name: str, *stored: str) -> Iterator[Target]:
+    for kind in ("weight", "bias") if spec.norm_bias else ("weight",):
+        yield _same(f"{name}.{kind}", (spec.hidden_size,), *(f"{one}.{kind}" for one in stored))
+
+
+def _fused(
+    name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str, arrange: Mapping[str, Arrange] = {}
+) -> Target:
     """A tensor stored in parts along its first axis, or as one called `whole`."""
     pieces, at = [], 0
     for part, width in widths:
-        pieces.append(StoredTensor((part,), (width, *rest), at))
+        pieces.append(StoredTensor((part,), (width, *rest), at, arrange=arrange.get(part)))
         at += width
-    return Target(name, (at, *rest), ((StoredTensor((whole,), (at, *rest)),), tuple(pieces)))
+    alone = () if arrange else ((StoredTensor((whole,), (at, *rest)),),)
+    return Target(name, (at, *rest), (*alone, tuple(pieces)))
+
+
+def evens_then_odds(rows: torch.Tensor) -> torch.Tensor:
+    """Rows 0, 2, 4 ..., then 1, 3, 5 ..."""
+    return torch.cat((rows[::2], rows[1::2]))
+
+
+def _halves(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
+    """Rows of heads whose pairs of neighbours become pairs (i, i + dims / 2) of the first `dims` of each."""
+    order = torch.arange(head_dim)
+    order[:dims] = evens_then_odds(order[:dims])
+    return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
 
 
 def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
     d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     at = f"{layer}self_attn."
+    rope = next(iter(spec.ropes.values()), None)
+    turn = partial(_halves, head_dim=spec.head_dim, dims=rope.dims) if rope and rope.interleaved else None
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.qkv_bias)):
         if wanted:
             parts = [(f"{at}{name}_proj.{kind}", width) for name, width in (("q", q), ("k", k), ("v", k))]
-            yield _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}")
+            turned = {} if turn is None else {part: turn for part, _ in parts[:2]}
+            yield _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
     yield _same(f"{layer}o.weight", (d, q), f"{at}o_proj.weight")
     if spec.o_bias:
         yield _same(f"{layer}o.bias", (d,), f"{at}o_proj.bias")
     if spec.qk_norm is not None:
         head = (spec.head_dim, spec.head_dim)
         for name, width in zip("qk", head if spec.qk_norm == "head" else (q, k), strict=True):
-            yield _same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight")
-
-
-def _norms(spec: ModelSpec, layer: str) -> Iterator[Target]:
-    stored = {
-        "pre": {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-        "post": {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"},
-        "sandwich": {
-            "attn_norm": "input_layernorm",
-            "post_attn_norm": "post_attention_layernorm",
-            "mlp_norm": "pre_feedforward_layernorm",
-            "post_mlp_norm": "post_feedforward_layernorm",
-        },
-    }[spec.norm_placement]
-    for name, source in stored.items():
-        yield _same(f"{layer}{name}.weight", (spec.hidden_size,), f"{layer}{source}.weight")
+            yield _same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight", arrange=turn)
+    if spec.attention_sinks:
+        yield _same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
 
 
 def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
     d, inner = spec.hidden_size, spec.intermediate_size
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
-        if wanted:
+        if wanted and spec.gated:
             parts = [(f"{layer}mlp.{name}_proj.{kind}", inner) for name in ("gate", "up")]
             yield _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
-    yield _same(f"{layer}down.weight", (d, inner), f"{layer}mlp.down_proj.weight")
+        elif wanted:
+            yield _same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.c_fc.{kind}")
+    down = (f"{layer}mlp.down_proj", f"{layer}mlp.c_proj")
+    yield _same(f"{layer}down.weight", (d, inner), *(f"{name}.weight" for name in down))
     if spec.mlp_bias:
-        yield _same(f"{layer}down.bias", (d,), f"{layer}mlp.down_proj.bias")
+        yield _same(f"{layer}down.bias", (d,), *(f"{name}.bias" for name in down))
 
 
 def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
@@ -152,6 +195,31 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
     downs = [StoredTensor(one(e, "down_proj", "w2"), (d, inner), 0, e) for e in range(count)]
     shape = (count, d, inner)
     yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), tuple(downs)))
+
+
+def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4."""
+    moe = spec.moe
+    assert moe is not None
+    d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
+    yield _same(f"{layer}router.weight", (count, d), f"{layer}mlp.router.weight")
+    yield _same(f"{layer}router.bias", (count,), f"{layer}mlp.router.bias")
+    for name, outputs, inputs in (("gate_up", 2 * inner, d), ("down", d, inner)):
+        stored, order = f"{layer}mlp.experts.{name}_proj", _gate_then_up if name == "gate_up" else None
+        flat = StoredTensor((stored,), (count, inputs, outputs), arrange=partial(_outputs_first, order=order))
+        packed = StoredTensor((f"{stored}_blocks",), (count, outputs, inputs), arrange=order)
+        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), ((flat,), (packed,)))
+        yield _same(f"{layer}experts.{name}.bias", (count, outputs), f"{stored}_bias", arrange=order)
+
+
+def _gate_then_up(stack: torch.Tensor) -> torch.Tensor:
+    """(e, 2i, ...) of rows in turns -> (e, 2i, ...) of all gates, then all ups."""
+    return torch.cat((stack[:, ::2], stack[:, 1::2]), 1)
+
+
+def _outputs_first(stack: torch.Tensor, order: Arrange | None) -> torch.Tensor:
+    turned = stack.transpose(1, 2)
+    return turned if order is None else order(turned)
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> dict[str, int]:
@@ -181,7 +249,10 @@ class StoredNames:
 
     def fill(self, name: str, piece: StoredTensor, out: torch.Tensor) -> None:
         """Copy the tensor of a piece, its shape checked, into `out`."""
-        self.checkpoint.fill(self._checked(name, piece), out)
+        if piece.arrange is None:
+            self.checkpoint.fill(self._checked(name, piece), out)
+        else:
+            out.copy_(piece.arrange(self.read(name, piece)))
 
     def _checked(self, name: str, piece: StoredTensor) -> str:
         self.unused.discard(name)
