@@ -204,6 +204,7 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
     parallel = read(frame + at.PARALLEL) == 1 and not skipped
     if parallel:
         gate_up(frame, layer, me, team)
+        when_prepared(frame, team, read(frame + at.ROWS))  # normed rows that threads share give way to attention's
     if read(layer + at.ATTENTION) == 1:
         qkv(frame, layer, me, team)
         wait_for_all(frame, team)
