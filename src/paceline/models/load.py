@@ -34,8 +34,7 @@ log = logging.getLogger("paceline")
 
 ROUNDED: Mapping[Form, str] = {
     "int8": "which changes little; quantization='none' keeps them as they are, in bfloat16",
-    "int4": "which costs quality, the more the smaller the model; quantization='int8' costs almost none, "
-    "quantization='none' keeps them as they are, in bfloat16",
+    "int4": "which keeps their steps; quantization='none' keeps them as they are, in bfloat16",
 }
 """What rounding costs, and how to avoid it (benchmarks/gguf_files.py)."""
 
