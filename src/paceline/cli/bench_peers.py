@@ -187,13 +187,13 @@ def _agreement(folder: Path, dtype: str, prompt: list[int], run: PeerRun) -> dic
     from paceline.config import SamplingParams
     from paceline.llm import LLM
 
-    rounded = dtype == "int8"
+    rounded = dtype if dtype in ("int8", "int4") else None
     llm = LLM(
         str(folder),
         speculative_config=None,
         tokenizer=str(BUNDLED_TARGET),
         dtype="bfloat16" if rounded else dtype,
-        quantization="int8" if rounded else None,
+        quantization=rounded,
     )
     rule = SamplingParams(temperature=0.0, max_tokens=len(run.token_ids), ignore_eos=True)
     (found,) = llm.generate({"prompt_token_ids": prompt}, rule)

@@ -1,4 +1,4 @@
-"""Reading Llama weights, and their conversions."""
+"""Reading the weights of a checkpoint with NumPy alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny_llama import tiny_llama
 
-from paceline.bench.peers.drivers.gguf_weights import pair_neighbours, tensor_names, write_gguf
-from paceline.bench.peers.drivers.llama_weights import LlamaWeights, rope_factors
+from paceline.bench.peers.drivers.llama_weights import LlamaWeights
 from paceline.bench.peers.drivers.openvino_graph import int8_rows
+from paceline.bench.peers.drivers.weights import rope_factors
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, torch.float16])
@@ -28,52 +28,9 @@ def saved(
 def test_every_tensor_is_read_exactly(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
     folder, state = saved
     weights = LlamaWeights(str(folder))
-    names = tensor_names(weights.shape.layers, weights.shape.tied)
-    assert set(names) == set(state)
-    for name in names:
+    assert set(weights.names) == set(state)
+    for name in state:
         assert np.array_equal(weights.f32(name), state[name].float().numpy()), name
-
-
-def scores(query: np.ndarray, key: np.ndarray, angle: np.ndarray, neighbours: bool) -> np.ndarray:
-    """q . k of one head after rotating q by `angle` (d / 2,), in pairs of neighbours or of halves."""
-    half = len(query) // 2
-    pairs = [(2 * i, 2 * i + 1) if neighbours else (i, i + half) for i in range(half)]
-    turned = query.copy()
-    for (a, b), t in zip(pairs, angle, strict=True):
-        turned[a] = query[a] * np.cos(t) - query[b] * np.sin(t)
-        turned[b] = query[a] * np.sin(t) + query[b] * np.cos(t)
-    return turned @ key
-
-
-@pytest.mark.parametrize("permuted", [True, False])
-def test_the_permutation_keeps_rotated_scores(permuted: bool) -> None:
-    """By a rotation written out pair by pair; without the permutation the scores must differ."""
-    rng = np.random.default_rng(0)
-    heads, dim, inputs = 3, 8, 5
-    wq, wk, x, y = (rng.normal(size=s) for s in ((heads * dim, inputs), (heads * dim, inputs), inputs, inputs))
-    angle = rng.normal(size=dim // 2)
-    change = pair_neighbours if permuted else lambda w, _heads: w
-    q, k = change(wq, heads) @ x, change(wk, heads) @ y
-    same = []
-    for head in range(heads):
-        cut = slice(head * dim, (head + 1) * dim)
-        same.append(
-            np.allclose(scores((wq @ x)[cut], (wk @ y)[cut], angle, False), scores(q[cut], k[cut], angle, True))
-        )
-    assert all(same) if permuted else not any(same)
-
-
-def test_the_gguf_file_holds_the_weights(saved: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
-    folder, state = saved
-    write_gguf(LlamaWeights(str(folder)), tmp_path / "x.gguf", "f32")
-    found = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "x.gguf").tensors}
-    value = state["model.layers.1.self_attn.v_proj.weight"].float().numpy()
-    assert np.array_equal(found["blk.1.attn_v.weight"], value)
-    query = state["model.layers.1.self_attn.q_proj.weight"].float().numpy().reshape(4, 16, -1)
-    written = found["blk.1.attn_q.weight"].reshape(4, 16, -1)
-    assert np.array_equal(written[:, 0::2], query[:, :8])
-    assert np.array_equal(written[:, 1::2], query[:, 8:])
 
 
 def test_llama3_scaling_is_that_of_transformers() -> None:
@@ -99,7 +56,7 @@ def test_llama3_scaling_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM; the peers' converters take"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM; this peer's converter takes"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
     ],

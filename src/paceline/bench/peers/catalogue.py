@@ -50,9 +50,9 @@ PEERS: Mapping[str, PeerEntry] = {
         driver="llama_cpp_peer",
         packages=("llama-cpp-python==0.3.36", "gguf==0.18.0", "numpy>=2.0,<3"),
         modes=("plain", "ngram"),
-        dtypes=(*FLOATS, "int8"),
+        dtypes=(*FLOATS, "int8", "int4"),
         batches=False,
-        options=(*DRAFTING, "context", "gpu_layers"),
+        options=(*DRAFTING, "context", "gpu_layers", "batch"),
     ),
     "openvino-genai": PeerEntry(
         driver="openvino_peer",

@@ -156,7 +156,7 @@ def open_peer(
     Args:
         name: of the table; "openai" is an endpoint and needs `options["url"]`.
         model_folder: the checkpoint (config.json, safetensors); for an endpoint, the name of the model it serves.
-        dtype: float32, bfloat16, float16 or int8, where the peer has it.
+        dtype: float32, bfloat16, float16, int8 or int4, where the peer has it.
         threads: of the CPU.
         options: `method` (plain, ngram, draft_model), `num_speculative_tokens`, `prompt_lookup_max`, `model` (the
             draft's folder), and what the peer's driver names in its docstring.

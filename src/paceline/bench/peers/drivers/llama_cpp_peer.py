@@ -1,7 +1,9 @@
 """llama.cpp through llama-cpp-python: plain decoding and its prompt lookup.
 
 Options of the open message: `method` (plain, ngram), `num_speculative_tokens` (8),
-`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0).
+`prompt_lookup_max` (2, longest match in tokens), `context` (2048), `gpu_layers` (0), `batch` (512, rows of a pass; 1
+where products of several rows end the process, as llama.cpp's code for AMX does with blocks of 8 or 4 bits on virtual
+machines without it).
 """
 
 from pathlib import Path
@@ -9,9 +11,9 @@ from time import perf_counter
 from typing import Any
 
 from paceline.bench.peers.drivers.gguf_weights import write_gguf
-from paceline.bench.peers.drivers.llama_weights import LlamaWeights
+from paceline.bench.peers.drivers.weights import Weights
 
-PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0"}
+PRECISIONS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 
 
 class LlamaCpp:
@@ -29,13 +31,14 @@ class LlamaCpp:
             found |= {"num_speculative_tokens": int(options.get("num_speculative_tokens", 8))}
             found |= {"prompt_lookup_max": int(options.get("prompt_lookup_max", 2))}
             draft = LlamaPromptLookupDecoding(found["prompt_lookup_max"], found["num_speculative_tokens"])
-        context = int(options.get("context", 2048))
+        context, batch = int(options.get("context", 2048)), int(options.get("batch", 512))
         self.model = llama_cpp.Llama(
             model_path=str(path),
             n_ctx=context,
             n_threads=request["threads"],
             n_threads_batch=request["threads"],
-            n_batch=512,
+            n_batch=batch,
+            n_ubatch=batch,
             n_gpu_layers=int(options.get("gpu_layers", 0)),
             draft_model=draft,
             logits_all=False,
@@ -43,12 +46,13 @@ class LlamaCpp:
         )
         self.calls, self.evaluate = 0, self.model.eval
         self.model.eval = self._eval
-        self.eos = set(_listed(LlamaWeights(request["model"]).config.get("eos_token_id")))
+        self.eos = set(_listed(Weights(request["model"]).config.get("eos_token_id")))
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self.settings = {
             "weights": precision,
             "kv_cache": "f16",
             "context": context,
+            "batch": batch,
             "threads": request["threads"],
             **found,
         }
@@ -84,7 +88,7 @@ def _converted(model: str, work: Path, precision: str) -> Path:
     if not path.exists():
         work.mkdir(parents=True, exist_ok=True)
         part = work / f"{precision}.part"
-        write_gguf(LlamaWeights(model), part, precision)
+        write_gguf(Weights(model), part, precision)
         part.replace(path)
     return path
 
