@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams
 from paceline.bench import random_model
 from paceline.errors import ConfigError
+from paceline.models import load_runner
+from paceline.models.decoder import NativeRunner
 
 TINY = "llama:hidden=32,layers=2,heads=4,kv_heads=2,mlp=48,vocab=6200,context=64,tie=0"
 
@@ -29,6 +31,20 @@ def test_a_model_has_its_shape_and_distribution(tmp_path: Path) -> None:
     assert (llm.runner.info.vocab_size, llm.runner.info.num_layers, llm.runner.info.max_context) == (6200, 2, 64)
     (found,) = llm.generate("Hello", SamplingParams(temperature=0.0, max_tokens=5))
     assert len(found.outputs[0].token_ids) == 5
+
+
+@pytest.mark.parametrize("family", random_model.FAMILIES)
+def test_every_family_runs_natively(family: str, tmp_path: Path) -> None:
+    text = f"{family}:hidden=64,layers=2,heads=4,kv_heads=2,mlp=32,vocab=6200,context=64,experts=4,top_k=2"
+    folder = random_model.model_folder(text, tmp_path / "a")
+    runner = load_runner(folder)
+    assert isinstance(runner, NativeRunner)
+    assert runner.info.family in (family, f"{family}_text")
+    for name, values in load_file(folder / "model.safetensors").items():
+        if name.endswith("norm.weight"):
+            assert bool((values == (0 if family.startswith("gemma") else 1)).all()), name
+        else:
+            assert bool(values.any()) != name.endswith("bias"), name
 
 
 def test_large_models_are_split_and_load_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +79,7 @@ def test_shapes_by_name() -> None:
         ("llama:hidden=x", "must be an integer"),
         ("llama:hidden=100", r"a multiple of 2 \* heads=16"),
         ("llama:kv_heads=3", "a multiple of kv_heads=3"),
+        ("mixtral:experts=2,top_k=3", "at most experts=2"),
         ("llama:layers=0", "1 or more|in 1.."),
     ):
         with pytest.raises(ConfigError, match=message):

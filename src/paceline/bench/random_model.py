@@ -2,10 +2,11 @@
 
     291m, 1b, 8b                                                    shapes by name
     llama:hidden=1024,layers=24,heads=16,kv_heads=8,mlp=2816,vocab=8192,context=4096,tie=1
+    qwen3_moe:hidden=1024,layers=8,experts=32,top_k=4,mlp=256       any of FAMILIES
 
-Weights are normal with deviation 0.02 and norms 1, as transformers initialises them; which tensors there are,
-transformers says. The text of such a model means nothing and tends to repeat itself: measure acceptance with the dial,
-not with drafters.
+Weights are normal with deviation 0.02, norms multiply by 1 and biases are 0, as transformers initialises them; which
+tensors there are, transformers says. The text of such a model means nothing and tends to repeat itself: measure
+acceptance with the dial, not with drafters.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,53 +29,77 @@ if TYPE_CHECKING:
 PREFIX = "random:"
 DEVIATION = 0.02
 SHARD_BYTES = 2 * 1024**3
-FAMILIES = ("llama",)
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma2": {"sliding_window": 4096},
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": 512},
+    "olmo2": {},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 1 / 64,
+        "logits_scaling": 8.0,
+    },
+    "phi3": {},
+    "smollm3": {},
+    "mixtral": {},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "starcoder2": {},
+    "glm4": {"attention_bias": True},
+    "cohere2": {"sliding_window": 4096},
+    "gpt_oss": {"sliding_window": 128},
+}
+"""Names of families, and what their published models have beside sizes, where transformers has another default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomShape:
-    """Shape of a Llama.
+    """Shape of a model.
 
     Attributes:
-        hidden, layers, heads, kv_heads, mlp, vocab, context: sizes; the head dimension is hidden / heads.
+        family: a key of FAMILIES.
+        hidden, layers, heads, kv_heads, mlp, vocab, context: sizes; in mixtures `mlp` is that of an expert.
+        head_dim: 0 is hidden / heads.
+        experts, top_k: of mixtures.
         tie: whether the head is the embedding.
         seed: of the weights.
     Raises:
         ConfigError: a size outside its range, or sizes that do not fit each other.
     """
 
+    family: str = "llama"
     hidden: int = 1024
     layers: int = 24
     heads: int = 16
     kv_heads: int = 8
+    head_dim: int = 0
     mlp: int = 2816
     vocab: int = 8192
     context: int = 4096
+    experts: int = 8
+    top_k: int = 2
     tie: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            integer(f"random model {one.name}", getattr(self, one.name), 0 if one.name in ("tie", "seed") else 1, 2**31)
-        need(
-            self.hidden % (2 * self.heads) == 0,
-            "random model hidden",
-            f"be a multiple of 2 * heads={self.heads}",
-            self.hidden,
-        )
-        need(
-            self.heads % self.kv_heads == 0,
-            "random model heads",
-            f"be a multiple of kv_heads={self.kv_heads}",
-            self.heads,
-        )
+        for name in SIZES:
+            integer(f"random model {name}", getattr(self, name), int(name not in MAY_BE_0), 2**31)
+        fits = bool(self.head_dim) or self.hidden % (2 * self.heads) == 0
+        need(fits, "random model hidden", f"be a multiple of 2 * heads={self.heads}", self.hidden)
+        fits = self.heads % self.kv_heads == 0
+        need(fits, "random model heads", f"be a multiple of kv_heads={self.kv_heads}", self.heads)
+        need(self.top_k <= self.experts, "random model top_k", f"be at most experts={self.experts}", self.top_k)
 
     @property
     def text(self) -> str:
         """The shape as it is typed."""
-        return "llama:" + ",".join(f"{name}={value}" for name, value in asdict(self).items())
+        return f"{self.family}:" + ",".join(f"{name}={getattr(self, name)}" for name in SIZES)
 
 
+SIZES = tuple(one.name for one in fields(RandomShape) if one.name != "family")
+MAY_BE_0 = ("head_dim", "tie", "seed")
 SHAPES = {
     "291m": RandomShape(),
     "1b": RandomShape(hidden=2048, layers=16, heads=32, kv_heads=8, mlp=8192, vocab=128256, context=8192),
@@ -93,16 +118,16 @@ def parse_shape(text: str) -> RandomShape:
         return SHAPES[text.lower()]
     family, _, rest = text.partition(":")
     if family not in FAMILIES:
-        known = f"{', '.join(SHAPES)} or llama:hidden=1024,layers=24,..."
+        known = f"{', '.join(SHAPES)} or llama:hidden=1024,layers=24,..., or another of {', '.join(FAMILIES)}"
         raise ConfigError(f"a random model must be {known}, got {text[:100]!r}")
     given: dict[str, int] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
-        reject_unknown("a random llama", {key: value}, [one.name for one in fields(RandomShape)])
+        reject_unknown(f"a random {family}", {key: value}, SIZES)
         need(key not in given, f"random model {key}", "be given once", text)
         need(value.isdecimal() and len(value) < 12, f"random model {key}", "be an integer", value)
         given[key] = int(value)
-    return RandomShape(**given)
+    return RandomShape(family=family, **given)
 
 
 def model_folder(text: str, folder: Path | None = None) -> Path:
@@ -115,7 +140,7 @@ def model_folder(text: str, folder: Path | None = None) -> Path:
     shape = parse_shape(text)
     if folder is None:
         digest = hashlib.sha256(shape.text.encode()).hexdigest()[:12]
-        folder = user_cache("random") / f"llama-{shape.hidden}x{shape.layers}-{digest}"
+        folder = user_cache("random") / f"{shape.family}-{shape.hidden}x{shape.layers}-{digest}"
     if not (folder / "config.json").exists():
         write_model(shape, folder)
     return folder
@@ -140,39 +165,53 @@ def write_model(shape: RandomShape, folder: Path) -> None:
 
 def shape_config(shape: RandomShape) -> Any:
     """The shape as the configuration that transformers knows it by."""
-    from transformers import LlamaConfig
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        dtype="bfloat16",
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.mlp,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=bool(shape.tie),
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    head_dim = shape.head_dim or shape.hidden // shape.heads
+    given = {
+        "model_type": shape.family,
+        "dtype": "bfloat16",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": shape.mlp,
+        "max_position_embeddings": shape.context,
+        "tie_word_embeddings": bool(shape.tie),
+        "bos_token_id": 0,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **FAMILIES[shape.family],
+    }
+    if shape.family.startswith("gemma"):
+        given["query_pre_attn_scalar"] = head_dim
+    elif shape.family == "qwen3_moe":
+        given |= {"num_experts": shape.experts, "num_experts_per_tok": shape.top_k, "moe_intermediate_size": shape.mlp}
+    elif shape.family in ("mixtral", "gpt_oss"):
+        given |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[given["model_type"]]
+    return AutoConfig.for_model(**given, architectures=[architecture])
 
 
 def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and weights, one at a time, so that no second copy of a large model is ever in memory."""
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        skeleton = LlamaForCausalLM(config)
+        skeleton = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
+    norms = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's add 1 to it
     for name, parameter in skeleton.named_parameters():
-        values = (
-            torch.ones(parameter.shape)
-            if parameter.dim() == 1
-            else torch.randn(parameter.shape, generator=generator) * DEVIATION
-        )
+        if name.endswith("norm.weight"):
+            values = torch.full(parameter.shape, norms)
+        elif name.endswith("bias"):
+            values = torch.zeros(parameter.shape)
+        else:
+            values = torch.randn(parameter.shape, generator=generator) * DEVIATION
         yield name, values.to(torch.bfloat16)
 
 

@@ -35,7 +35,7 @@ WORKLOAD_HELP = (
     "PATH, FORMAT=PATH, synthetic:prompt=128,output=64,entropy=8 or bundled; may be repeated. Formats: spec-bench, "
     "mt-bench, mt-redundant, humaneval, gsm8k, jsonl, text, trace. Default: the prompts that ship with the package."
 )
-SHAPE_HELP = "A random-weights model: 291m, 1b, 8b or llama:hidden=1024,layers=24,...; also --model random:SHAPE."
+SHAPE_HELP = "A random-weights model: 291m, 1b, 8b or FAMILY:hidden=1024,layers=24,...; also --model random:SHAPE."
 PEERS_HELP = (
     "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD separated by commas, or JSON with "
     "options; may be repeated. `paceline bench peers list` shows them."
