@@ -182,7 +182,6 @@ def shape_config(shape: RandomShape) -> Any:
         "max_position_embeddings": shape.context,
         "tie_word_embeddings": bool(shape.tie),
         "bos_token_id": 0,
-        "eos_token_id": None,
         "pad_token_id": 0,
         **FAMILIES[shape.family],
     }
@@ -193,7 +192,9 @@ def shape_config(shape: RandomShape) -> Any:
     elif shape.family in ("mixtral", "gpt_oss"):
         given |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[given["model_type"]]
-    return AutoConfig.for_model(**given, architectures=[architecture])
+    config = AutoConfig.for_model(**given, architectures=[architecture])
+    config.eos_token_id = None  # GLM-4 has one where none is given
+    return config
 
 
 def _tensors(config: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
