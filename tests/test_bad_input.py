@@ -395,7 +395,7 @@ CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
         lambda _: SamplingParams(max_new_tokens=5, num_return_sequences=2),
         "does not know 'max_new_tokens' (did you mean max_tokens?), 'num_return_sequences' (did you mean n?)",
     ),
-    "an adapter": (lambda llm: llm.generate("a", lora_request=1), "lora_request must be None: there are no adapters"),
+    "an adapter": (lambda llm: llm.generate("a", lora_request=1), "lora_request must be None: an adapter is merged"),
     "a bar of nobody": (lambda llm: llm.generate("a", use_tqdm="yes"), "use_tqdm must be True, False, None"),
     "names of a template": (
         lambda llm: llm.chat(TALK, chat_template_kwargs={"thinking": True}),

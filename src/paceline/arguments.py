@@ -39,6 +39,7 @@ IGNORED: Final = frozenset(
 """They choose how other engines use their machine, and no output depends on them."""
 
 ONE_DEVICE: Final = "a model runs on one device"
+MERGED: Final = "an adapter is merged into the weights, with lora=FOLDER"
 RAW: Final = "the checkpoint is read as it is"
 HUB: Final = "set the environment variable {} of huggingface_hub instead"
 
@@ -84,8 +85,8 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "quantization_config": ((), "quantization='int8' or 'int4' quantises weights when they are loaded"),
     "load_in_8bit": ((False,), "quantization='int8' quantises weights when they are loaded"),
     "load_in_4bit": ((False,), "quantization='int4' quantises weights when they are loaded"),
-    "enable_lora": ((False,), "merge adapters into the weights (merge_and_unload of peft)"),
-    "lora_modules": ((), "merge adapters into the weights (merge_and_unload of peft)"),
+    "enable_lora": ((False,), MERGED),
+    "lora_modules": ((), MERGED),
     "logits_processors": (((), []), "they are given with a request, as SamplingParams(logits_processors=[...])"),
     "enable_sleep_mode": ((False,), "close() frees the memory"),
     "worker_cls": (("auto",), "there are no workers"),

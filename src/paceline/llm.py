@@ -262,7 +262,7 @@ class LLM:
             sampling_params: one for all or one each; None takes the checkpoint's generation_config.json.
             use_tqdm: show a progress bar; None shows one for several prompts on a terminal. A class or function is
                 called in the place of tqdm.
-            lora_request: vLLM's; there are no adapters here.
+            lora_request: vLLM's; must be None (an adapter is merged into the weights, `lora`).
         Raises:
             PromptError, ConfigError: before anything runs.
         """
@@ -277,7 +277,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] | None,
         lora_request: object,
     ) -> list[RequestOutput]:
-        rule = "be None: there are no adapters here; merge them into the weights (merge_and_unload of peft)"
+        rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
         fine = use_tqdm is None or isinstance(use_tqdm, bool) or callable(use_tqdm)
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)

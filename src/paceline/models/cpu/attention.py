@@ -263,6 +263,24 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
 
 
 @njit(error_model="numpy")
+def _shares(frame: int, layer: int, scores: int, count: int, head: int) -> np.float32:
+    """Replace a query's scores by what `softmax` makes of them and of its head's sink; returns their sum."""
+    sinks = read(layer + at.SINKS)
+    if sinks != 0:  # one more score, which has no value
+        write_float(scores + 4 * count, read_float(sinks + 4 * head))
+        count += 1
+    return softmax(scores, count, read_float(frame + at.ATTENTION_SCALE), read_float(frame + at.ATTENTION_CAP))
+
+
+@njit(error_model="numpy")
+def _put_mixed(mixed: int, width: int, whole: Any, target: int, half: bool) -> None:
+    """Weighted sums of `width` dimensions, divided by the sum of their weights, to their place."""
+    for i in range(0, width, LANES):
+        store(mixed + 4 * i, div(load(mixed + 4 * i), whole))
+    copy_row(mixed, width, target, half)
+
+
+@njit(error_model="numpy")
 def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, coming: int) -> None:
     """One block of queries of one kv head, to its place in the mixed values. `coming`: the row whose block comes
     next.
@@ -282,19 +300,11 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     _, shared = _shared_slots(seen, row)
     if coming > row:
         _fetch_first(frame, layer, kv_head, coming)
-    scale, cap, sinks = (
-        read_float(frame + at.ATTENTION_SCALE),
-        read_float(frame + at.ATTENTION_CAP),
-        read(layer + at.SINKS),
-    )
+    wholes = sums + 128 * MAX_QUERIES
     for q in range(queries):
         _, more = _own_slots(seen, row + (first + q) // groups)
-        own, count = scores + q * out_pitch, shared + more
-        if sinks != 0:  # one more score, which has no value
-            write_float(own + 4 * count, read_float(sinks + 4 * ((first + q) % groups * kv_heads + kv_head)))
-            count += 1
-        whole = softmax(own, count, scale, cap)
-        store(sums + 128 * MAX_QUERIES + 64 * q, broadcast(whole))
+        whole = _shares(frame, layer, scores + q * out_pitch, shared + more, (first + q) % groups * kv_heads + kv_head)
+        store(wholes + 64 * q, broadcast(whole))
     part = 0
     while part < size:
         width = 4 * LANES if queries <= HALF_MAX_QUERIES and size - part >= 4 * LANES else 2 * LANES
@@ -303,10 +313,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
             group, own = (first + q) % groups, row + (first + q) // groups
             place = (group * kv_heads + kv_head) * size + part
             target = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH) + item * place
-            whole, mixed = load(sums + 128 * MAX_QUERIES + 64 * q), sums + 4 * width * q
-            for i in range(0, width, LANES):
-                store(mixed + 4 * i, div(load(mixed + 4 * i), whole))
-            copy_row(mixed, width, target, half)
+            _put_mixed(sums + 4 * width * q, width, load(wholes + 64 * q), target, half)
         part += width
 
 

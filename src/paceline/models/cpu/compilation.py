@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from numba import cfunc, types
 from numba.core.compiler import Compiler
 
-from paceline.models.cpu.matrix_tiles import has_matrix_unit
+from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.utils import waiting
 
 log = logging.getLogger("paceline")

@@ -21,7 +21,7 @@ from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
-from paceline.models.cpu.threads import Meeting, find_team
+from paceline.models.cpu.threads import find_team
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES, has_bfloat
 from paceline.models.cpu.visible_slots import Ints, SlotLists, address, fill
@@ -300,15 +300,7 @@ class CompiledDecoder:
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
         if self.team is not None:
-            self._meeting = Meeting()
-            self.frame.put(
-                {
-                    at.THREAD: self.team.thread,
-                    at.TEAM: self.team.size,
-                    at.MEETING: self._meeting.address,
-                    at.YIELD: self.team.yielding,
-                }
-            )
+            self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
 
     def _pack_layers(self, spec: ModelSpec) -> None:
         start, size = address(self.seen), self.seen[0].nbytes

@@ -1,9 +1,9 @@
 """Mixtures of experts in compiled code: rows of a pass are grouped by the expert that they go to.
 
-The router multiplies in float32, its strips divided among the threads; then each thread chooses for all rows, which
-costs less than another meeting, and keeps three lists: where each expert's rows begin, and in that order the rows and
-their shares. Experts take their rows together; threads divide the strips of every expert. A thread owns its columns of
-the output, to which experts add in ascending order, so that a row's bits do not depend on its neighbours.
+The router multiplies in float32, its rows and strips divided among the threads; then each thread chooses for all rows,
+which costs less than another meeting, and keeps three lists: where each expert's rows begin, and in that order the rows
+and their shares. Experts take their rows together; threads divide the strips of every expert. A thread owns its columns
+of the output, to which experts add in ascending order, so that a row's bits do not depend on its neighbours.
 
 Source: Mixtral of experts (arXiv:2401.04088).
 """
@@ -20,10 +20,10 @@ from paceline.models.cpu.sublayers import (
     STRIP_BYTES,
     add_bias,
     add_normed,
+    add_residual,
     norm_or_copy,
     normed_rows,
     put_inner,
-    put_output,
 )
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, FULL, STRIP
@@ -32,19 +32,19 @@ from paceline.models.cpu.vectors import broadcast, fma, load, read, read_float, 
 
 @njit(error_model="numpy")
 def _route(frame: int, layer: int, me: int, team: int) -> None:
-    """This thread's strips of the router's logits."""
+    """This thread's part of the router's logits, row by row and strip by strip."""
     spare = own_rows(frame, me) + read(frame + at.SPARE)
-    strips = (read(frame + at.EXPERTS) + STRIP - 1) // STRIP
-    begin, end, hidden = strips * me // team, strips * (me + 1) // team, read(frame + at.HIDDEN)
-    bias = read(layer + at.ROUTER_BIAS)
-    for row in range(read(frame + at.ROWS) if begin < end else 0):
-        norm_or_copy(
-            frame, read(frame + at.X) + row * read(frame + at.X_PITCH), read(layer + at.MLP_NORM), spare, False
-        )
-        for strip in range(begin, end):
-            target = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH) + strip * STRIP_BYTES
-            strip_sums(FULL, read(layer + at.ROUTER) + strip * hidden * STRIP_BYTES, hidden, spare, 0, 1, target)
-            add_bias(target, 1, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+    strips, rows = (read(frame + at.EXPERTS) + STRIP - 1) // STRIP, read(frame + at.ROWS)
+    hidden, source = read(frame + at.HIDDEN), read(frame + at.X)
+    bias, norm, normed = read(layer + at.ROUTER_BIAS), read(layer + at.MLP_NORM), -1
+    for item in range(rows * strips * me // team, rows * strips * (me + 1) // team):
+        row, strip = item // strips, item % strips
+        if row != normed:
+            norm_or_copy(frame, source + row * read(frame + at.X_PITCH), norm, spare, False)
+            normed = row
+        target = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH) + strip * STRIP_BYTES
+        strip_sums(FULL, read(layer + at.ROUTER) + strip * hidden * STRIP_BYTES, hidden, spare, 0, 1, target)
+        add_bias(target, 1, 0 if bias == 0 else bias + strip * STRIP_BYTES)
 
 
 @njit(error_model="numpy")
@@ -183,11 +183,10 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
             _add_shares(sums, rows + 8 * first, shares + 8 * first, stop - first, out + strip * STRIP_BYTES, out_pitch)
-    for strip in range(begin, end if norm == 0 else begin):
-        for row in range(read(frame + at.ROWS)):
-            for byte in range(0, STRIP_BYTES, 64):
-                store(sums + row * STRIP_BYTES + byte, load(out + row * out_pitch + strip * STRIP_BYTES + byte))
-        put_output(frame, sums, strip, norm, rounded)
+    for row in range(read(frame + at.ROWS) if norm == 0 else 0):
+        x, own = read(frame + at.X) + row * read(frame + at.X_PITCH), out + row * out_pitch
+        first, size = begin * STRIP_BYTES, (end - begin) * STRIP_BYTES
+        add_residual(frame, x + first, own + first, size, rounded, sums)
     add_normed(frame, me, team, norm, rounded)
 
 

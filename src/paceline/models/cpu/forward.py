@@ -23,7 +23,7 @@ from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
 from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import head_product, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
-from paceline.models.cpu.matrix_tiles import release
+from paceline.models.cpu.matrix_unit import release
 from paceline.models.cpu.sublayers import STRIP_BYTES, down, gate_up, norm_all_heads, norm_or_copy, project, qkv
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP

@@ -23,7 +23,7 @@ import torch
 from llvmlite import ir
 from numba import njit
 
-from paceline.models.cpu.matrix_tiles import TILE_ROWS, NibbleTiles, has_matrix_unit
+from paceline.models.cpu.matrix_unit import TILE_ROWS, NibbleTiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.tiles import (
     AHEAD,

@@ -19,7 +19,7 @@ from paceline.models.cpu.integer_products import (
     settle_bytes,
     to_bytes,
 )
-from paceline.models.cpu.matrix_tiles import TILE_ROWS, TILE_STEPS, accumulate_tiles, has_matrix_unit
+from paceline.models.cpu.matrix_unit import TILE_ROWS, TILE_STEPS, accumulate_tiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import (

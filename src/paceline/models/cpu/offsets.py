@@ -9,8 +9,7 @@ from __future__ import annotations
 FIELD = 8
 
 (
-    THREAD, TEAM,  # addresses of omp_get_thread_num, omp_get_num_threads; THREAD 0: no team
-    MEETING, YIELD,  # where threads that wait for each other count (models.cpu.threads); address of sched_yield
+    THREAD, TEAM, BARRIER,  # addresses of omp_get_thread_num, omp_get_num_threads, GOMP_barrier; THREAD 0: no team
     KIND, NARROW,  # kind of product (models.cpu.tiles); 1 where embedding, cache and results are bfloat16
     ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
@@ -39,7 +38,7 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 72 * FIELD, FIELD)  # fmt: skip
+) = range(0, 71 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs

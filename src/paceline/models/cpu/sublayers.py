@@ -94,9 +94,9 @@ def _store_strip(sums: int, rows: int, target: int, pitch: int) -> None:
 
 
 @njit(error_model="numpy")
-def _add_residual(x: int, source: int, size: int, factor: np.float32, rounded: bool, spare: int) -> None:
-    """Add `size` bytes of float32, times a factor, to the residual stream."""
-    lanes = broadcast(factor)
+def add_residual(frame: int, x: int, source: int, size: int, rounded: bool, spare: int) -> None:
+    """Add `size` bytes of a sub-layer's output to the residual stream at `x`; `spare`: room for a vector."""
+    lanes = broadcast(read_float(frame + at.RESIDUAL))
     for i in range(0, size, 64):
         value = fma(load(source + i), lanes, load(x + i))
         if rounded:
@@ -106,7 +106,7 @@ def _add_residual(x: int, source: int, size: int, factor: np.float32, rounded: b
 
 
 @njit(error_model="numpy")
-def put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> None:
+def _put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> None:
     """A strip of a sub-layer's output: to the residual stream, or where a norm follows to the buffer that it reads."""
     column, rows = strip * STRIP_BYTES, read(frame + at.ROWS)
     if norm != 0:
@@ -114,12 +114,12 @@ def put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> N
         return
     for row in range(rows):
         x, own = read(frame + at.X) + row * read(frame + at.X_PITCH) + column, sums + row * STRIP_BYTES
-        _add_residual(x, own, STRIP_BYTES, read_float(frame + at.RESIDUAL), rounded, sums)
+        add_residual(frame, x, own, STRIP_BYTES, rounded, sums)
 
 
 @njit(error_model="numpy")
 def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None:
-    """What `put_output` left for a norm: norm it and add it to the residual stream, the rows divided among threads."""
+    """What `_put_output` left for a norm: norm it and add it to the residual stream, the rows divided among threads."""
     if norm == 0:
         return
     wait_for_all(frame, team)
@@ -129,7 +129,7 @@ def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None
         out = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH)
         norm_row(frame, out, norm, out, False)
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
-        _add_residual(x, out, 4 * hidden, read_float(frame + at.RESIDUAL), rounded, spare)
+        add_residual(frame, x, out, 4 * hidden, rounded, spare)
 
 
 @njit(error_model="numpy")
@@ -218,7 +218,7 @@ def project(
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        put_output(frame, sums, strip, norm, rounded)
+        _put_output(frame, sums, strip, norm, rounded)
     add_normed(frame, me, team, norm, rounded)
 
 

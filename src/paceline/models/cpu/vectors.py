@@ -352,6 +352,12 @@ def read_float(builder: Builder, address: Value) -> Value:
     return load_at(builder, address, FLOAT)
 
 
+@lowered(Nothing, Int)
+def call(builder: Builder, address: Value) -> None:
+    """Call the C function `void f(void)` at an address."""
+    builder.call(builder.inttoptr(address, ir.FunctionType(ir.VoidType(), []).as_pointer()), [])
+
+
 @lowered(Int, Int)
 def call_int(builder: Builder, address: Value) -> Value:
     """Call the C function `int f(void)` at an address."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
-from paceline.models.model_spec import ModelSpec, MoeSpec, RopeSpec
+from paceline.models.model_spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
@@ -288,14 +288,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     keys.check()
     _check_features(keys)
     heads, kv_heads, head_dim = _heads(keys)
-    ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
-    if family.rope_interleaved:
-        ropes = {key: replace(rope, interleaved=True) for key, rope in ropes.items()}
-    bias = family.attention_bias == "key" and keys.flag("attention_bias")
+    ropes, bias = _ropes(keys, family, head_dim), family.attention_bias == "key" and keys.flag("attention_bias")
     extra = family.extra(keys)
-    layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture="moe" in extra)
-    if family.rope_in_windows:
-        layers = tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
     spec = ModelSpec(
         family=keys.family,
         vocab_size=keys.size("vocab_size"),
@@ -304,7 +298,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=keys.size("intermediate_size"),
-        layers=layers,
+        layers=_layers(keys, family, mixture="moe" in extra),
         ropes=ropes,
         max_context=_max_context(keys, ropes),
         dtype=declared_dtype(config) or "float32",
@@ -319,6 +313,18 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         tied=keys.flag("tie_word_embeddings"),
     )
     return replace(spec, **extra)
+
+
+def _ropes(keys: ConfigKeys, family: Family, head_dim: int) -> Mapping[str, RopeSpec]:
+    ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
+    return {key: replace(rope, interleaved=True) for key, rope in ropes.items()} if family.rope_interleaved else ropes
+
+
+def _layers(keys: ConfigKeys, family: Family, *, mixture: bool) -> tuple[LayerSpec, ...]:
+    layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture=mixture)
+    if family.rope_in_windows:
+        return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
+    return layers
 
 
 def _family(config: Mapping[str, Any]) -> Family:

@@ -44,6 +44,9 @@ REQUEST_PERMISSION, ARCH_PRCTL, TILE_DATA = 0x1023, 158, 18
 LEFT, RIGHT = 4, (5, 6, 7)
 """Tiles 0 to 3 hold sums of the four columns; the others activations, and weights in turn."""
 
+AHEAD = 1024
+"""Bytes that the first block of rows fetches ahead."""
+
 VOID, WIDTH = ir.VoidType(), 64
 
 
@@ -179,7 +182,3 @@ def _multiply_column(builder: Builder, product: str, column: int, weights: Value
     right = RIGHT[column % len(RIGHT)]
     _load(builder, right, weights, ir.Constant(I64, STEP))
     call_named(builder, f"llvm.x86.{product}", VOID, _tile(column), _tile(LEFT), _tile(right))
-
-
-AHEAD = 1024
-"""Bytes that a single block of rows fetches ahead."""
