@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
+
+from paceline.bench import pyplot
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PLOT = ROOT / "benchmarks" / "results", ROOT / "docs" / "images" / "speed.svg"
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 OURS, MODEL, PART = "Paceline", "SmolLM2-135M-Instruct", "prompts smollm2"
 ENGINES = {"transformers": "transformers", "llama.cpp": "llama.cpp", "openvino-genai": "OpenVINO GenAI"}
+COLOURS = ("#8a95a3", "#1b5fc4")
+"""Of other engines, and ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +107,26 @@ def origin(made: dict[str, Any]) -> str:
 
 
 def plot(shown: Figures) -> str:
-    """The same as bars, in SVG."""
-    most, lines, y = max(row.best for row in shown.rows), list[str](), 46
-    for row in shown.rows:
-        colour = "#1b5fc4" if row.engine == OURS else "#8a95a3"
-        lines.append(f'<text x="128" y="{y + 22}" text-anchor="end" font-weight="600">{escape(row.engine)}</text>')
-        for word, rate, tint in (("plain", row.plain, 0.45), (row.drafts, row.best, 1)):
-            width = 380 * rate / most
-            lines.append(f'<rect x="140" y="{y}" width="{width:.0f}" height="15" fill="{colour}" opacity="{tint}"/>')
-            lines.append(f'<text x="{146 + width:.0f}" y="{y + 12}">{rate:.0f} {escape(word)}</text>')
-            y += 18
-        y += 14
-    title = f"{MODEL}: tokens per second, {shown.made['threads']} CPU threads"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {y}" font-family="sans-serif" font-size="13">',
-            f'<rect width="660" height="{y}" fill="white"/>',
-            f'<text x="16" y="26" font-size="15" font-weight="600">{escape(title)}</text>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    """The same as bars, in SVG with text as text."""
+    plt, places = pyplot(), range(len(shown.rows))
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": MODEL, "font.family": "sans-serif", "font.size": 11}):
+        figure, panel = plt.subplots(figsize=(8, 0.62 * len(shown.rows) + 0.7), layout="constrained")
+        for offset, opacity in ((-0.2, 0.45), (0.2, 1.0)):
+            rates = [row.plain if offset < 0 else row.best for row in shown.rows]
+            words = ["plain" if offset < 0 else row.drafts for row in shown.rows]
+            colours = [COLOURS[row.engine == OURS] for row in shown.rows]
+            bars = panel.barh([place + offset for place in places], rates, 0.36, color=colours, alpha=opacity)
+            panel.bar_label(bars, [f"{rate:.0f} {word}" for rate, word in zip(rates, words, strict=True)], padding=4)
+        panel.set_title(f"{MODEL}: tokens per second, {shown.made['threads']} CPU threads", loc="left", weight="bold")
+        panel.set_yticks(places, [row.engine for row in shown.rows], weight="bold")
+        panel.invert_yaxis()
+        panel.margins(x=0.12)
+        panel.tick_params(left=False, bottom=False, labelbottom=False)
+        panel.spines[:].set_visible(False)
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format")))
+        plt.close(figure)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
 def committed() -> Figures:
