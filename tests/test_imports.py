@@ -29,9 +29,9 @@ ALLOWED = {
     "verifiers": METHODS | {"sampling"},
     "controllers": METHODS | {"models"},
     "sampling": METHODS,
-    "grammar": METHODS,
+    "grammar": METHODS | {"models", "sampling"},
     "profiles": METHODS | {"controllers", "models"},
-    "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "models"},
+    "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
     "claims": LOW,
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "bench": METHODS

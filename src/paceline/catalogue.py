@@ -197,6 +197,14 @@ DRAFTERS: Mapping[str, Entry] = {
         "Turning trash into treasure: Token Recycling (arXiv:2408.08696)",
         published={"num_speculative_tokens": 79},
     ),
+    "grammar": Entry(
+        "paceline.drafters.lookup.grammar:GrammarDrafter",
+        "table",
+        ("bit-equal up to near ties", "bit-equal up to near ties"),
+        ("structured_outputs with the request",),
+        "Forced tokens of constrained decoding (fast-forward tokens of llguidance)",
+        published={"num_speculative_tokens": 16},
+    ),
     "prediction": Entry(
         "paceline.drafters.lookup.prediction:PredictionDrafter",
         "table",

@@ -25,7 +25,6 @@ PARAMETERS: Final = tuple(field.name for field in fields(SamplingParams))
 REFUSED: Final = (
     "best_of",
     "guided_decoding",
-    "structured_outputs",
     "use_beam_search",
 )
 """vLLM's parameters that every method rejects with an error that names them."""

@@ -74,11 +74,86 @@ ELSEWHERE: Final = {
     "num_beams": "beam search is not available",
     "use_beam_search": "beam search is not available",
     "best_of": "n outputs are returned as they are drawn",
-    "guided_decoding": "grammars are available for diffusion language models only",
-    "structured_outputs": "grammars are available for diffusion language models only",
+    "guided_decoding": "structured_outputs",
+    "guided_json": 'structured_outputs={"json": ...}',
+    "guided_regex": 'structured_outputs={"regex": ...}',
+    "guided_choice": 'structured_outputs={"choice": ...}',
+    "guided_grammar": 'structured_outputs={"grammar": ...}',
     "spaces_between_special_tokens": "texts are decoded as the tokenizer does it",
 }
 """Parameters of transformers, and those of vLLM that are missing -> ours, or what is to be said."""
+
+
+CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Fields of `StructuredOutputsParams` of which one is given."""
+
+
+@clear_calls(example='json={"type": "object"}')
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the whole output must be, with vLLM's names; exactly one of the first six is given.
+
+    Attributes:
+        json: a JSON schema as dict or text, or a pydantic model.
+        regex: a regular expression in the syntax of Rust's `regex`, matched by the whole output.
+        choice: texts, one of which is the output.
+        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it).
+        json_object: True for any JSON object.
+        structural_tag: vLLM's {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which
+            what stands between a begin and its end follows the schema.
+        disable_any_whitespace: of JSON: one blank behind commas and colons and none elsewhere.
+        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts.
+        strict: reject a schema with keywords that cannot be enforced; else they are ignored, so that the output may
+            violate them.
+    Raises:
+        ConfigError: none or several of the first six, or a value of another type.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.json, type) and hasattr(self.json, "model_json_schema"):
+            vars(self)["json"] = self.json.model_json_schema()
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        names = ", ".join(CONSTRAINTS)
+        need(len(given) == 1, "structured_outputs", f"hold exactly one of {names}", " and ".join(given) or "none")
+        for name in ("json", "structural_tag"):
+            if isinstance(value := getattr(self, name), str):
+                vars(self)[name] = json_value(f"structured_outputs {name}", value)
+            fine = value is None or isinstance(getattr(self, name), Mapping | bool)
+            need(fine, f"structured_outputs {name}", "be a dict or JSON text of one", value)
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            fine = value is None or (isinstance(value, str) and value != "")
+            need(fine, f"structured_outputs {name}", "be a text that is not empty", value)
+        if self.choice is not None:
+            vars(self)["choice"] = texts = strings("structured_outputs choice", self.choice)
+            need(len(texts) > 0 and "" not in texts, "structured_outputs choice", "hold texts, none empty", self.choice)
+        need(
+            self.json_object in (None, True), "structured_outputs json_object", "be True or left out", self.json_object
+        )
+        for name in ("disable_any_whitespace", "strict"):
+            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+        spaced = self.whitespace_pattern is not None and self.disable_any_whitespace
+        need(not spaced, "whitespace_pattern", "be left out with disable_any_whitespace", self.whitespace_pattern)
+
+    @classmethod
+    def parse(cls, given: object) -> StructuredOutputsParams | None:
+        """From a dict; None and parameters stay as they are."""
+        if given is None or isinstance(given, cls):
+            return given
+        need(isinstance(given, Mapping), "structured_outputs", "be StructuredOutputsParams or a dict", given)
+        known = [one.name for one in fields(cls)]
+        reject_unknown("structured_outputs", given, known)  # type: ignore[arg-type]
+        return cls(**given)  # type: ignore[arg-type]
 
 
 @clear_calls(example="temperature=0", meant=ELSEWHERE)
@@ -101,6 +176,8 @@ class SamplingParams:
         logits_processors: functions that change the logits before all other rules: `(output_token_ids, logits)` or
             `(prompt_token_ids, output_token_ids, logits)` -> logits, one row at a time, or processors of transformers.
             They are asked along each path of a draft too, so they must depend on their arguments alone.
+        structured_outputs: a JSON schema, regular expression, list of choices or grammar that the output follows, as
+            `StructuredOutputsParams` or a dict of them; all tokens that lead out of it are forbidden.
         seed: same seed, same tokens; None draws one.
         stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
         max_tokens, min_tokens: limits of generated tokens; None means up to the context.
@@ -126,6 +203,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     logits_processors: Sequence[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputsParams | None = None
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -151,6 +229,9 @@ class SamplingParams:
             self.allowed_token_ids = tokens("allowed_token_ids", self.allowed_token_ids)
             need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "not be empty", self.allowed_token_ids)
         self.logits_processors = self._processors()
+        self.structured_outputs = StructuredOutputsParams.parse(self.structured_outputs)
+        ends = self.structured_outputs is None or not self.ignore_eos
+        need(ends, "ignore_eos", "be False with structured_outputs, whose end is an end token", self.ignore_eos)
         kind = self.output_kind
         need(isinstance(kind, RequestOutputKind), "output_kind", "be a RequestOutputKind", kind)
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)

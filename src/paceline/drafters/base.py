@@ -50,6 +50,8 @@ class Context:
         taps: layer -> (prompt length - 1, hidden) states of the prompt, for drafters with `taps`.
         tenant: tables learned from text are shared within one tenant only.
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
+        forced: gives up to so many tokens that structured_outputs makes certain, or likely, to come next, with their
+            chances; None without such a constraint.
         cache: gives the target's own cache of this sequence, for drafters with `runs_target`, which may use its scratch
             slots while they propose; it may be another one in every step.
     """
@@ -64,6 +66,7 @@ class Context:
     taps: Mapping[int, torch.Tensor] = field(default_factory=dict)
     tenant: str = NO_TENANT
     prediction: Sequence[int] = ()
+    forced: Callable[[int], list[tuple[int, float]]] | None = None
     cache: Callable[[], SequenceCache] | None = None
 
 

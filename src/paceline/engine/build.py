@@ -153,7 +153,11 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
     tables = {key: value for key, value in config.options.items() if key != OTHER_TOKENIZER}
     own = {key: value for key, value in config.options.items() if key == OTHER_TOKENIZER}
     need(draft is not None or not own, OTHER_TOKENIZER, "be given together with a draft model", own)
-    found = [SpeculativeConfig(method="prediction"), SpeculativeConfig(method=auto_table(tables), options=tables)]
+    found = [
+        SpeculativeConfig(method="prediction"),
+        SpeculativeConfig(method="grammar"),
+        SpeculativeConfig(method=auto_table(tables), options=tables),
+    ]
     return found + (
         [_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else []
     )

@@ -123,6 +123,7 @@ class DrafterSet:
         seconds = [0.0] * len(self.drafters)
         for index in range(len(self.drafters)):
             seconds[index] = self._ask(index, batch, plan.budgets, trees)
+        trees = [sequence.rules.possible(tree) for sequence, tree in zip(batch, trees, strict=True)]
         return trees, tuple(seconds)
 
     def _ask(

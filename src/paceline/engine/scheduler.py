@@ -13,7 +13,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, StructuredOutputsParams
 from paceline.engine.cache_room import Room
 from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.prefix_cache import PrefixCache
@@ -22,7 +22,7 @@ from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models import Runner, memory_of
-from paceline.sampling import Rules, bad_word_token_ids
+from paceline.sampling import LogitRule, Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 
 Filling = tuple[Sequence, list[Sequence]]
@@ -113,7 +113,13 @@ class Scheduler:
             prompt=request.prompt_ids,
             stop_ids=(*ends, *params.stop_token_ids),
             bad_word_ids=bad_word_token_ids(params.bad_words, encode) if params.bad_words else (),
+            constraint=None if params.structured_outputs is None else self._constraint(params.structured_outputs),
         )
+
+    def _constraint(self, params: StructuredOutputsParams) -> LogitRule:
+        from paceline.grammar import constraint
+
+        return constraint(params, self.tokenizer, self.runner.info.vocab_size, self.eos_ids)
 
     def _open(self, request: Request) -> Filling:
         """The first output of a request, which prefills, and its siblings, which will fork from it."""

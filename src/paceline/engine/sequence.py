@@ -60,6 +60,7 @@ class Sequence:
             apply_rules=None if request.params.greedy and rules.trivial else rules.apply_paths,
             tenant=request.tenant,
             prediction=tuple(request.prediction),
+            forced=None if rules.constraint is None else self._forced,
         )
         self.states: list[Any] = []
         self.texts: list[list[int]] = []
@@ -67,6 +68,9 @@ class Sequence:
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
         self.begun = self.removed = False
         self.plain = request.params.greedy and rules.trivial
+
+    def _forced(self, most: int) -> list[tuple[int, float]]:
+        return [] if self.rules.constraint is None else self.rules.constraint.forced(most)
 
     @property
     def cache(self) -> SequenceCache:

@@ -23,3 +23,5 @@ from .lexing import Lexicon as Lexicon
 from .notation import parse_ebnf as parse_ebnf
 from .notation import parse_regex as parse_regex
 from .notation import read_ebnf as read_ebnf
+from .structured import Constraint as Constraint
+from .structured import constraint as constraint

@@ -5,6 +5,7 @@ from .filters import filter_rows as filter_rows
 from .logit_rules import AllowedTokens as AllowedTokens
 from .logit_rules import BadWords as BadWords
 from .logit_rules import LogitRule as LogitRule
+from .logit_rules import Paths as Paths
 from .logit_rules import Processors as Processors
 from .logit_rules import bad_word_token_ids as bad_word_token_ids
 from .logprobs import Logprob as Logprob

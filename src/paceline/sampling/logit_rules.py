@@ -3,8 +3,8 @@ allowed_token_ids, bad words, min_tokens, logit_bias.
 
 A rule changes rows of logits in place. Row i continues the committed text by a path of its own, and must come out as
 it would at the root once the path was committed; so a rule with a state looks at the state and at the path, never at
-other rows. The prompt is no part of the committed text. Penalties are such a rule too, in a module of their own; so
-may be a grammar.
+other rows. The prompt is no part of the committed text. Penalties are such a rule too, in a module of their own, and
+so are grammars.
 """
 
 from __future__ import annotations
@@ -55,6 +55,14 @@ class LogitRule:
     def fork(self) -> Self:
         """An independent state at the same point."""
         return self
+
+    def allowed(self, path: Sequence[int]) -> int:
+        """How many tokens of a path, from its start, the rule does not forbid for certain."""
+        return len(path)
+
+    def forced(self, most: int) -> list[tuple[int, float]]:
+        """Up to `most` tokens that the rule makes certain, or likely, to come next, with their chances."""
+        return []
 
 
 class _Constant:

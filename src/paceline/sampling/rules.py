@@ -7,7 +7,7 @@ is the next token.
 Order of the steps, as in vLLM V1's sampler:
     0. raw logprobs are taken before any of this (`sampling.logprobs`)
     1. logits to float32;  logits_processors, one after the other (as in V0, which had them)
-    2. all but allowed_token_ids to -inf;  bad words to -inf
+    2. what structured_outputs forbids, and all but allowed_token_ids, to -inf;  bad words to -inf
     3. min_tokens: end and stop tokens to -inf;  logit_bias added
     4. penalties: repetition, then frequency, then presence
     -- greedy ends here --
@@ -35,7 +35,7 @@ from paceline.config import SamplingParams
 from paceline.sampling.filters import filter_rows
 from paceline.sampling.logit_rules import AllowedTokens, BadWords, LogitBias, LogitRule, MinTokens, Paths, Processors
 from paceline.sampling.penalties import Penalties
-from paceline.tree import TokenTree
+from paceline.tree import TokenTree, prune
 from paceline.utils import need
 
 NO_PATH: Paths = ((),)
@@ -51,7 +51,9 @@ class Rules:
         stop_ids: end and stop tokens, forbidden before `min_tokens`. Ids outside the vocabulary, which some checkpoints
             declare, cannot be generated and are left out.
         bad_word_ids: token sequences that must not be completed (see `bad_word_token_ids`).
+        constraint: the rule of structured_outputs.
     Attributes:
+        constraint: its state here; None without.
         trivial: greedy without a rule that can change the argmax; `advance` and `apply` may then be left out
             altogether.
     Raises:
@@ -66,6 +68,7 @@ class Rules:
         prompt: Sequence[int],
         stop_ids: Sequence[int] = (),
         bad_word_ids: Sequence[tuple[int, ...]] = (),
+        constraint: LogitRule | None = None,
     ) -> None:
         bias = params.logit_bias or {}
         _check_ids("logit_bias", bias, vocab_size)
@@ -77,7 +80,7 @@ class Rules:
         self._params, self._vocab_size = params, vocab_size
         self._temperature = 1.0 if params.greedy else params.temperature
         stops = sorted({token for token in stop_ids if 0 <= token < vocab_size})
-        self._edits = _edits(params, prompt, stops, bad_word_ids)
+        self._edits, self.constraint = _edits(params, prompt, stops, bad_word_ids, constraint), constraint
         self._needs_paths = any(rule.needs_paths for rule in self._edits)
         self._generated: list[int] = []
         self._filters = not params.greedy and (
@@ -114,7 +117,24 @@ class Rules:
         twin = copy.copy(self)
         twin._generated = list(self._generated)
         twin._edits = [rule.fork() for rule in self._edits]
+        if self.constraint is not None:
+            twin.constraint = twin._edits[self._edits.index(self.constraint)]
         return twin
+
+    def possible(self, tree: TokenTree) -> TokenTree:
+        """The tree without points that the constraint forbids; drawn tokens stay, whatever they are."""
+        if self.constraint is None or not len(tree):
+            return tree
+        rejected = set[int]()
+        for leaf in tree.leaves():
+            path = tree.path(leaf)
+            count = self.constraint.allowed([int(tree.tokens[node]) for node in path])
+            if count < len(path) and int(tree.parents[path[count]]) not in tree.trials:
+                rejected.add(path[count])
+        if not rejected:
+            return tree
+        keep = [node for node in range(len(tree)) if rejected.isdisjoint(tree.path(node))]
+        return prune(tree, keep)
 
     def apply(self, logits: torch.Tensor, tree: TokenTree) -> torch.Tensor:
         """Log-weights at the root and the nodes of a tree.
@@ -214,12 +234,18 @@ def _check_shape(logits: torch.Tensor, rows: int, vocab_size: int) -> None:
 
 
 def _edits(
-    params: SamplingParams, prompt: Sequence[int], stops: Sequence[int], bad_words: Sequence[tuple[int, ...]]
+    params: SamplingParams,
+    prompt: Sequence[int],
+    stops: Sequence[int],
+    bad_words: Sequence[tuple[int, ...]],
+    constraint: LogitRule | None,
 ) -> list[LogitRule]:
     """Steps 1 to 4, as far as the parameters ask for them."""
     rules: list[LogitRule] = []
     if params.logits_processors:
         rules.append(Processors(params.logits_processors, prompt))
+    if constraint is not None:
+        rules.append(constraint)
     if params.allowed_token_ids is not None:
         rules.append(AllowedTokens(params.allowed_token_ids))
     if bad_words:
