@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "allowed_token_ids": {"allowed_token_ids": [0, 2, 3, 5, 8]},
     "bad_words": {"bad_words": ["b", "cd"]},
     "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
+    "structured_outputs": {"structured_outputs": {"regex": "[a-e]?([b-h][a-dg-j])*"}},
     "seed": {},
     "stop": {"stop": ["ab", "j"]},
     "stop_token_ids": {"stop_token_ids": [5]},
@@ -208,7 +209,8 @@ def test_every_parameter_and_drafter_has_cells() -> None:
 def test_drafts_are_accepted_so_that_equality_means_something(drafter: str) -> None:
     runner = target()
     live = engine([make(drafter, options(drafter), runner)], verifier("rejection_sampler"), runner=runner)
-    greedy = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    more = {"structured_outputs": {"regex": "(bcdefg){9}"}} if drafter == "grammar" else {"ignore_eos": True}
+    greedy = SamplingParams(temperature=0.0, max_tokens=60, **more)
     assert accepted(live, [PROMPT] * 2, greedy) > 1
 
 

@@ -36,6 +36,7 @@ PARAMETERS: dict[str, Config] = {
     "allowed_token_ids": {"allowed_token_ids": range(3, 900, 2)},
     "bad_words": {"bad_words": ["return", "the"]},
     "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
+    "structured_outputs": {"structured_outputs": {"json": {"type": "array", "items": {"type": "integer"}}}},
     "seed": {},
     "stop": {"stop": ["\n", "of"]},
     "stop_token_ids": {"stop_token_ids": [202, 15]},
