@@ -201,7 +201,7 @@ DRAFTERS: Mapping[str, Entry] = {
         "paceline.drafters.lookup.grammar:GrammarDrafter",
         "table",
         ("bit-equal up to near ties", "bit-equal up to near ties"),
-        ("structured_outputs with the request",),
+        ("a constraint (structured outputs) with the request",),
         "Forced tokens of constrained decoding (fast-forward tokens of llguidance)",
         published={"num_speculative_tokens": 16},
     ),

@@ -89,7 +89,7 @@ CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "stru
 
 
 @clear_calls(example='json={"type": "object"}')
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StructuredOutputsParams:
     """What the whole output must be, with vLLM's names; exactly one of the first six is given.
 
@@ -118,6 +118,10 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     strict: bool = True
+
+    def __repr__(self) -> str:
+        given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
+        return f"StructuredOutputsParams({', '.join(f'{name}={value!r}' for name, value in given)})"
 
     def __post_init__(self) -> None:
         if isinstance(self.json, type) and hasattr(self.json, "model_json_schema"):

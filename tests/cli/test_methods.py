@@ -67,7 +67,7 @@ def test_what_auto_leaves_out_is_counted_by_reason() -> None:
 
 def test_what_is_in_use_is_said_with_what_is_no_default() -> None:
     llm = LLM(dtype="float32", threads=1, profile=False)
-    assert in_use(llm) == ["method: auto, which drafts with prediction, suffix and draft_model"]
+    assert in_use(llm) == ["method: auto, which drafts with prediction, grammar, suffix and draft_model"]
     assert in_use(llm.with_speculative_config(None)) == ["method: none, plain decoding"]
     other = llm.with_speculative_config({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5})
     assert in_use(other) == ["method: ngram, num_speculative_tokens 3, prompt_lookup_max 5"]

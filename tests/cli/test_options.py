@@ -15,8 +15,8 @@ from paceline.cli import options
 from paceline.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
-UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "output_kind"}
-"""Fields that make no sense where text is printed, or that cannot be typed."""
+UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "structured_outputs", "output_kind"}
+"""Fields that make no sense where text is printed, that cannot be typed, or that have flags of their own."""
 
 
 def flags(command: str) -> set[str]:
@@ -29,6 +29,7 @@ def test_every_sampling_parameter_has_a_flag(command: str) -> None:
     names = {field.name for field in fields(SamplingParams)} - UNFLAGGED
     assert {"--" + name.replace("_", "-") for name in names} <= flags(command)
     assert set(options.SAMPLING_HELP) == names
+    assert {"--json-schema", "--regex", "--grammar"} <= flags(command)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo", "verify"])

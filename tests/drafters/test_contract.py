@@ -233,6 +233,7 @@ class World:
             seed,
             tenant=tenant,
             prediction=PREDICTION,
+            forced=lambda most: [(token, 1.0) for token in PREDICTION[len(text) - given :][:most]],
             cache=lambda: ToyCache(text[:-1]),
         )
 

@@ -16,7 +16,7 @@ import typer
 
 from paceline.cli.methods import left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
-from paceline.cli.prompts import read_prediction, read_prompt
+from paceline.cli.prompts import read_prompt, text_or_file
 from paceline.cli.terminal import remark
 from paceline.errors import ConfigError
 
@@ -52,7 +52,8 @@ def command(
 ) -> None:
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
     check_sampling(given)
-    text, expected = read_prompt(prompt, file), read_prediction(prediction)
+    text = read_prompt(prompt, file)
+    expected = None if prediction is None else text_or_file("--prediction", prediction)
     llm = open_llm(given, diffusion=True)
     check_prediction(expected, llm)
     if llm.profile is not None:

@@ -24,7 +24,7 @@ FAMILIES = {
     "verifiers": 'Verifiers accept or reject them: key "acceptance_method" (greedy at temperature 0)',
     "controllers": 'Controllers decide how many are drafted: key "controller"',
 }
-AUTO = ("prediction", "suffix", "draft_model")
+AUTO = ("prediction", "grammar", "suffix", "draft_model")
 """What `auto` drafts with where a draft model is at hand."""
 
 DIFFUSION = 'Diffusion language models: diffusion_config key "method"'

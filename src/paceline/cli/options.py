@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.interrupts import raise_from_now_on
+from paceline.cli.prompts import text_or_file
 from paceline.cli.terminal import set_log_level
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import ConfigError
-from paceline.utils import json_object, shortened
+from paceline.utils import json_object, need, shortened
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -42,6 +43,13 @@ SAMPLING_HELP = {
     "truncate_prompt_tokens": "Use this many tokens of the prompt's end; -1: what leaves room for --max-tokens.",
     "ignore_eos": "Continue after an end token.",
 }
+CONSTRAINT_HELP = {
+    "json_schema": ("JSON", "The output is JSON that satisfies this schema; @FILE reads a file."),
+    "regex": ("REGEX", "The output matches this regular expression."),
+    "grammar": ("TEXT", "The output follows this grammar, in Lark's notation or GBNF; @FILE reads a file."),
+}
+"""Flags of `structured_outputs`."""
+
 ENGINE_HELP = {
     "dtype": "auto, float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda or cuda:N.",
@@ -75,7 +83,17 @@ INTEGERS = (
     "dllm_block_length",
     "dllm_denoising_steps",
 )
-TEXTS = ("logit_bias", "bad_words", "stop", "dtype", "device", "exactness", "quantization", "dllm_unmasking_strategy")
+TEXTS = (
+    "logit_bias",
+    "bad_words",
+    "stop",
+    *CONSTRAINT_HELP,
+    "dtype",
+    "device",
+    "exactness",
+    "quantization",
+    "dllm_unmasking_strategy",
+)
 LISTS = ("allowed_token_ids", "bad_words", "stop", "stop_token_ids")
 SWITCHES = ("include_stop_str_in_output", "ignore_eos")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
@@ -131,16 +149,15 @@ DIFFUSION_HELP = {
 }
 
 
-def _diffusion_flag(name: str, metavar: str, text: str) -> inspect.Parameter:
-    option = typer.Option(
-        "--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel="Diffusion language models"
-    )
+def _text_flag(name: str, metavar: str, text: str, panel: str) -> inspect.Parameter:
+    option = typer.Option("--" + name.replace("_", "-"), metavar=metavar, help=text, rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
 
 
-DIFFUSION_FLAGS = tuple(_diffusion_flag(name, *rest) for name, rest in DIFFUSION_HELP.items())
+DIFFUSION_FLAGS = tuple(_text_flag(name, *rest, "Diffusion language models") for name, rest in DIFFUSION_HELP.items())
+CONSTRAINT_FLAGS = tuple(_text_flag(name, *rest, "Sampling") for name, rest in CONSTRAINT_HELP.items())
 
 
 def _log_level(level: str | None) -> None:
@@ -185,6 +202,7 @@ def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable
         for field in fields(cls)
         if field.name in texts
     ]
+    extra += CONSTRAINT_FLAGS if sampling else ()
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
@@ -304,6 +322,13 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     typed = {name: given[name] for name in SAMPLING_HELP if name in given}
     if "logit_bias" in typed:
         typed["logit_bias"] = json_object("--logit-bias", typed["logit_bias"])
+    bound = {name: given[name] for name in CONSTRAINT_HELP if name in given}
+    if bound:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in bound)
+        need(len(bound) == 1, "the constraint", "be one of --json-schema, --regex and --grammar", flags)
+        ((name, text),) = bound.items()
+        text = text if name == "regex" else text_or_file(f"--{name.replace('_', '-')}", text)
+        typed["structured_outputs"] = {"json" if name == "json_schema" else name: text}
     return typed
 
 

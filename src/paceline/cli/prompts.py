@@ -40,15 +40,15 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
-def read_prediction(text: str | None) -> str | None:
-    """An expected output: `@FILE` is the whole text of a file, `@@...` a text that begins with one @.
+def text_or_file(flag: str, text: str) -> str:
+    """What a flag means: `@FILE` is the whole text of a file, `@@...` a text that begins with one @.
 
     Raises:
         PromptError: a file that cannot be read.
     """
-    if text is None or not text.startswith("@"):
+    if not text.startswith("@"):
         if text and len(text) < 255 and "\n" not in text and Path(text).is_file():
-            say(f"--prediction {text} is taken as the text itself; @{text} reads the file.")
+            say(f"{flag} {text} is taken as the text itself; @{text} reads the file.")
         return text
     return text[1:] if text.startswith("@@") else read_file(Path(text[1:]))
 

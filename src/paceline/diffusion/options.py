@@ -30,6 +30,7 @@ SAMPLING: Mapping[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": (),
     "logits_processors": (),
+    "structured_outputs": None,
     "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,

@@ -27,7 +27,7 @@ from paceline.bench.tune import (
     find_candidates,
     thread_counts,
     tune,
-    with_prediction,
+    with_request_drafters,
 )
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
@@ -306,20 +306,20 @@ def test_a_search_starts_with_so_many_settings_and_names_the_others(monkeypatch:
     assert any(one.endswith(", 5 tokens") for one in kept)
 
 
-def test_a_profile_reads_predictions() -> None:
+def test_a_profile_reads_predictions_and_constraints() -> None:
     both = [{"method": "ngram"}, {"method": "draft_model", "model": DRAFT}]
     for config, methods in (
-        ({"method": "ngram", "prompt_lookup_max": 8, "num_speculative_tokens": 5}, ["prediction", "ngram"]),
-        ({"method": both}, ["prediction", "ngram", "draft_model"]),
-        ({"method": "prediction", "num_speculative_tokens": 5}, ["prediction"]),
-        ({"method": "auto", "model": DRAFT}, ["prediction", "suffix", "draft_model"]),
+        ({"method": "ngram", "prompt_lookup_max": 8, "num_speculative_tokens": 5}, ["prediction", "grammar", "ngram"]),
+        ({"method": both}, ["prediction", "grammar", "ngram", "draft_model"]),
+        ({"method": "prediction", "num_speculative_tokens": 5}, ["grammar", "prediction"]),
+        ({"method": "auto", "model": DRAFT}, ["prediction", "grammar", "suffix", "draft_model"]),
     ):
-        made = with_prediction(config)
-        assert with_prediction(made) == made
+        made = with_request_drafters(config)
+        assert with_request_drafters(made) == made
         assert made.get("num_speculative_tokens") == config.get("num_speculative_tokens")
         found = LLM(dtype="float32", speculative_config=made)
         assert found.drafter_methods == methods
-    assert with_prediction({"method": "ngram", "prompt_lookup_max": 8})["method"][1]["prompt_lookup_max"] == 8
+    assert with_request_drafters({"method": "ngram", "prompt_lookup_max": 8})["method"][2]["prompt_lookup_max"] == 8
 
 
 def test_a_runner_of_chains_gets_no_trees() -> None:

@@ -162,6 +162,13 @@ def dial_registered() -> Iterator[None]:
         yield
 
 
+OF_REQUESTS = {
+    "prediction": "it follows what a request predicts, and workloads predict nothing",
+    "grammar": "it follows what constrains a request, and workloads constrain nothing",
+}
+"""Methods that no workload can measure -> why."""
+
+
 def dial_settings(acceptances: Sequence[float], tokens: int | None = None) -> list[Setting]:
     """The acceptance dial at these points, with a fixed number of speculative tokens or the controller's choice."""
     fixed = {} if tokens is None else {"num_speculative_tokens": tokens}
@@ -184,10 +191,8 @@ def default_settings(llm: LLM, draft: str | None = None) -> tuple[list[Setting],
                 {"name": str(config["method"]), "why": "it is a measuring device, not a drafter; use --dial"}
             )
             continue
-        if config["method"] == "prediction":
-            skipped.append(
-                {"name": "prediction", "why": "it follows what a request predicts, and workloads predict nothing"}
-            )
+        if (why := OF_REQUESTS.get(str(config["method"]))) is not None:
+            skipped.append({"name": str(config["method"]), "why": why})
             continue
         try:
             found.append(_runnable(llm, config, draft))

@@ -2,7 +2,7 @@ from .candidates import MAX_CANDIDATES as MAX_CANDIDATES
 from .candidates import Arm as Arm
 from .candidates import find_candidates as find_candidates
 from .candidates import thread_counts as thread_counts
-from .candidates import with_prediction as with_prediction
+from .candidates import with_request_drafters as with_request_drafters
 from .search import LEAST_ARMS as LEAST_ARMS
 from .search import MIN_PAIRS as MIN_PAIRS
 from .search import Gain as Gain

@@ -43,6 +43,7 @@ GUESS_NOTHING: Final = {
     "prediction": (
         "it follows what a request predicts, and prompts predict nothing; a profile reads predictions all the same"
     ),
+    "grammar": "it follows what constrains a request, and prompts constrain nothing; a profile reads it all the same",
 }
 """Methods that no set of prompts can measure -> why."""
 
@@ -123,17 +124,18 @@ def find_candidates(capabilities: Capabilities, *, drafts: Sequence[str], thread
     return Candidates(found[:MAX_CANDIDATES], skipped, found[MAX_CANDIDATES:])
 
 
-def with_prediction(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same methods beside the drafter that follows a request's prediction.
+def with_request_drafters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same methods beside the drafters that follow a request's prediction and its constraint.
 
-    It does nothing where a request has none.
+    They do nothing where a request has none.
     """
     if config.get("method") == AUTO:  # has it
         return dict(config)
     entries = _entries(config) or [{key: value for key, value in config.items() if key not in SHARED}]
-    if any(entry.get("method") == "prediction" for entry in entries):
+    known = {entry.get("method") for entry in entries}
+    own = [*({"method": name} for name in GUESS_NOTHING if name not in known), *entries]
+    if len(own) == len(entries):
         return dict(config)
-    own = [{"method": "prediction"}, *entries]
     return {"method": own, **{key: value for key, value in config.items() if key in SHARED}}
 
 

@@ -26,7 +26,7 @@ import torch
 
 from paceline.bench.judge.tokens import first_difference
 from paceline.bench.timing import in_turn, timed
-from paceline.bench.tune.candidates import Arm, find_candidates, thread_counts, with_prediction
+from paceline.bench.tune.candidates import Arm, find_candidates, thread_counts, with_request_drafters
 from paceline.bench.tune.search import (
     LEAST_ARMS,
     MIN_PAIRS,
@@ -414,7 +414,7 @@ def _choose(found: Tuning, measured: Sequence[Gain]) -> None:
 
 
 def _profile(found: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
-    config = None if chosen.config is None else with_prediction(chosen.config)
+    config = None if chosen.config is None else with_request_drafters(chosen.config)
     if config is not None and chosen.fixed:
         config["disable_by_batch_size"] = FIXED_UP_TO * found.batch_size + 1
     measured = {

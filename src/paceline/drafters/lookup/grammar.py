@@ -8,13 +8,22 @@ Source: the fast-forward tokens of constrained decoding libraries (llguidance), 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.drafters.base import Context
 from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_tree
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 
-class GrammarDrafter(SingleDrafter[Context]):
+@dataclass(frozen=True, slots=True)
+class Constrained:
+    """A sequence with a constraint, which the context asks."""
+
+    context: Context
+
+
+class GrammarDrafter(SingleDrafter[Constrained]):
     """Drafts what the constraint forces; nothing for requests without structured_outputs.
 
     Args:
@@ -25,14 +34,14 @@ class GrammarDrafter(SingleDrafter[Context]):
 
     name = "grammar"
 
-    def _begin(self, context: Context) -> Context | None:
-        return context if context.forced is not None else None
+    def _begin(self, context: Context) -> Constrained | None:
+        return Constrained(context) if context.forced is not None else None
 
-    def fork(self, state: Context, context: Context) -> Context:
-        return context
+    def fork(self, state: Constrained, context: Context) -> Constrained:
+        return Constrained(context)
 
-    def _propose(self, state: Context, budget: Budget) -> TokenTree:
-        found = [] if state.forced is None else state.forced(self._steps(budget))
+    def _propose(self, state: Constrained, budget: Budget) -> TokenTree:
+        found = [] if state.context.forced is None else state.context.forced(self._steps(budget))
         return (
             chain_tree([token for token, _ in found], [chance for _, chance in found], self.index)
             if found
