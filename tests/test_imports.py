@@ -34,10 +34,11 @@ ALLOWED = {
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
     "claims": LOW,
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
+    "async_llm": METHODS | {"diffusion", "engine", "llm"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
     "cli": METHODS | {"diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
-    "__init__": METHODS | {"llm", "engine", "sampling"},
+    "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }
 CYCLES: tuple[str, ...] = ()

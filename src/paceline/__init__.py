@@ -12,7 +12,8 @@ TYPE_CHECKING = False  # as in typing, whose import would take longer than all o
 if TYPE_CHECKING:
     from typing import Any
 
-    from paceline.config import RequestOutputKind, SamplingParams, SpeculativeConfig
+    from paceline.async_llm import AsyncLLM
+    from paceline.config import RequestOutputKind, SamplingParams, SpeculativeConfig, StructuredOutputsParams
     from paceline.engine import CompletionOutput, DrafterMetrics, RequestMetrics, RequestOutput, StreamChunk
     from paceline.errors import (
         CapabilityError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapabilityError",
     "CheckpointError",
     "CompletionOutput",
@@ -47,14 +49,17 @@ __all__ = [
     "SamplingParams",
     "SpeculativeConfig",
     "StreamChunk",
+    "StructuredOutputsParams",
     "UnsupportedModelError",
 ]
 
 _HOMES = {
+    "AsyncLLM": "paceline.async_llm",
     "LLM": "paceline.llm",
     "RequestOutputKind": "paceline.config",
     "SamplingParams": "paceline.config",
     "SpeculativeConfig": "paceline.config",
+    "StructuredOutputsParams": "paceline.config",
     "Logprob": "paceline.sampling.logprobs",
     "RequestMetrics": "paceline.engine.outputs",
     "DrafterMetrics": "paceline.engine.outputs",

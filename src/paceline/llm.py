@@ -328,14 +328,25 @@ class LLM:
 
         Closing the iterator, or forgetting it, cancels the request.
         """
+        request, decoder = self.request(prompt, sampling_params)
+        return shaped(decoder.stream(request), request.params.output_kind)
+
+    def request(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> tuple[Request, Driver | DiffusionEngine]:
+        """A request, checked and not begun, and what decodes it.
+
+        Raises:
+            PromptError, ConfigError: it cannot be decoded.
+        """
         self._must_be_open()
         (params,) = self._params(sampling_params, 1)
         request = self._request(read_prompt(one_prompt(prompt), self.tokenizer.encode), params)
         if self.diffusion:
-            return shaped(self.diffusion.stream(request), params.output_kind)
+            return request, self.diffusion
         driver = self._serving([request])
         driver.engine.check(request)
-        return shaped(driver.stream(request), params.output_kind)
+        return request, driver
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from the texts so far; returns the files.

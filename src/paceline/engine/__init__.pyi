@@ -25,6 +25,7 @@ from .exactness import Exactness as Exactness
 from .exactness import find_exactness as find_exactness
 from .loop import Engine as Engine
 from .loop import Parts as Parts
+from .outputs import Assembly as Assembly
 from .outputs import CompletionOutput as CompletionOutput
 from .outputs import DrafterMetrics as DrafterMetrics
 from .outputs import RequestMetrics as RequestMetrics
@@ -56,3 +57,7 @@ from .transcript import StopChecker as StopChecker
 from .transcript import Transcript as Transcript
 from .transcript import find_stop as find_stop
 from .transcript import open_length as open_length
+from .worker import EngineWorker as EngineWorker
+from .worker import Mailbox as Mailbox
+from .worker import OneByOneWorker as OneByOneWorker
+from .worker import Worker as Worker

@@ -161,6 +161,40 @@ class Driver:
             self.inboxes.pop(request.id, None)
             self._cancel([request.id])
 
+    def open(self, request: Request) -> None:
+        """Queue a request whose chunks wait to be collected, whoever makes the steps.
+
+        Raises:
+            ConfigError, PromptError: it cannot be decoded.
+        """
+        self.inboxes[request.id] = deque()
+        try:
+            with self._turns.turn():
+                self.engine.add(request)
+        except Exception:
+            del self.inboxes[request.id]
+            raise
+
+    def step(self) -> None:
+        """One step, where there is work."""
+        self._turns.step(self._step_if, None, None)
+
+    def _step_if(self, *_: None) -> None:
+        if self.engine.has_work:
+            self._step(())
+
+    def collect(self, request_id: str) -> list[StreamChunk]:
+        """The chunks of an open request since the last time."""
+        inbox, found = self.inboxes[request_id], list[StreamChunk]()
+        while inbox:
+            found.append(inbox.popleft())
+        return found
+
+    def drop(self, request_id: str) -> None:
+        """Cancel an open request, or forget an ended one."""
+        self.inboxes.pop(request_id, None)
+        self._cancel([request_id])
+
     def close(self) -> None:
         """End all requests, in a turn; streams of theirs end with what they have."""
         self._deliver(self.engine.close())

@@ -296,6 +296,42 @@ def _part(one: CompletionOutput, chunk: StreamChunk, seen: dict[int, CompletionO
     return part
 
 
+class Assembly:
+    """A request put together from its chunks: what had come by then, whatever the engine has done since.
+
+    Args:
+        kind: what `add` returns.
+    """
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._kind, self._seen = kind, dict[int, CompletionOutput]()
+
+    def add(self, chunk: StreamChunk) -> RequestOutput | None:
+        """What a reader gets for a chunk; None where it waits for the end."""
+        for one in chunk.output.outputs:
+            self._seen.setdefault(one.index, CompletionOutput(one.index, logprobs=None if one.logprobs is None else []))
+        whole, live = self._seen[chunk.index], chunk.output.outputs[chunk.index]
+        start = len(whole.token_ids)
+        whole.token_ids = [*whole.token_ids, *chunk.token_ids]
+        whole.text += chunk.text
+        new = [] if live.logprobs is None else live.logprobs[start : len(whole.token_ids)]
+        if live.logprobs is not None:
+            whole.logprobs = [*(whole.logprobs or ()), *new]
+            more = sum(entry[token].logprob for entry, token in zip(new, chunk.token_ids, strict=True))
+            whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + more
+        if chunk.finish_reason is not None:
+            whole.text, whole.finish_reason = live.text, chunk.finish_reason
+            whole.stop_reason, whole.error = live.stop_reason, live.error
+        every = list(self._seen.values())
+        if self._kind is RequestOutputKind.FINAL_ONLY and not all(one.finished() for one in every):
+            return None
+        if self._kind is RequestOutputKind.DELTA:
+            text, tokens = chunk.text, list(chunk.token_ids)
+            part = replace(whole, text=text, token_ids=tokens, logprobs=None if live.logprobs is None else new)
+            return replace(chunk.output, outputs=[part])
+        return replace(chunk.output, outputs=[replace(one) for one in every])
+
+
 def _finals(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
     gathered: dict[int, list[StreamChunk]] = {}
     with closing(chunks):

@@ -1,0 +1,144 @@
+"""`LLM` for event loops: results as async iterators, decoded together on a thread of the engine's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Self
+
+from paceline.config import SamplingParams
+from paceline.diffusion import DiffusionEngine
+from paceline.engine import (
+    Assembly,
+    Driver,
+    EngineWorker,
+    Mailbox,
+    OneByOneWorker,
+    Prompt,
+    Request,
+    RequestOutput,
+    StreamChunk,
+    Worker,
+)
+from paceline.errors import ConfigError
+from paceline.llm import LLM
+
+logger = logging.getLogger("paceline")
+
+
+class AsyncLLM:
+    """A language model whose requests run beside an event loop and join each other's steps.
+
+    Requests of any number of coroutines, and of several event loops, are decoded together; what one of them raises, or
+    leaves, ends no other. A coroutine that is cancelled, or an iterator that is closed, ends its request before the
+    next step. Diffusion language models decode one request after the other.
+
+    Args:
+        model: as in `LLM`, or an `LLM`, which may then go on to be used as well.
+        arguments: of `LLM`.
+    Attributes:
+        llm: the model, its tokenizer and its defaults.
+    Raises:
+        CheckpointError, ConfigError: see `LLM`.
+    """
+
+    def __init__(self, model: str | Path | LLM | None = None, **arguments: Any) -> None:
+        if isinstance(model, LLM) and arguments:
+            raise ConfigError(f"AsyncLLM takes no arguments beside an LLM, got {', '.join(arguments)}")
+        self.llm = model if isinstance(model, LLM) else LLM(model, **arguments)
+        self._workers: dict[int, Worker] = {}
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[StreamChunk]:
+        """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
+
+        Args:
+            prompt, sampling_params: as in `LLM.stream`.
+        Raises:
+            PromptError, ConfigError: at once, before anything runs.
+        """
+        return self._chunks(*self.llm.request(prompt, sampling_params))
+
+    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[RequestOutput]:
+        """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
+        at the end.
+
+        Raises:
+            PromptError, ConfigError: at once, before anything runs.
+        """
+        request, decoder = self.llm.request(prompt, sampling_params)
+        return self._assembled(request, decoder)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **template: Any,
+    ) -> AsyncGenerator[RequestOutput]:
+        """The answer to a conversation, as `generate` gives it.
+
+        Args:
+            messages: dicts with "role" and "content".
+            chat_template_kwargs, template: as in `LLM.chat`.
+        Raises:
+            ConfigError, PromptError: at once, before anything runs.
+        """
+        text = self.llm.tokenizer.apply_chat_template(messages, **{**template, **(chat_template_kwargs or {})})
+        tokens = self.llm.tokenizer.encode(text, add_special_tokens=False)
+        return self.generate({"prompt": text, "prompt_token_ids": tokens}, sampling_params)
+
+    async def _chunks(self, request: Request, decoder: Driver | DiffusionEngine) -> AsyncGenerator[StreamChunk]:
+        worker, mailbox = self._worker(decoder), Mailbox(request)
+        worker.submit(mailbox)
+        try:
+            while (chunk := await mailbox.get()) is not None:
+                yield chunk
+        finally:
+            worker.cancel(request.id)
+
+    async def _assembled(self, request: Request, decoder: Driver | DiffusionEngine) -> AsyncGenerator[RequestOutput]:
+        assembly = Assembly(request.params.output_kind)
+        async with aclosing(self._chunks(request, decoder)) as chunks:
+            async for chunk in chunks:
+                if (found := assembly.add(chunk)) is not None:
+                    yield found
+
+    def _worker(self, decoder: Driver | DiffusionEngine) -> Worker:
+        found = self._workers.get(id(decoder))
+        if found is None:
+            found = EngineWorker(decoder) if isinstance(decoder, Driver) else OneByOneWorker(decoder.stream)
+            self._workers[id(decoder)] = found
+        return found
+
+    @property
+    def faults(self) -> int:
+        """Decoding steps that raised so far; each ended the requests that had begun."""
+        return sum(worker.faults for worker in self._workers.values())
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer as an object of transformers."""
+        return self.llm.get_tokenizer()
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """The checkpoint's own sampling defaults, with changes."""
+        return self.llm.default_sampling_params(**changes)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the keys and values of ended requests; whether there was such a cache."""
+        return await asyncio.to_thread(self.llm.reset_prefix_cache)
+
+    def close(self) -> None:
+        """End all requests with what they have, and let go of the model."""
+        for worker in self._workers.values():
+            worker.close()
+        self.llm.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)

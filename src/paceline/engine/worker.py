@@ -1,0 +1,259 @@
+"""Decoding on a thread of its own, for requests that event loops wait for.
+
+A step's chunks go to each event loop in one call, since waking a loop costs more than handing over a chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Generator
+from threading import Condition, Thread, current_thread
+
+from paceline.engine.driver import Driver
+from paceline.engine.outputs import StreamChunk
+from paceline.engine.request import Request
+
+logger = logging.getLogger("paceline.engine")
+
+Delivery = list[tuple["Mailbox", list[StreamChunk]]]
+
+
+class Mailbox:
+    """Where a coroutine waits for the chunks of its request; made in its event loop.
+
+    Attributes:
+        outputs: how many have not ended.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.outputs = request, request.params.n
+        self.loop = asyncio.get_running_loop()
+        self._chunks: deque[StreamChunk] = deque()
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, chunks: list[StreamChunk], error: BaseException | None = None) -> None:
+        """Chunks have come, or what ends the request without one; called in the event loop."""
+        self._chunks.extend(chunks)
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> StreamChunk | None:
+        """The next chunk; None behind the last one.
+
+        Raises:
+            BaseException: what ended the request before it began.
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if not self.outputs:
+                return None
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        chunk = self._chunks.popleft()
+        self.outputs -= chunk.finish_reason is not None
+        return chunk
+
+
+class Worker:
+    """Decodes requests on a thread, which starts with the first one.
+
+    Attributes:
+        faults: steps that raised, each of which ended the requests that had begun.
+    """
+
+    def __init__(self) -> None:
+        self.faults = 0
+        self._wake = Condition()
+        self._todo: deque[Callable[[], None]] = deque()
+        self._mail: dict[str, Mailbox] = {}
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def submit(self, mailbox: Mailbox) -> None:
+        """Decode a request; its chunks go to its mailbox."""
+        self._do(lambda: self._begin(mailbox))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request before the next step; unknown and ended ones are ignored."""
+        with self._wake:
+            if self._closed:
+                return
+        self._do(lambda: self._end(request_id))
+
+    def close(self) -> None:
+        """End all requests with what they have, and the thread."""
+        with self._wake:
+            self._closed, thread = True, self._thread
+            self._wake.notify()
+        if thread is not None and thread is not current_thread():
+            thread.join()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("this AsyncLLM is closed; open a new one")
+            self._todo.append(work)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="paceline-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._todo or self._closed or self._busy()):
+                    self._wake.wait()
+                todo, self._todo = self._todo, deque()
+                closed = self._closed
+            for work in todo:
+                work()
+            if closed:
+                self._shut()
+                return
+            try:
+                self._step()
+            except Exception as error:
+                self.faults += 1
+                logger.error("a decoding step failed (%s: %s); its requests have ended", type(error).__name__, error)
+                logger.debug("the error of the step", exc_info=error)
+            self._post(self._collected())
+
+    def _post(self, delivery: Delivery) -> None:
+        """Hand chunks over, one call for each event loop; a loop that was closed meanwhile wants none."""
+        loops: dict[asyncio.AbstractEventLoop, Delivery] = {}
+        for mailbox, chunks in delivery:
+            loops.setdefault(mailbox.loop, []).append((mailbox, chunks))
+        for loop, mine in loops.items():
+            _tell(loop, lambda mine=mine: [mailbox.put(chunks) for mailbox, chunks in mine])  # type: ignore[misc]
+
+    def _reject(self, mailbox: Mailbox, error: BaseException) -> None:
+        _tell(mailbox.loop, lambda: mailbox.put([], error))
+
+    def _busy(self) -> bool:
+        raise NotImplementedError
+
+    def _begin(self, mailbox: Mailbox) -> None:
+        raise NotImplementedError
+
+    def _end(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    def _step(self) -> None:
+        raise NotImplementedError
+
+    def _collected(self) -> Delivery:
+        raise NotImplementedError
+
+    def _shut(self) -> None:
+        raise NotImplementedError
+
+
+def _tell(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(work)
+    except RuntimeError:
+        logger.debug("an event loop was closed before its requests ended")
+
+
+class EngineWorker(Worker):
+    """Steps an engine as long as it has work, all its requests together.
+
+    Args:
+        driver: of the engine; other threads may use it too.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self._driver = driver
+
+    def _busy(self) -> bool:
+        return self._driver.engine.has_work
+
+    def _begin(self, mailbox: Mailbox) -> None:
+        try:
+            self._driver.open(mailbox.request)
+        except Exception as error:  # of this request alone
+            self._reject(mailbox, error)
+        else:
+            self._mail[mailbox.request.id] = mailbox
+
+    def _end(self, request_id: str) -> None:
+        if self._mail.pop(request_id, None) is not None:
+            self._driver.drop(request_id)
+
+    def _step(self) -> None:
+        self._driver.step()
+
+    def _collected(self) -> Delivery:
+        found = []
+        for request_id, mailbox in list(self._mail.items()):
+            if chunks := self._driver.collect(request_id):
+                found.append((mailbox, chunks))
+            if mailbox.request.finished:
+                self._mail.pop(request_id)
+                self._driver.drop(request_id)
+        return found
+
+    def _shut(self) -> None:
+        self._driver.close()
+        self._post(self._collected())
+
+
+class OneByOneWorker(Worker):
+    """Decodes requests one after the other.
+
+    Args:
+        stream: decodes one.
+    """
+
+    def __init__(self, stream: Callable[[Request], Generator[StreamChunk]]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._waiting: deque[Mailbox] = deque()
+        self._now: tuple[Mailbox, Generator[StreamChunk]] | None = None
+        self._made: list[StreamChunk] = []
+
+    def _busy(self) -> bool:
+        return self._now is not None or bool(self._waiting)
+
+    def _begin(self, mailbox: Mailbox) -> None:
+        self._waiting.append(mailbox)
+
+    def _end(self, request_id: str) -> None:
+        self._waiting = deque(mailbox for mailbox in self._waiting if mailbox.request.id != request_id)
+        if self._now is not None and self._now[0].request.id == request_id:
+            self._now[1].close()
+            self._now = None
+
+    def _step(self) -> None:
+        if self._now is None and self._waiting:
+            mailbox = self._waiting.popleft()
+            try:
+                self._now = (mailbox, self._stream(mailbox.request))
+            except Exception as error:  # of this request alone
+                self._reject(mailbox, error)
+        if self._now is None:
+            return
+        mailbox, chunks = self._now
+        try:
+            self._post([(mailbox, [next(chunks)])])
+        except StopIteration:
+            self._now = None
+        except Exception as error:
+            self._now = None
+            self._reject(mailbox, error)
+            raise
+
+    def _collected(self) -> Delivery:
+        return []
+
+    def _shut(self) -> None:
+        if self._now is not None:
+            self._now[1].close()
+        for mailbox in ([self._now[0]] if self._now else []) + list(self._waiting):
+            self._reject(mailbox, RuntimeError("the model was closed"))

@@ -1,0 +1,183 @@
+"""AsyncLLM: the tokens of LLM for many coroutines at once, cancellation, faults that stay where they belong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from functools import cache
+from typing import Any
+
+import pytest
+
+from paceline import LLM, AsyncLLM, ConfigError, PromptError, RequestOutput, RequestOutputKind, SamplingParams
+
+PROMPTS = ["One day", "The name of", "def f(x):", "Once upon a time", "In the year"]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=30),
+    SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=20, logprobs=1),
+    SamplingParams(temperature=0.0, max_tokens=30, stop=["\n"]),
+    SamplingParams(temperature=0.7, seed=1, max_tokens=25, presence_penalty=0.5),
+    SamplingParams(temperature=0.0, max_tokens=20, structured_outputs={"choice": ["tea", "coffee"]}),
+]
+LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+
+
+@cache
+def llm() -> LLM:
+    return LLM(dtype="float32", profile=False)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def seen(output: RequestOutput) -> list[Any]:
+    return [
+        (one.text, one.token_ids, one.finish_reason, one.stop_reason, one.logprobs, one.cumulative_logprob)
+        for one in output.outputs
+    ]
+
+
+async def last(model: AsyncLLM, prompt: str, params: SamplingParams) -> list[Any]:
+    found = [seen(output) async for output in model.generate(prompt, params)]
+    return found[-1]
+
+
+@cache
+def wanted() -> list[Any]:
+    return [seen(one) for one in llm().generate(PROMPTS, PARAMS)]
+
+
+def test_coroutines_get_what_llm_gives() -> None:
+    async def all_at_once() -> list[Any]:
+        model = AsyncLLM(llm())
+        return await asyncio.gather(*(last(model, *one) for one in zip(PROMPTS, PARAMS, strict=True)))
+
+    assert run(all_at_once()) == wanted()
+
+
+def test_event_loops_of_several_threads_share_a_model() -> None:
+    model, found = AsyncLLM(llm()), dict[int, Any]()
+
+    def one(i: int) -> None:
+        found[i] = run(last(model, PROMPTS[i], PARAMS[i]))
+
+    threads = [threading.Thread(target=one, args=[i], daemon=True) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(len(PROMPTS))] == wanted()
+
+
+def test_outputs_come_as_they_are_wanted() -> None:
+    async def outputs(kind: RequestOutputKind) -> list[RequestOutput]:
+        params = SamplingParams(temperature=0.9, seed=2, n=2, max_tokens=12, logprobs=0, output_kind=kind)
+        return [one async for one in AsyncLLM(llm()).generate("One day", params)]
+
+    cumulative, deltas, final = (run(outputs(kind)) for kind in RequestOutputKind)
+    assert len(final) == 1
+    assert seen(final[0]) == seen(cumulative[-1])
+    assert min(len(cumulative), len(deltas)) > 2
+    for whole in final[0].outputs:
+        mine = [part for one in deltas for part in one.outputs if part.index == whole.index]
+        assert "".join(part.text for part in mine) == whole.text
+        assert [token for part in mine for token in part.token_ids] == whole.token_ids
+        assert [entry for part in mine for entry in part.logprobs or ()] == whole.logprobs
+
+
+def test_a_cancelled_coroutine_and_a_closed_iterator_end_their_requests() -> None:
+    async def both() -> None:
+        model = AsyncLLM(llm())
+        task = asyncio.create_task(last(model, "One day", LONG))
+        chunks = model.stream("The name of", LONG)
+        await anext(chunks)
+        await asyncio.sleep(0.05)
+        assert llm().engine.has_work
+        task.cancel()
+        await chunks.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(100):
+            if not llm().engine.has_work:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("requests that nobody waits for still run")
+
+    run(both())
+
+
+def test_what_is_wrong_with_a_request_is_raised_at_once() -> None:
+    model = AsyncLLM(llm())
+    with pytest.raises(PromptError, match="empty"):
+        model.generate("")
+    with pytest.raises(ConfigError, match="logit_bias"):
+        model.stream("a", SamplingParams(logit_bias={10**6: 1.0}))
+    with pytest.raises(ConfigError, match="beside an LLM"):
+        AsyncLLM(llm(), seed=1)
+
+
+def test_a_step_that_fails_ends_what_had_begun_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def around() -> tuple[Any, Any, int]:
+        model = AsyncLLM(llm())
+        step, calls = llm().engine.step, 0
+
+        def failing() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 5:
+                raise MemoryError("no room")
+            return step()
+
+        monkeypatch.setattr(llm().engine, "step", failing)
+        found = [output async for output in model.generate("One day", LONG)]
+        after = await last(model, PROMPTS[0], PARAMS[0])
+        return found[-1].outputs[0], after, model.faults
+
+    ended, after, faults = run(around())
+    assert (ended.finish_reason, faults) == ("error", 1)
+    assert "no room" in ended.error
+    assert len(ended.token_ids) > 0
+    assert after == wanted()[0]
+
+
+def test_a_conversation_is_rendered_by_the_template() -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    own = LLM(dtype="float32", profile=False)
+    if not own.tokenizer.has_chat_template:
+        with pytest.raises(ConfigError, match="chat template"):
+            AsyncLLM(own).chat(messages)
+        return
+    expected = own.chat(messages, SamplingParams(temperature=0.0, max_tokens=9))[0]
+
+    async def answer() -> Any:
+        found = [one async for one in AsyncLLM(own).chat(messages, SamplingParams(temperature=0.0, max_tokens=9))]
+        return seen(found[-1])
+
+    assert run(answer()) == seen(expected)
+
+
+def test_a_closed_model_takes_nothing_more_and_ends_what_runs() -> None:
+    async def closing() -> Any:
+        own = AsyncLLM(dtype="float32", profile=False)
+        chunks = own.stream("One day", LONG)
+        await anext(chunks)
+        await asyncio.to_thread(own.close)
+        rest = [chunk async for chunk in chunks]
+        with pytest.raises(ConfigError, match="closed"):
+            own.generate("a")
+        return rest[-1].finish_reason
+
+    assert run(closing()) == "abort"
+
+
+def test_a_diffusion_model_serves_one_request_after_the_other() -> None:
+    async def two() -> tuple[list[Any], list[Any]]:
+        async with AsyncLLM("bundled/diffusion") as model:
+            params, texts = SamplingParams(temperature=0.0, max_tokens=16), ("2+2=", "1+5=")
+            together = await asyncio.gather(*(last(model, text, params) for text in texts))
+            return together, [seen(one) for one in model.llm.generate(list(texts), params)]
+
+    together, alone = run(two())
+    assert together == alone
