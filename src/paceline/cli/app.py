@@ -30,6 +30,7 @@ from paceline.cli import (
     interrupts,
     methods,
     profile,
+    serve,
     tune,
     verify,
 )
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
+app.command("serve")(serve.command)
 app.command("methods")(methods.command)
 app.command("demo")(demo.command)
 app.command("verify")(verify.command)

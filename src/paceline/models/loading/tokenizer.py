@@ -192,6 +192,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's own."""
+        return self._template
+
     def to_transformers(self) -> Any:
         """The same tokenizer as an object of transformers."""
         if isinstance(self._backend, SlowBackend):

@@ -1,0 +1,5 @@
+"""The OpenAI-compatible server. It knows models only through `AsyncLLM`; nothing below it knows of HTTP."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,455 @@
+"""Requests of OpenAI's API as prompts and sampling parameters, and outputs as its answers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from paceline.config import SamplingParams
+from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
+from paceline.errors import PacelineError
+from paceline.llm import LLM
+from paceline.sampling import Logprob
+from paceline.serving.limits import Limits, tenant_of
+from paceline.serving.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    NamedTool,
+    Prediction,
+    ResponseFormat,
+    Sampled,
+)
+from paceline.serving.tools import FORMATS, THINK, Reader, calls_grammar
+
+FIELD: Final = re.compile(r"^([a-z_]+)\b")
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Job:
+    """One prompt of a request.
+
+    Attributes:
+        prompt: as `AsyncLLM` takes it.
+        shown: its text, for `echo`.
+        hidden: the single token that is decoded is not shown (`max_tokens` 0).
+    """
+
+    prompt: Json
+    params: SamplingParams
+    shown: str = ""
+    hidden: bool = False
+
+
+def named(error: PacelineError, request: Sampled) -> ApiError:
+    """The same error for a client, with the field that its text begins with."""
+    word = FIELD.match(str(error))
+    param = word[1] if word is not None and word[1] in type(request).model_fields else None
+    if param == "structured_outputs" and request.structured_outputs is None:
+        param = "response_format" if getattr(request, "response_format", None) is not None else "tools"
+    return ApiError(str(error), param=param)
+
+
+class Answers:
+    """Makes jobs of requests, and answers of outputs.
+
+    Args:
+        llm: whose tokenizer, template and defaults are used.
+        tool_format: name in `tools.FORMATS`.
+        strict_schemas: schemas without `strict` are taken as strict.
+        chat_template: replaces the checkpoint's.
+    """
+
+    def __init__(
+        self, llm: LLM, *, limits: Limits, tool_format: str, strict_schemas: bool, chat_template: str | None
+    ) -> None:
+        self._llm, self._limits, self._tool_format = llm, limits, tool_format
+        self._strict, self._template = strict_schemas, chat_template
+
+    def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
+        """A job for each prompt.
+
+        Raises:
+            ApiError: a field that cannot be honoured.
+        """
+        if request.best_of not in (None, request.n or 1):
+            raise ApiError("best_of must equal n; outputs are returned as they are drawn", param="best_of")
+        prompts = _prompts(request.prompt)
+        if not 0 < len(prompts) <= self._limits.max_prompts:
+            raise ApiError(f"prompt must hold 1 to {self._limits.max_prompts} prompts", param="prompt")
+        if request.echo and request.stream:
+            raise ApiError("echo cannot be used with stream", param="echo")
+        more: Json = {"logprobs": request.logprobs}
+        if request.echo and request.logprobs is not None:
+            more["prompt_logprobs"] = request.logprobs
+        hidden = request.max_tokens == 0
+        params = self._params(request, request.max_tokens or (1 if hidden else 16), more)
+        own = self._own(request, request.prediction, owner)
+        return [self._job(prompt, params, own, request, hidden) for prompt in prompts]
+
+    def _job(
+        self, prompt: str | list[int], params: SamplingParams, own: Json, request: CompletionRequest, hidden: bool
+    ) -> Job:
+        tokens = (
+            self._llm.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
+        )
+        shown = prompt if isinstance(prompt, str) or not request.echo else self._llm.tokenizer.decode(prompt, False)
+        return Job({"prompt_token_ids": tokens, **own}, params, shown if isinstance(shown, str) else "", hidden)
+
+    def chat(self, request: ChatRequest, owner: str) -> list[Job]:
+        """The one job of a conversation.
+
+        Raises:
+            ApiError: a field that cannot be honoured.
+        """
+        if request.top_logprobs is not None and not request.logprobs:
+            raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
+        if None not in (request.max_tokens, request.max_completion_tokens):
+            raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
+        text = self.rendered(request)
+        tokens = self._llm.tokenizer.encode(text, add_special_tokens=False)
+        most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
+        params = self._params(request, most, more)
+        return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
+
+    def rendered(self, request: Any) -> str:
+        """The text of a conversation (of a chat or tokenize request)."""
+        messages = [_message(one) for one in request.messages]
+        more: Json = dict(request.chat_template_kwargs or {})
+        if request.tools and getattr(request, "tool_choice", None) != "none":
+            more["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
+        return self._llm.tokenizer.apply_chat_template(
+            messages,
+            request.add_generation_prompt,
+            chat_template=self._template,
+            continue_final_message=request.continue_final_message,
+            **more,
+        )
+
+    def reader(self, request: ChatRequest, prompt: str) -> Reader:
+        """What splits the text of an answer."""
+        calls = bool(request.tools) and request.tool_choice != "none"
+        thinking = prompt.rstrip().endswith(THINK)
+        return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking)
+
+    def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
+        own: Json = {}
+        if prediction is not None:
+            own["prediction"] = prediction if isinstance(prediction, str) else prediction.model_dump()
+        if (salt := tenant_of(owner, request.cache_salt, request.prompt_cache_key)) is not None:
+            own["cache_salt"] = salt
+        return own
+
+    def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:
+        given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
+        for name, value, most in (
+            ("n", given.get("n"), self._limits.max_n),
+            ("max_tokens", max_tokens, self._limits.max_tokens),
+        ):
+            if value is not None and most is not None and value > most:
+                raise ApiError(f"{name} must be at most {most}, got {value}", param=name)
+        try:
+            bound = self._constraint(request)
+            return self._llm.default_sampling_params(
+                **given,
+                max_tokens=max_tokens if max_tokens is not None else self._limits.max_tokens,
+                **({} if bound is None else {"structured_outputs": bound}),
+            )
+        except PacelineError as error:
+            raise named(error, request) from None
+
+    def _constraint(self, request: Any) -> Json | None:
+        """`structured_outputs` of whatever asks for it."""
+        found = [request.structured_outputs] if request.structured_outputs is not None else []
+        wanted: ResponseFormat | None = request.response_format
+        if wanted is not None and wanted.type == "json_object":
+            found.append({"json_object": True})
+        if wanted is not None and wanted.type == "json_schema":
+            inner = wanted.json_schema
+            if inner is None or inner.schema_ is None:
+                raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
+            found.append({"json": inner.schema_, "strict": self._strict if inner.strict is None else inner.strict})
+        choice = getattr(request, "tool_choice", None)
+        if choice == "required" or isinstance(choice, NamedTool):
+            if not request.tools:
+                raise ApiError("tool_choice needs tools", param="tool_choice")
+            only = choice.function.name if isinstance(choice, NamedTool) else None
+            parallel = request.parallel_tool_calls is not False
+            tools = copy.deepcopy(request.tools)
+            found.append({"grammar": calls_grammar(tools, self._tool_format, only=only, parallel=parallel)})
+        if len(found) > 1:
+            raise ApiError(
+                "give one of response_format, structured_outputs and a required tool_choice", param="response_format"
+            )
+        if found and "json" in found[0] and "strict" not in found[0]:
+            found[0] = {**found[0], "strict": self._strict}
+        return found[0] if found else None
+
+
+def _prompts(given: Any) -> list[Any]:
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [given]
+    return list(given)
+
+
+def _message(message: Any) -> Json:
+    """As chat templates read it: calls with their arguments as objects, parts of texts as they are."""
+    found: Json = message.model_dump(exclude_none=True)
+    if found["role"] == "developer":
+        found["role"] = "system"
+    for part in found["content"] if isinstance(found.get("content"), list) else ():
+        if part["type"] == "refusal":
+            part["type"], part["text"] = "text", part.pop("refusal", "")
+    for call in found.get("tool_calls", ()):
+        call.pop("index", None)
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        except ValueError:
+            raise ApiError("arguments of tool_calls must be JSON", param="messages") from None
+    return found
+
+
+def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
+    """Token counts of a request, drafts included."""
+    prompt = sum(len(one.prompt_token_ids) for one in outputs)
+    made = 0 if hidden else sum(len(each.token_ids) for one in outputs for each in one.outputs)
+    drafted, accepted, drafters = 0, 0, dict[str, list[int]]()
+    for one in outputs:
+        metrics = one.metrics
+        for name, share in getattr(metrics, "drafters", {}).items():
+            both = drafters.setdefault(name, [0, 0])
+            both[0] += share.num_draft_tokens
+            both[1] += share.num_accepted_tokens
+        drafted += getattr(metrics, "num_draft_tokens", 0)
+        accepted += getattr(metrics, "num_accepted_tokens", 0)
+    followed = drafters.get("prediction", [0, 0])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens or 0 for one in outputs)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": followed[1],
+            "rejected_prediction_tokens": followed[0] - followed[1],
+        },
+        "speculative": {
+            "num_draft_tokens": drafted,
+            "num_accepted_tokens": accepted,
+            "drafters": {
+                name: {"num_draft_tokens": both[0], "num_accepted_tokens": both[1]} for name, both in drafters.items()
+            },
+        },
+    }
+
+
+def reason_of(reason: str | None) -> str | None:
+    """OpenAI's word for a finish reason."""
+    return "stop" if reason == "abort" else reason
+
+
+@dataclass(slots=True)
+class Answer:
+    """The frame of all answers and events of a request."""
+
+    kind: str
+    model: str
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{secrets.token_hex(16)}"
+
+    def frame(self, choices: list[Json], **more: Any) -> Json:
+        return {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **more,
+        }
+
+
+class CompletionAnswer:
+    """Events and the whole answer of a completions request."""
+
+    def __init__(self, request: CompletionRequest, jobs: Sequence[Job], model: str, llm: LLM) -> None:
+        self.request, self.jobs, self._llm = request, jobs, llm
+        self.answer = Answer("text_completion", model)
+        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def event(self, number: int, chunk: StreamChunk) -> Json:
+        """What a chunk of job `number` adds."""
+        index = number * self.jobs[number].params.n + chunk.index
+        tokens, characters = self._seen.get((number, chunk.index), (0, 0))
+        self._seen[number, chunk.index] = (tokens + len(chunk.token_ids), characters + len(chunk.text))
+        live = chunk.output.outputs[chunk.index]
+        logprobs = None
+        if live.logprobs is not None:
+            entries = live.logprobs[tokens : tokens + len(chunk.token_ids)]
+            logprobs = _old_logprobs(list(chunk.token_ids), entries, characters)
+        choice = {
+            "index": index,
+            "text": chunk.text,
+            "logprobs": logprobs,
+            "finish_reason": reason_of(chunk.finish_reason),
+            "stop_reason": live.stop_reason if chunk.finish_reason else None,
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        return self.answer.frame([choice])
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        choices = list[Json]()
+        for job, output in zip(self.jobs, outputs, strict=True):
+            for one in output.outputs:
+                choices.append(self._choice(job, output, one, len(choices)))
+        return self.answer.frame(choices, usage=usage_of(outputs, hidden=self.jobs[0].hidden))
+
+    def _choice(self, job: Job, output: RequestOutput, one: CompletionOutput, index: int) -> Json:
+        text = "" if job.hidden else one.text
+        ids = [] if job.hidden else one.token_ids
+        logprobs = None
+        if one.logprobs is not None:
+            logprobs = _old_logprobs(ids, one.logprobs[: len(ids)], len(job.shown) if self.request.echo else 0)
+            if self.request.echo:
+                entries = output.prompt_logprobs or []
+                before = _old_logprobs(output.prompt_token_ids, entries, 0, spell=self._llm.tokenizer.token_text)
+                logprobs = {key: before[key] + logprobs[key] for key in before}
+        choice: Json = {
+            "index": index,
+            "text": (job.shown if self.request.echo else "") + text,
+            "logprobs": logprobs,
+            "finish_reason": "length" if job.hidden else reason_of(one.finish_reason),
+            "stop_reason": one.stop_reason,
+        }
+        if self.request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
+        if self.request.return_token_ids:
+            choice |= {"token_ids": ids, "prompt_token_ids": output.prompt_token_ids}
+        return choice
+
+
+def _old_logprobs(
+    tokens: Sequence[int], entries: Sequence[dict[int, Logprob] | None], start: int, spell: Any = None
+) -> Json:
+    """As completions have them: columns."""
+    found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, entry in zip(tokens, entries, strict=True):
+        text = (entry or {}).get(token, Logprob(0.0, 0)).decoded_token or (spell(token) if spell else "")
+        found["tokens"].append(text)
+        found["token_logprobs"].append(None if entry is None else _finite(entry[token].logprob))
+        top = (
+            None
+            if entry is None
+            else {one.decoded_token or str(key): _finite(one.logprob) for key, one in entry.items()}
+        )
+        found["top_logprobs"].append(top)
+        found["text_offset"].append(start)
+        start += len(text)
+    return found
+
+
+def _finite(value: float) -> float:
+    return max(value, -9999.0)
+
+
+class ChatAnswer:
+    """Events and the whole answer of a chat request."""
+
+    def __init__(self, request: ChatRequest, jobs: Sequence[Job], model: str, answers: Answers) -> None:
+        self.request, (self.job,) = request, jobs
+        self.jobs, self._answers = jobs, answers
+        self.answer = Answer("chat.completion.chunk" if request.stream else "chat.completion", model)
+        self._most = request.top_logprobs or 0
+        self._readers: dict[int, Reader] = {}
+        self._tokens: dict[int, int] = {}
+
+    def event(self, number: int, chunk: StreamChunk) -> Json:
+        """What a chunk adds to one of the answers."""
+        index, ended = chunk.index, chunk.finish_reason is not None
+        delta: Json = {} if index in self._readers else {"role": "assistant", "content": ""}
+        reader = self._readers.setdefault(index, self._reader())
+        added = reader.feed(chunk.text, last=ended)
+        if added.content:
+            delta["content"] = added.content
+        if added.reasoning:
+            delta["reasoning_content"] = added.reasoning
+        if added.calls:
+            delta["tool_calls"] = added.calls
+        live, start = chunk.output.outputs[index], self._tokens.get(index, 0)
+        self._tokens[index] = stop = start + len(chunk.token_ids)
+        logprobs = (
+            None if live.logprobs is None else _new_logprobs(chunk.token_ids, live.logprobs[start:stop], self._most)
+        )
+        choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        if ended:
+            choice["finish_reason"] = self._reason(chunk.finish_reason, reader)
+            choice["stop_reason"] = live.stop_reason
+        if self.request.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        return self.answer.frame([choice])
+
+    def _reader(self) -> Reader:
+        return self._answers.reader(self.request, self.job.shown)
+
+    def _reason(self, reason: str | None, reader: Reader) -> str | None:
+        return "tool_calls" if reader.called and reason == "stop" else reason_of(reason)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        (output,) = outputs
+        choices = [self._choice(one) for one in output.outputs]
+        more: Json = {}
+        if self.request.prompt_logprobs is not None:
+            more["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
+        if self.request.return_token_ids:
+            more["prompt_token_ids"] = output.prompt_token_ids
+        return self.answer.frame(choices, usage=usage_of(outputs), **more)
+
+    def _choice(self, one: CompletionOutput) -> Json:
+        reader = self._reader()
+        found = reader.feed(one.text, last=True)
+        message: Json = {"role": "assistant", "content": found.content or (None if found.calls else "")}
+        message |= {"refusal": None, "reasoning_content": found.reasoning or None}
+        if found.calls:
+            message["tool_calls"] = [
+                {key: value for key, value in call.items() if key != "index"} for call in found.calls
+            ]
+        logprobs = None if one.logprobs is None else _new_logprobs(one.token_ids, one.logprobs, self._most)
+        choice: Json = {
+            "index": one.index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": self._reason(one.finish_reason, reader),
+            "stop_reason": one.stop_reason,
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = one.token_ids
+        return choice
+
+
+def _new_logprobs(tokens: Sequence[int], entries: Sequence[dict[int, Logprob]], most: int) -> Json:
+    """As chats have them: a list of entries, each with the `most` likeliest tokens."""
+
+    def one(found: Logprob) -> Json:
+        text = found.decoded_token or ""
+        return {"token": text, "logprob": _finite(found.logprob), "bytes": list(text.encode("utf-8", "replace"))}
+
+    return {
+        "content": [
+            one(entry[token]) | {"top_logprobs": [one(other) for other in entry.values() if other.rank <= most]}
+            for token, entry in zip(tokens, entries, strict=True)
+        ],
+        "refusal": None,
+    }

@@ -1,0 +1,278 @@
+"""The routes: requests are checked, decoded beside the event loop, and answered whole or as events."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from paceline.async_llm import AsyncLLM
+from paceline.errors import PacelineError
+from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, named
+from paceline.serving.limits import Guard, Keys, Limits, Slots
+from paceline.serving.metrics import Metrics
+from paceline.serving.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampled,
+    TokenizeRequest,
+)
+from paceline.serving.runs import CLOSED, Run, json_response
+from paceline.serving.tools import FORMATS, format_of
+from paceline.version import __version__
+
+logger = logging.getLogger("paceline.serving")
+
+Json = dict[str, Any]
+Reply = CompletionAnswer | ChatAnswer
+
+
+class Service:
+    """What the routes share.
+
+    Args:
+        model: decodes.
+        names: under which it is known; the first is told in answers.
+    """
+
+    def __init__(
+        self, model: AsyncLLM, names: Sequence[str], answers: Answers, limits: Limits, metrics: Metrics
+    ) -> None:
+        self.model, self.names, self.answers, self.limits = model, list(names), answers, limits
+        self.metrics, self.slots, self.started = metrics, Slots(limits), int(time.time())
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.names:
+            known = ", ".join(self.names)
+            raise ApiError(f"the model {name!r} is not served here; known: {known}", status=404, param="model",
+                           code="model_not_found")  # fmt: skip
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not begun."""
+        return 0 if self.model.llm.diffusion else len(self.model.llm.engine.scheduler.waiting)
+
+    async def answer(self, http: Request, request: Sampled, make: Callable[[], tuple[list[Job], Reply]]) -> Response:
+        """Decode a request and answer it."""
+        self.check_model(request.model)
+        if request.speculative_config is not None:
+            raise ApiError("speculative_config is set when the server starts; leave it out", param="speculative_config")
+        owner = http.scope.get("owner", "")
+        with ExitStack() as slot:
+            slot.enter_context(self.slots.slot(owner, self.waiting))
+            try:
+                jobs, reply = make()
+                streams = [self.model.stream(job.prompt, job.params) for job in jobs]
+            except PacelineError as error:
+                raise named(error, request) from None
+            leave = slot.pop_all().close
+        run = Run(streams, request, reply, metrics=self.metrics, max_seconds=self.limits.max_seconds, leave=leave)
+        if request.stream:
+            return StreamingResponse(
+                run.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+            )
+        return await run.whole(http)
+
+
+def create_app(
+    model: AsyncLLM,
+    *,
+    names: Sequence[str],
+    limits: Limits | None = None,
+    keys: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+    tool_format: str | None = None,
+    chat_template: str | None = None,
+    strict_schemas: bool = False,
+    metrics_prefix: str = "paceline",
+) -> Any:
+    """The server as an ASGI application.
+
+    Args:
+        model: loaded; it is not closed here.
+        names: of the model, the first of which answers tell.
+        keys: of clients; none lets everybody in.
+        hosts: that the Host header may name; None allows all.
+        tool_format: a name in `tools.FORMATS`; None is read off the chat template.
+        chat_template: replaces the checkpoint's.
+        strict_schemas: JSON schemas are strict unless a request says otherwise.
+        metrics_prefix: of the metrics' names; "vllm" gives vLLM's.
+    """
+    limits = limits or Limits()
+    template = chat_template or model.llm.tokenizer.chat_template
+    form = tool_format or format_of(template)
+    if form not in FORMATS:
+        raise ApiError(f"the tool call format must be one of {', '.join(FORMATS)}, got {form!r}")
+    answers = Answers(
+        model.llm, limits=limits, tool_format=form, strict_schemas=strict_schemas, chat_template=chat_template
+    )
+    service = Service(model, names, answers, limits, Metrics(model, prefix=metrics_prefix))
+    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
+    _add_errors(app, service)
+    Routes(service).add(app)
+    return _Logged(Guard(app, keys=Keys(keys), hosts=hosts, limits=limits))
+
+
+def _add_errors(app: FastAPI, service: Service) -> None:
+    async def told(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        service.metrics.rejected.labels(str(error.status)).inc()
+        return json_response(error.body(), error.status, error.headers)
+
+    async def invalid(http: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return await told(http, _invalid(error.errors()))
+
+    async def unknown(http: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return await told(http, ApiError(str(error.detail), status=error.status_code))
+
+    app.add_exception_handler(ApiError, told)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unknown)
+
+
+def _invalid(errors: Sequence[Any]) -> ApiError:
+    """The first thing that is wrong with a body: the longest way into it, of alternatives."""
+    first = max(errors, key=lambda one: len(one["loc"])) if errors[0]["loc"][:2] == ("body", "prompt") else errors[0]
+    path = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "json_invalid":
+        return ApiError(
+            f"the body is not JSON ({first.get('ctx', {}).get('error', 'unreadable')})", code="invalid_json"
+        )
+    words = [part for part in path if part.isdecimal() or (part.isidentifier() and not part[0].isupper())]
+    param = ".".join(words) or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(f"{param} is not supported; leave it out", param=param, code="unsupported_field")
+    return ApiError(f"{param or 'the body'}: {first['msg']}", param=param)
+
+
+class Routes:
+    """Handlers of the routes, by what they answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._llm = service, service.model.llm
+        info = self._llm.diffusion or self._llm.runner.info
+        self._context, self._vocab_size = info.max_context, info.vocab_size
+
+    def add(self, app: FastAPI) -> None:
+        """Bind them to their paths."""
+        posts: dict[str, Callable[..., Any]] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/completions": self.completions,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        gets: dict[str, Callable[..., Any]] = {
+            "/v1/models": self.models,
+            "/v1/models/{name:path}": self.one_model,
+            "/health": self.health,
+            "/version": self.version,
+            "/metrics": self.metrics,
+        }
+        for method, routes in (("POST", posts), ("GET", gets)):
+            for path, handler in routes.items():
+                app.add_api_route(path, handler, methods=[method], response_model=None)
+
+    async def chat(self, request: ChatRequest, http: Request) -> Response:
+        def make() -> tuple[list[Job], Reply]:
+            jobs = self._service.answers.chat(request, http.scope["owner"])
+            return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.answers)
+
+        return await self._service.answer(http, request, make)
+
+    async def completions(self, request: CompletionRequest, http: Request) -> Response:
+        def make() -> tuple[list[Job], Reply]:
+            jobs = self._service.answers.completion(request, http.scope["owner"])
+            return jobs, CompletionAnswer(request, jobs, self._service.names[0], self._llm)
+
+        return await self._service.answer(http, request, make)
+
+    async def models(self) -> Response:
+        return json_response({"object": "list", "data": [self._card(name) for name in self._service.names]})
+
+    async def one_model(self, name: str) -> Response:
+        self._service.check_model(name)
+        return json_response(self._card(name))
+
+    def _card(self, name: str) -> Json:
+        created = self._service.started
+        card = {"id": name, "object": "model", "created": created, "owned_by": "paceline"}
+        return card | {"max_model_len": self._context}
+
+    async def tokenize(self, request: TokenizeRequest) -> Response:
+        self._service.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise ApiError("give one of prompt and messages", param="prompt")
+        tokenizer = self._llm.tokenizer
+        try:
+            text = request.prompt if request.prompt is not None else self._service.answers.rendered(request)
+            special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
+            tokens = tokenizer.encode(text, add_special_tokens=special)
+        except PacelineError as error:
+            raise ApiError(str(error)) from None
+        found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
+        if request.return_token_strs:
+            found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+        return json_response(found)
+
+    async def detokenize(self, request: DetokenizeRequest) -> Response:
+        self._service.check_model(request.model)
+        if any(token >= self._vocab_size for token in request.tokens):
+            raise ApiError(f"tokens must hold ids in 0..{self._vocab_size - 1}", param="tokens")
+        return json_response({"prompt": self._llm.tokenizer.decode(request.tokens, False)})
+
+    async def health(self) -> Response:
+        closed, faults = self._llm.closed, self._service.model.faults
+        return json_response({"status": "closed" if closed else "ready", "faults": faults}, 503 if closed else 200)
+
+    async def version(self) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(self) -> Response:
+        return Response(self._service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Logged:
+    """ASGI: an id for each request, and one line of JSON when it has ended. Texts are never in it."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        name = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req-{time.time_ns():x}"
+        status, start = CLOSED, time.perf_counter()
+
+        async def told(message: Json) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        finally:
+            line = {
+                "request_id": name,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "seconds": round(time.perf_counter() - start, 4),
+            }
+            logger.info("%s", json.dumps(line))

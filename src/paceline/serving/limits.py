@@ -1,0 +1,205 @@
+"""Limits of what one client may ask, checked before anything is read or decoded: keys, hosts, sizes, the queue."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.errors import ConfigError
+from paceline.serving.protocol import ApiError
+
+OPEN: Final = ("/health", "/")
+"""Routes without a key."""
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+Scope = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Most of everything that a request controls.
+
+    Attributes:
+        max_body_bytes: of a request; 413 beyond.
+        max_n, max_tokens: of a request; None leaves the latter to the context.
+        max_prompts: of a completions request.
+        max_waiting: requests that have not begun; 429 beyond.
+        max_streams_per_key: running requests of a key; 429 beyond.
+        max_seconds: of a request, which then ends with what it has.
+    """
+
+    max_body_bytes: int = 8 * 2**20
+    max_n: int = 16
+    max_tokens: int | None = None
+    max_prompts: int = 256
+    max_waiting: int = 256
+    max_streams_per_key: int = 256
+    max_seconds: float = 600.0
+
+
+def read_keys(given: Sequence[str] = (), file: Path | None = None) -> tuple[str, ...]:
+    """Keys of flags, of a file with one a line, and of PACELINE_API_KEY.
+
+    Raises:
+        ConfigError: a file that cannot be read, or an empty key.
+    """
+    found = list(given)
+    if file is not None:
+        try:
+            found += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {str(file)!r} cannot be read ({error})") from None
+    if name := os.environ.get("PACELINE_API_KEY"):
+        found.append(name)
+    if any(not key.strip() for key in found):
+        raise ConfigError("--api-key must not be empty; leave it out to serve without keys")
+    return tuple(dict.fromkeys(found))
+
+
+class Keys:
+    """Who may use the server.
+
+    Args:
+        keys: none lets everybody in.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._hashes)
+
+    def owner(self, authorization: str) -> str | None:
+        """The number of the key in a header `Bearer KEY`, found in constant time; None for a wrong one."""
+        scheme, _, key = authorization.partition(" ")
+        mine, found = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest(), None
+        for number, known in enumerate(self._hashes):
+            if hmac.compare_digest(mine, known):
+                found = f"key-{number}"
+        return found if scheme.lower() == "bearer" else None
+
+
+class Guard:
+    """ASGI: lets in what has a right Host header, a key, a JSON content type and a body that is not too large.
+
+    Args:
+        app: behind it.
+        keys: see `Keys`.
+        hosts: names that the Host header may hold; None allows all.
+        limits: of the body.
+        origins: of pages of other hosts that may call; "*" is all.
+    """
+
+    def __init__(self, app: Any, *, keys: Keys, hosts: Sequence[str] | None, limits: Limits) -> None:
+        self._app, self._keys, self._hosts, self._limits = app, keys, hosts, limits
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await refuse(send, error)
+            return
+        await self._app(scope, self._counted(receive), send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = (
+            headers.get("host", "").rsplit(":", 1)[0] if not headers.get("host", "").endswith("]") else headers["host"]
+        )
+        if self._hosts is not None and host.lower() not in self._hosts:
+            raise ApiError(
+                "the Host header does not name this server; see --allowed-host", status=421, code="wrong_host"
+            )
+        scope["owner"] = ""
+        if self._keys and scope["path"] not in OPEN:
+            owner = self._keys.owner(headers.get("authorization", ""))
+            if owner is None:
+                raise ApiError("a valid API key is needed in the header Authorization: Bearer KEY", status=401,
+                               code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+            scope["owner"] = owner
+        if scope["method"] == "POST":
+            kind = headers.get("content-type", "").split(";")[0].strip().lower()
+            if kind != "application/json":
+                raise ApiError("the Content-Type must be application/json", status=415, code="wrong_content_type")
+            length = headers.get("content-length", "0")
+            if not length.isdecimal() or int(length) > self._limits.max_body_bytes:
+                raise self._too_large()
+
+    def _too_large(self) -> ApiError:
+        most = self._limits.max_body_bytes
+        return ApiError(f"the request must be at most {most} bytes long", status=413, code="request_too_large")
+
+    def _counted(self, receive: Any) -> Any:
+        """The same messages; a body without a length may not be longer either."""
+        size = 0
+
+        async def counted() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limits.max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return counted
+
+
+async def refuse(send: Any, error: ApiError) -> None:
+    """Answer with an error, without the application."""
+    body = json.dumps(error.body()).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Slots:
+    """How many requests run, in all and for each key."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self.running = limits, Counter[str]()
+
+    @contextmanager
+    def slot(self, owner: str, waiting: int) -> Iterator[None]:
+        """Have one.
+
+        Args:
+            waiting: requests that wait for the engine.
+        Raises:
+            ApiError: 429.
+        """
+        later = {"Retry-After": "1"}
+        if waiting >= self._limits.max_waiting:
+            raise ApiError(
+                "too many requests are waiting; try again later", status=429, code="queue_full", headers=later
+            )
+        if self.running[owner] >= self._limits.max_streams_per_key:
+            raise ApiError("too many requests of this key are running; try again later", status=429,
+                           code="too_many_streams", headers=later)  # fmt: skip
+        self.running[owner] += 1
+        try:
+            yield
+        finally:
+            self.running[owner] -= 1
+            if not self.running[owner]:
+                del self.running[owner]
+
+
+def tenant_of(owner: str, *salts: str | None) -> str | None:
+    """The cache salt of a request: other keys and other salts share nothing with it; None where there is neither."""
+    given = [salt for salt in salts if salt]
+    if not owner and not given:
+        return None
+    return hashlib.sha256(json.dumps([owner, *given]).encode()).hexdigest()[:40]

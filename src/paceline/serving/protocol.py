@@ -1,0 +1,267 @@
+"""What clients may send: OpenAI's fields, and vLLM's beside them. A field that is not here, or that cannot be honoured,
+is rejected with its name; nothing is ignored in silence but what says nothing about the answer (`user`, `metadata`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SAMPLING: Final = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+    "prompt_logprobs",
+)
+"""Fields that are sampling parameters of the same name."""
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+
+
+class Strict(BaseModel):
+    """No unknown fields, no texts for numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class StreamOptions(Strict):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(Strict):
+    """`response_format` of type json_schema."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Prediction(Strict):
+    """What the answer is expected to be."""
+
+    type: Literal["content"] = "content"
+    content: str | list[dict[str, Any]]
+
+
+class Sampled(Strict):
+    """What both kinds of requests may hold.
+
+    Number fields take whole numbers for floats; ranges are those of `SamplingParams`, which checks them.
+    """
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    structured_outputs: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    speculative_config: str | dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    safety_identifier: str | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were given."""
+        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+
+
+class CompletionRequest(Sampled):
+    """`/v1/completions`."""
+
+    prompt: str | list[str] | TokenIds | list[TokenIds]
+    echo: bool = False
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: None = None
+    prediction: Prediction | str | None = None
+    response_format: ResponseFormat | None = None
+    add_special_tokens: bool = True
+
+
+class TextPart(Strict):
+    """A part of a content."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Strict):
+    """Which function, with which arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call that the model made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Strict):
+    """One message of a conversation; contents are texts or parts of them."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: None = None
+    function_call: None = None
+    annotations: None = None
+
+
+class Function(Strict):
+    """What may be called."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A function of the client's."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """By its name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Sampled):
+    """`/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class TokenizeRequest(Strict):
+    """`/tokenize`: a prompt, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Strict):
+    """`/detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+class ApiError(Exception):
+    """What a client did wrong, or what the server cannot do now.
+
+    Args:
+        status: of HTTP.
+        param: the field that is wrong, as `messages.0.content`.
+        code: for programs.
+        headers: more of the answer's headers.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code, self.headers = message, status, param, code, headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

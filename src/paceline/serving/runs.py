@@ -1,0 +1,201 @@
+"""One request on its way: chunks of all its prompts, as events or as one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from paceline.engine import RequestOutput, StreamChunk
+from paceline.errors import PacelineError
+from paceline.serving.answers import ChatAnswer, CompletionAnswer, named, usage_of
+from paceline.serving.metrics import Metrics, Watch
+from paceline.serving.protocol import ApiError, Sampled
+
+KEEP_ALIVE: Final = 15.0
+"""Seconds without an event after which a comment is sent, so that nobody in between hangs up."""
+
+CLOSED: Final = 499
+"""Status in the log of a request whose client went away, as nginx has it."""
+
+Json = dict[str, Any]
+Part = list[tuple[int, StreamChunk]]
+"""Chunks with the numbers of their prompts."""
+
+
+class Merged:
+    """Chunks of several prompts as they come; used as a context, whose end ends them all.
+
+    Args:
+        streams: of the prompts.
+    Attributes:
+        outputs: the whole of each prompt that has begun, by number.
+    """
+
+    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics) -> None:
+        self.outputs: dict[int, RequestOutput] = {}
+        self._streams, self._metrics = streams, metrics
+        self._queue: asyncio.Queue[tuple[int, StreamChunk | Exception | None]] = asyncio.Queue()
+        self._left = len(streams)
+
+    async def __aenter__(self) -> Merged:
+        self._tasks = [asyncio.create_task(self._feed(*each)) for each in enumerate(self._streams)]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _feed(self, number: int, stream: AsyncGenerator[StreamChunk]) -> None:
+        watch = Watch(self._metrics)
+        try:
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    watch.chunk(chunk)
+                    self.outputs[number] = chunk.output
+                    self._queue.put_nowait((number, chunk))
+            self._queue.put_nowait((number, None))
+        except Exception as error:
+            self._queue.put_nowait((number, error))
+        finally:
+            if number in self.outputs:
+                watch.end(self.outputs[number])
+
+    async def next(self) -> Part | None:
+        """All that has come, at least one chunk; nothing after `KEEP_ALIVE` seconds; None at the end.
+
+        Raises:
+            Exception: what ended a prompt.
+        """
+        part: Part = []
+        while self._left and not part:
+            try:
+                items = [self._queue.get_nowait() if self._queue.qsize() else await self._wait()]
+            except TimeoutError:
+                return []
+            while self._queue.qsize():
+                items.append(self._queue.get_nowait())
+            for number, item in items:
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    self._left -= 1
+                else:
+                    part.append((number, item))
+        return part or None
+
+    async def _wait(self) -> tuple[int, StreamChunk | Exception | None]:
+        async with asyncio.timeout(KEEP_ALIVE):
+            return await self._queue.get()
+
+
+class Run:
+    """Decodes a request and answers it.
+
+    Args:
+        max_seconds: that it may take.
+        leave: called at the end, whatever it is.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[AsyncGenerator[StreamChunk]],
+        request: Sampled,
+        reply: CompletionAnswer | ChatAnswer,
+        *,
+        metrics: Metrics,
+        max_seconds: float,
+        leave: Callable[[], None],
+    ) -> None:
+        self._request, self._reply, self._seconds, self._leave = request, reply, max_seconds, leave
+        self._merged = Merged(streams, metrics)
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Server-sent events."""
+        options = self._request.stream_options
+        usage = options is not None and options.include_usage
+        try:
+            async with asyncio.timeout(self._seconds), self._merged as merged:
+                while (part := await merged.next()) is not None:
+                    yield self._lines(part, usage=usage) if part else b": keep-alive\n\n"
+                if usage:
+                    hidden = self._reply.jobs[0].hidden
+                    counts = usage_of(list(merged.outputs.values()), hidden=hidden)
+                    yield event(self._reply.answer.frame([]) | {"usage": counts})
+        except (ApiError, PacelineError, TimeoutError) as error:
+            yield event(as_api_error(error, self._request).body())
+        finally:
+            self._leave()
+        yield b"data: [DONE]\n\n"
+
+    def _lines(self, part: Part, *, usage: bool) -> bytes:
+        lines = []
+        for number, chunk in part:
+            if chunk.finish_reason == "error":
+                raise _failed(chunk.output)
+            body = self._reply.event(number, chunk)
+            lines.append(event(body | {"usage": None} if usage else body))
+        return b"".join(lines)
+
+    async def whole(self, http: Request) -> Response:
+        """One answer; decoding ends with the client's connection."""
+        gathered, gone = asyncio.create_task(self._gathered()), asyncio.create_task(_hung_up(http))
+        try:
+            await asyncio.wait({gathered, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not gathered.done():
+                return Response(status_code=CLOSED)
+            return json_response(self._reply.whole(gathered.result()))
+        except (PacelineError, TimeoutError) as error:
+            raise as_api_error(error, self._request) from None
+        finally:
+            for task in (gathered, gone):
+                task.cancel()
+            await asyncio.gather(gathered, gone, return_exceptions=True)
+            self._leave()
+
+    async def _gathered(self) -> list[RequestOutput]:
+        async with asyncio.timeout(self._seconds), self._merged as merged:
+            while (part := await merged.next()) is not None:
+                for _, chunk in part:
+                    if chunk.finish_reason == "error":
+                        raise _failed(chunk.output)
+            return [merged.outputs[number] for number in sorted(merged.outputs)]
+
+
+async def _hung_up(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def as_api_error(error: BaseException, request: Sampled) -> ApiError:
+    """For the client."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TimeoutError):
+        return ApiError("the request took longer than this server allows", status=504, code="timeout")
+    return named(error, request) if isinstance(error, PacelineError) else ApiError("internal error", status=500)
+
+
+def _failed(output: RequestOutput) -> ApiError:
+    why = next((one.error for one in output.outputs if one.error), "decoding failed")
+    return ApiError(why, status=500, code="decoding_failed")
+
+
+def event(body: Json) -> bytes:
+    """A server-sent event."""
+    return b"data: " + _dumped(body) + b"\n\n"
+
+
+def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON as an answer."""
+    return Response(_dumped(body), status, dict(headers or {}), "application/json")
+
+
+def _dumped(body: Json) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
