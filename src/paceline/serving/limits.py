@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
+
 from paceline.errors import ConfigError
 from paceline.serving.protocol import ApiError
 
@@ -150,7 +152,8 @@ class Guard:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limits.max_body_bytes:
-                raise self._too_large()
+                error = self._too_large()
+                raise HTTPException(error.status, error.message)  # what reads the body lets only these through
             return message
 
         return counted

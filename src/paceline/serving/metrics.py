@@ -33,7 +33,7 @@ class Metrics:
     """
 
     def __init__(self, model: AsyncLLM, *, prefix: str = "paceline") -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._model, self._registry = model, CollectorRegistry()
 
         def made(kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:

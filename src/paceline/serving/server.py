@@ -20,22 +20,23 @@ class Server:
         host, port: where; port 0 takes a free one.
     Attributes:
         port: that was taken.
+        socket: bound to it.
     Raises:
         ConfigError: the address cannot be bound.
     """
 
     def __init__(self, host: str, port: int) -> None:
         kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(kind, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket = socket.socket(kind, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((host, port))
+            self.socket.bind((host, port))
         except (OSError, OverflowError) as error:
-            self._socket.close()
+            self.socket.close()
             raise ConfigError(
                 f"cannot listen on {host} port {port} ({error}); choose another --host or --port"
             ) from None
-        self.host, self.port = host, int(self._socket.getsockname()[1])
+        self.host, self.port = host, int(self.socket.getsockname()[1])
 
     def run(self, app: Any, *, drain_seconds: int = 60) -> None:
         """Serve until a signal comes; running requests then have `drain_seconds` to end."""
@@ -48,4 +49,4 @@ class Server:
             timeout_graceful_shutdown=drain_seconds,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        uvicorn.Server(config).run(sockets=[self._socket])
+        uvicorn.Server(config).run(sockets=[self.socket])

@@ -1,0 +1,338 @@
+"""The API over HTTP: answers equal those of `LLM`, whole and streamed; what is wrong is named; limits hold."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from serving.conftest import Live
+
+from paceline import LLM, SamplingParams
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Say hello"}]
+
+
+def events(live: Live, path: str, **body: Any) -> list[Any]:
+    with live.http.stream("POST", path, json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def texts(found: list[Any]) -> dict[int, str]:
+    out: dict[int, str] = {}
+    for event in found:
+        for choice in event["choices"]:
+            text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            out[choice["index"]] = out.get(choice["index"], "") + text
+    return out
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 1.0, "seed": 4},
+    "two outputs": {"temperature": 0.8, "seed": 1, "n": 2},
+    "rules": {"temperature": 0.9, "seed": 2, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "presence_penalty": 0.4,
+              "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"5": -3}, "min_tokens": 4},
+    "stops": {"temperature": 0.0, "stop": ["\n"], "include_stop_str_in_output": True},
+    "constrained": {"temperature": 0.0, "structured_outputs": {"regex": "[a-z]+ [0-9]{2}"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAMPLED)
+def test_texts_are_those_of_the_library_whole_and_streamed(live: Live, llm: LLM, case: str) -> None:
+    given = {**SAMPLED[case], "max_tokens": 12}
+    expected = llm.generate("Once upon", llm.default_sampling_params(**given))[0]
+    whole = live.ok(COMPLETIONS, model="bundled", prompt="Once upon", **given)
+    assert [one["text"] for one in whole["choices"]] == [one.text for one in expected.outputs]
+    assert [one["finish_reason"] for one in whole["choices"]] == [one.finish_reason for one in expected.outputs]
+    made = sum(len(one.token_ids) for one in expected.outputs)
+    assert whole["usage"]["completion_tokens"] == made
+    assert whole["usage"]["total_tokens"] == made + len(expected.prompt_token_ids)
+    streamed = events(live, COMPLETIONS, prompt="Once upon", **given)
+    assert texts(streamed) == {one.index: one.text for one in expected.outputs}
+
+
+def test_chat_is_rendered_by_the_template_and_streams_the_same(live: Live, llm: LLM) -> None:
+    expected = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=10))[0].outputs[0].text
+    whole = live.ok(CHAT, messages=HELLO, temperature=0, max_completion_tokens=10)
+    assert whole["choices"][0]["message"]["content"] == expected
+    assert whole["object"] == "chat.completion"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Say hello"}]}]
+    found = events(live, CHAT, messages=parts, temperature=0, max_tokens=10, stream_options={"include_usage": True})
+    assert texts(found) == {0: expected}
+    assert found[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert found[-1]["choices"] == []
+    assert found[-1]["usage"]["completion_tokens"] == 10
+    assert all(one["usage"] is None for one in found[:-1])
+    assert {one["object"] for one in found} == {"chat.completion.chunk"}
+
+
+def test_several_prompts_and_token_ids_keep_their_order(live: Live, llm: LLM) -> None:
+    words = ["One day", "The name of", "In the"]
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    expected = [one.outputs[0].text for one in llm.generate(words, params)]
+    ids = [llm.tokenizer.encode(text) for text in words]
+    for prompt in (words, ids):
+        found = live.ok(COMPLETIONS, prompt=prompt, temperature=0, max_tokens=6)["choices"]
+        assert [one["text"] for one in found] == expected
+        assert [one["index"] for one in found] == [0, 1, 2]
+        assert texts(events(live, COMPLETIONS, prompt=prompt, temperature=0, max_tokens=6)) == dict(enumerate(expected))
+    assert live.ok(COMPLETIONS, prompt=ids[0], temperature=0, max_tokens=6)["choices"][0]["text"] == expected[0]
+
+
+def test_the_likelihood_of_a_prompt_is_told_without_decoding(live: Live, llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The name of the king")
+    expected = llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=1, prompt_logprobs=1, temperature=0.0))
+    for most in (0, 1):
+        choice = live.ok(COMPLETIONS, prompt=[ids], echo=True, logprobs=1, max_tokens=most, temperature=0)["choices"][0]
+        told, wanted = choice["logprobs"]["token_logprobs"], expected[0].prompt_logprobs
+        assert wanted is not None
+        assert told[0] is None
+        assert told[1 : len(ids)] == pytest.approx([wanted[i][ids[i]].logprob for i in range(1, len(ids))], abs=1e-4)
+        assert len(told) == len(ids) + most
+        assert choice["text"].startswith(llm.tokenizer.decode(ids, False))
+        tokens = choice["logprobs"]["tokens"]
+        assert "".join(tokens) == choice["text"]
+        assert choice["logprobs"]["text_offset"] == [len("".join(tokens[:i])) for i in range(len(tokens))]
+
+
+def test_logprobs_of_a_chat_hold_the_likeliest_tokens(live: Live) -> None:
+    whole = live.ok(CHAT, messages=HELLO, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3)
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert len(entries) == 5
+    assert all(len(one["top_logprobs"]) == 3 for one in entries)
+    assert all(one["logprob"] == one["top_logprobs"][0]["logprob"] for one in entries)
+    assert bytes(b for one in entries for b in one["bytes"]).decode() == whole["choices"][0]["message"]["content"]
+    streamed = events(live, CHAT, messages=HELLO, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3)
+    found = [entry for one in streamed for entry in one["choices"][0]["logprobs"]["content"]]
+    assert found == entries
+
+
+def test_a_prediction_is_drafted_from_and_counted(following: Live) -> None:
+    live = following
+    first = live.ok(COMPLETIONS, prompt="One day", temperature=0, max_tokens=24)["choices"][0]["text"]
+    usage = live.ok(
+        COMPLETIONS, prompt="One day", temperature=0, max_tokens=24, prediction={"type": "content", "content": first}
+    )["usage"]
+    counts, drafters = usage["completion_tokens_details"], usage["speculative"]["drafters"]
+    assert counts["accepted_prediction_tokens"] == drafters["prediction"]["num_accepted_tokens"] > 10
+    assert usage["speculative"]["num_accepted_tokens"] == counts["accepted_prediction_tokens"]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+
+
+def test_response_formats_bind_the_answer(live: Live) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+    choice = live.ok(CHAT, messages=HELLO, response_format=form, max_tokens=40, temperature=0)["choices"][0]
+    if choice["finish_reason"] == "stop":
+        assert set(json.loads(choice["message"]["content"])) == {"age"}
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}, "strict": True}}
+    assert live.error(CHAT, messages=HELLO, response_format=bad)["param"] == "response_format"
+    assert '["not"]' in live.error(CHAT, messages=HELLO, response_format=bad)["message"]
+    bad["json_schema"]["strict"] = False
+    live.ok(CHAT, messages=HELLO, response_format=bad, max_tokens=2)
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
+        "a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "now"}},
+]  # fmt: skip
+
+
+def test_calls_that_are_required_always_parse(live: Live) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        given = {"tools": TOOLS, "tool_choice": choice, "temperature": 0, "max_tokens": 90}
+        found = live.post(CHAT, messages=HELLO, parallel_tool_calls=False, **given)
+        if found.status_code == 400:  # the bundled template reads no tools
+            assert "tools" in found.text
+            return
+        message = found.json()["choices"][0]
+        assert message["finish_reason"] in ("tool_calls", "length")
+        if message["finish_reason"] == "tool_calls":
+            (call,) = message["message"]["tool_calls"]
+            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+WRONG: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "unknown field": (COMPLETIONS, {"prompt": "a", "max_tokns": 3}, "max_tokns"),
+    "out of range": (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature"),
+    "a text for a number": (COMPLETIONS, {"prompt": "a", "top_k": "3"}, "top_k"),
+    "too many outputs": (COMPLETIONS, {"prompt": "a", "n": 5}, "n"),
+    "an empty prompt": (COMPLETIONS, {"prompt": []}, "prompt"),
+    "ids out of range": (COMPLETIONS, {"prompt": [10**6]}, None),
+    "no prompt": (COMPLETIONS, {}, "prompt"),
+    "best_of": (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of"),
+    "suffix": (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix"),
+    "no messages": (CHAT, {"messages": []}, "messages"),
+    "an image": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None),
+    "an unknown role": (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
+    "top_logprobs alone": (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+    "audio": (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities.0"),
+    "stored": (CHAT, {"messages": HELLO, "store": True}, "store"),
+    "two limits": (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    "a missing tool": (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+    "a method": (CHAT, {"messages": HELLO, "speculative_config": "suffix"}, "speculative_config"),
+    "a path": (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": "/etc/passwd"}}, "structured_outputs"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_answered_400_with_the_field(live: Live, case: str) -> None:
+    path, body, param = WRONG[case]
+    error = live.error(path, **body)
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_unknown_models_and_paths_are_404(live: Live) -> None:
+    assert live.error(COMPLETIONS, 404, model="gpt-9", prompt="a")["code"] == "model_not_found"
+    assert live.http.get("/v1/models/nothing").status_code == 404
+    assert live.http.get("/v1/files").status_code == 404
+    assert [one["id"] for one in live.http.get("/v1/models").json()["data"]] == ["bundled", "other-name"]
+    assert live.http.get("/v1/models/other-name").json()["id"] == "other-name"
+    live.ok(COMPLETIONS, model="other-name", prompt="a", max_tokens=1)
+
+
+def test_bodies_that_are_no_json_or_too_large_are_rejected_before_they_are_read(live: Live) -> None:
+    assert live.http.post(COMPLETIONS, content="{", headers={"content-type": "application/json"}).status_code == 400
+    assert live.http.post(COMPLETIONS, content="{}", headers={"content-type": "text/plain"}).status_code == 415
+    assert live.error(COMPLETIONS, 413, prompt="a" * 200_000)["code"] == "request_too_large"
+
+    def endless() -> Any:
+        for _ in range(300):
+            yield b" " * 1000
+
+    chunked = live.http.post(COMPLETIONS, content=endless(), headers={"content-type": "application/json"})
+    assert chunked.status_code == 413
+    assert live.http.get("/health", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_tokens_go_there_and_back(live: Live, llm: LLM) -> None:
+    found = live.ok("/tokenize", prompt="One day, äöü")
+    assert found["tokens"] == llm.tokenizer.encode("One day, äöü")
+    assert live.ok("/detokenize", tokens=found["tokens"])["prompt"].endswith("One day, äöü")
+    assert live.ok("/tokenize", messages=HELLO)["tokens"] == llm.chat_ids(HELLO)
+    assert live.error("/detokenize", tokens=[10**7])["param"] == "tokens"
+    assert live.error("/tokenize")["param"] == "prompt"
+
+
+def test_keys_open_every_route_but_health_and_keep_tenants_apart(locked: Live) -> None:
+    assert locked.http.get("/health").status_code == 200
+    for path in ("/v1/models", "/metrics", "/version"):
+        assert locked.http.get(path).status_code == 401
+    body = {"prompt": "The quick brown fox jumps over the lazy dog. " * 8, "max_tokens": 2, "temperature": 0}
+
+    def cached(key: str) -> int:
+        answer = locked.http.post(COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("first-key") == 0
+    assert cached("first-key") > 0
+    assert cached("second-key") == 0
+    for wrong in ("third-key", "first", "first-key2"):
+        headers = {"authorization": f"Bearer {wrong}"}
+        assert locked.http.post(COMPLETIONS, json=body, headers=headers).status_code == 401
+
+
+def test_a_key_may_run_only_so_many_requests_at_once(locked: Live) -> None:
+    headers = {"authorization": "Bearer first-key"}
+    long = {"prompt": "One day", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with (
+        locked.http.stream("POST", COMPLETIONS, json=long, headers=headers) as first,
+        locked.http.stream("POST", COMPLETIONS, json=long, headers=headers) as second,
+    ):
+        assert first.status_code == second.status_code == 200
+        third = locked.http.post(COMPLETIONS, json=long, headers=headers)
+        assert (third.status_code, third.headers["retry-after"]) == (429, "1")
+        other = {"authorization": "Bearer second-key"}
+        assert locked.http.post(COMPLETIONS, json={**long, "max_tokens": 1, "stream": False}, headers=other).is_success
+    assert settled(locked)
+
+
+def settled(live: Live) -> bool:
+    """Whether nothing runs any more, within a few seconds."""
+    for _ in range(300):
+        if not live.model.llm.engine.has_work:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_slot(live: Live, stream: bool) -> None:
+    body = {"prompt": "One day", "max_tokens": 1900, "ignore_eos": True, "stream": stream, "temperature": 0}
+    if stream:
+        with live.http.stream("POST", COMPLETIONS, json=body) as answer:
+            next(answer.iter_lines())
+            assert live.model.llm.engine.has_work
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(live.url + COMPLETIONS, json=body, timeout=0.2)
+    assert settled(live)
+
+
+def test_requests_at_once_get_what_each_gets_alone(live: Live, llm: LLM) -> None:
+    prompts = [f"{word} day" for word in ("One", "Two", "Some", "A", "Another", "The", "This", "My")]
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    expected = [llm.generate(prompt, params)[0].outputs[0].text for prompt in prompts]
+    found: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        body = {"prompt": prompts[i], "temperature": 0, "max_tokens": 16}
+        found[i] = texts(events(live, COMPLETIONS, **body))[0]
+
+    threads = [threading.Thread(target=ask, args=[i]) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(len(prompts))] == expected
+
+
+def test_metrics_count_what_was_served_under_vllms_stems(live: Live) -> None:
+    def value(name: str) -> float:
+        lines = [line for line in live.http.get("/metrics").text.splitlines() if line.startswith(f"paceline:{name}")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    before = value("generation_tokens_total"), value("prompt_tokens_total"), value("e2e_request_latency_seconds_count")
+    live.ok(COMPLETIONS, prompt=[5, 6, 7], temperature=0, max_tokens=9, ignore_eos=True)
+    after = value("generation_tokens_total"), value("prompt_tokens_total"), value("e2e_request_latency_seconds_count")
+    assert [b - a for a, b in zip(before, after, strict=True)] == [9, 3, 1]
+    live.error(COMPLETIONS, prompt="a", temperature=-1)
+    assert 'status="400"' in live.http.get("/metrics").text
+
+
+def test_a_fault_of_the_engine_is_told_and_the_next_request_works(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = live.model.llm.engine
+    step, calls = engine.step, 0
+
+    def failing() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("no room")
+        return step()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "step", failing)
+        found = live.post(COMPLETIONS, prompt="One day", max_tokens=200, ignore_eos=True)
+    assert found.status_code == 500
+    assert "no room" in found.json()["error"]["message"]
+    assert live.http.get("/health").json()["faults"] == 1
+    assert live.ok(COMPLETIONS, prompt="One day", max_tokens=3)["choices"][0]["text"]
