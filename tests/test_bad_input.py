@@ -572,6 +572,22 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         ),
         "(t5): encoder-decoder models are not supported yet",
     ),
+    "T5 written by hand": (
+        lambda f: only_config(f, model_type="t5", architectures=["T5ForConditionalGeneration"]),
+        "(t5): encoder-decoder models are not supported yet",
+    ),
+    "Whisper written by hand": (
+        lambda f: only_config(f, model_type="whisper", architectures=["WhisperForConditionalGeneration"]),
+        "(whisper): encoder-decoder models are not supported yet",
+    ),
+    "Qwen2-VL written by hand": (
+        lambda f: only_config(f, model_type="qwen2_vl", architectures=["Qwen2VLForConditionalGeneration"]),
+        "(qwen2_vl): vision-language models are not supported yet",
+    ),
+    "shards without their index": (
+        lambda f: rename(f, "model.safetensors", "model-00001-of-00002.safetensors"),
+        "model.safetensors.index.json; it holds model-00001-of-00002.safetensors; give the folder",
+    ),
     "Qwen2-VL": (
         lambda f: only_config(f, model_type="qwen2_vl", vision_config={"depth": 2}),
         "(qwen2_vl): vision-language models are not supported yet",
