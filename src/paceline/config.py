@@ -60,6 +60,7 @@ LogitsProcessor = Callable[..., Any]
 """
 
 
+NO_BEAMS: Final = "beam search is not available"
 ELSEWHERE: Final = {
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
@@ -71,17 +72,36 @@ ELSEWHERE: Final = {
     "suppress_tokens": "logit_bias",
     "sequence_bias": "logit_bias",
     "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
-    "num_beams": "beam search is not available",
-    "use_beam_search": "beam search is not available",
+    **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
     "best_of": "n outputs are returned as they are drawn",
     "guided_decoding": "grammars are available for diffusion language models only",
     "structured_outputs": "grammars are available for diffusion language models only",
     "spaces_between_special_tokens": "texts are decoded as the tokenizer does it",
+    "extra_args": "no plugin reads them; give logits_processors",
+    "thinking_token_budget": "max_tokens limits the whole output",
 }
 """Parameters of transformers, and those of vLLM that are missing -> ours, or what is to be said."""
 
 
-@clear_calls(example="temperature=0", meant=ELSEWHERE)
+IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "best_of": (1,),
+    "num_beams": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "extra_args": ({},),
+    "guided_decoding": (),
+    "skip_reading_prefix_cache": (False,),
+    "flat_logprobs": (False,),
+    "skip_clone": (False, True),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+}
+"""Parameters of vLLM and transformers that are left out -> the values beside None under which they ask for nothing."""
+
+
+@clear_calls(example="temperature=0", meant=ELSEWHERE, neutral=IDLE)
 @dataclass(kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from paceline.arguments import ATTRIBUTES, translated
+from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
 from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_kind
 from paceline.engine import (
@@ -53,7 +53,7 @@ BUNDLED = BUNDLED_FOLDER
 OF_THE_MODEL = ("engine", "runner", "models", "_driver")
 
 
-@clear_calls()
+@clear_calls(meant=CALLS, neutral=IDLE_CALLS)
 class LLM:
     """A language model that decodes faster with the same output.
 
@@ -157,6 +157,7 @@ class LLM:
         """Load the model and build the engine around it."""
         check_names(model=model, tokenizer=tokenizer, revision=revision)
         need(gguf_file is None or isinstance(gguf_file, str), "gguf_file", "be the name of a file", gguf_file)
+        need(gguf_file is None or model is not None, "gguf_file", "be given together with model", gguf_file)
         need(self._lora is None or isinstance(self._lora, str | Path), "lora", "be a folder", self._lora)
         for key, value in (("profile", profile), ("trust_remote_code", self._trust)):
             need(isinstance(value, bool), key, "be True or False", value)
@@ -286,7 +287,15 @@ class LLM:
         run = self.diffusion.run if self.diffusion else self._serving(requests).run
         with request_bar(len(requests), use_tqdm) as advance:
             run(requests, advance)
-        return [request.result() for request in requests]
+        results = [request.result() for request in requests]
+        if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
+            logger.warning(
+                "%d of %d outputs ended with an error (attribute `error`; `raise_for_error`), the first: %s",
+                len(failed),
+                sum(len(result.outputs) for result in results),
+                failed[0],
+            )
+        return results
 
     def chat(
         self,
