@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,24 @@ def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     included = checker(SamplingParams(stop=["abc"], include_stop_str_in_output=True))
     included.push([0, 1])
     assert included.safe_text_length == 2
+
+
+def test_the_open_length_is_that_of_trying_every_beginning() -> None:
+    draws = random.Random(0)
+
+    def word(most: int) -> str:
+        return "".join(draws.choice("ab") for _ in range(draws.randint(1, most)))
+
+    lengths = set()
+    for _ in range(2000):
+        stops, text = sorted(word(6) for _ in range(draws.randint(1, 5))), word(12)
+        expected = max(
+            size for size in range(7) if any(text.endswith(one[:size]) for one in stops if len(one) > size) or not size
+        )
+        assert open_length(text, stops) == expected, (text, stops)
+        lengths.add(expected)
+    assert lengths == set(range(6)), "all lengths occur"
+    assert open_length("text", []) == 0
 
 
 def test_nothing_may_follow_the_end() -> None:
