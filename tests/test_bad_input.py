@@ -478,7 +478,7 @@ def test_none_is_not_given_for_keys_of_vllm(llm: LLM, text: bool) -> None:
     parsed = SpeculativeConfig.parse(json.dumps(given) if text else given)
     assert parsed == SpeculativeConfig(method="ngram")
     llm.with_speculative_config(given)
-    for key, value in (("quantisation", None), ("quantization", "int8"), ("draft_tensor_parallel_size", 1)):
+    for key, value in (("quantisation", None), ("quantization", "int8"), ("draft_tensor_parallel_size", 2)):
         with pytest.raises(ConfigError, match=f"speculative_config of 'ngram' does not know '{key}'"):
             llm.with_speculative_config({"method": "ngram", key: value})
 
