@@ -16,7 +16,7 @@ from command import Terminal
 
 from paceline import LLM, ConfigError, PacelineError, PromptError, RequestOutputKind, SamplingParams
 from paceline.arguments import IGNORED, NEUTRAL, translated
-from paceline.config import IDLE
+from paceline.config import FORMATS, IDLE
 from paceline.utils import shown_by
 
 TALK = [{"role": "user", "content": "Write SQL: all courses"}]
@@ -172,7 +172,28 @@ def test_what_is_missing_says_what_to_do_instead(llm: LLM) -> None:
         llm.beam_search(["x"])
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = llm.nonsense
+    with pytest.raises(AttributeError, match=r"LLM has no attribute 'from_pretrained'; call LLM\(model\)"):
+        LLM.from_pretrained("x")
     assert not hasattr(llm, "encode")
+    assert not hasattr(LLM, "encode")
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_formats_of_checkpoints_are_no_quantization(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"quantization='{name.upper()}' names a format of checkpoints; "):
+        LLM(quantization=name.upper())
+
+
+def test_prompt_dicts_of_other_libraries(llm: LLM) -> None:
+    expected = llm.generate("x", FEW)[0].outputs[0].token_ids
+    assert llm.generate({"prompt": "x", "multi_modal_data": None}, FEW)[0].outputs[0].token_ids == expected
+    for given, line in (
+        ({"input_ids": [5]}, r"does not know 'input_ids'; did you mean prompt_token_ids\?"),
+        ({"prompt": "x", "multi_modal_data": {}}, "'multi_modal_data'; models read texts and token ids here"),
+        ({"messages": TALK}, "'messages'; conversations go to chat"),
+    ):
+        with pytest.raises(PromptError, match=line):
+            llm.generate(given, FEW)
 
 
 def test_arguments_of_other_libraries_methods(llm: LLM) -> None:

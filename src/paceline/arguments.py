@@ -153,7 +153,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("start_profile", "stop_profile"), "use a profiler of PyTorch around generate"),
     "set_tokenizer": "pass tokenizer=... to LLM",
     "get_metrics": "each result has metrics of its own",
-    "from_pretrained": "call LLM(model)",
+    **dict.fromkeys(("from_pretrained", "from_engine_args"), "call LLM(model)"),
 }
 """Attributes of other libraries' models -> what to do instead."""
 

@@ -44,6 +44,26 @@ QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
 }  # fmt: skip
 """What a user may write -> what it is; the longer names are torchao's."""
 
+FORMATS: Final[Mapping[str, str]] = {
+    "gguf": "leave it out, GGUF files are read as they are",
+    "mxfp4": "leave it out, gpt-oss is read as it is",
+    **dict.fromkeys(
+        (
+            "awq",
+            "awq_marlin",
+            "bitsandbytes",
+            "compressed-tensors",
+            "fp8",
+            "gptq",
+            "gptq_marlin",
+            "modelopt",
+            "torchao",
+        ),
+        "give 'int8' or 'int4', which round the weights of a bfloat16 checkpoint when they are loaded, or a GGUF file",
+    ),
+}
+"""Other values of vLLM's `quantization` -> what to do here."""
+
 NOT_QUANTIZED = "none"
 """Keeps the values of weights, also where the file is quantised."""
 
@@ -496,6 +516,8 @@ class EngineConfig:
     quantization: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.quantization, str) and (instead := FORMATS.get(self.quantization.lower())):
+            raise ConfigError(f"quantization={self.quantization!r} names a format of checkpoints; {instead}")
         choice("quantization", self.quantization, (NOT_QUANTIZED, *QUANTIZATIONS), optional=True)
         choice("dtype", self.dtype, DTYPES)
         choice("exactness", self.exactness, EXACTNESS)

@@ -53,8 +53,17 @@ BUNDLED = BUNDLED_FOLDER
 OF_THE_MODEL = ("engine", "runner", "models", "_driver")
 
 
+class Named(type):
+    """Says of what the class does not have what to do instead, as its objects do."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(_absent(cls.__name__, name), name=name, obj=cls)
+
+
 @clear_calls(meant=CALLS, neutral=IDLE_CALLS)
-class LLM:
+class LLM(metaclass=Named):
     """A language model that decodes faster with the same output.
 
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
@@ -405,8 +414,7 @@ class LLM:
             """Called for what is not there: say why."""
             if name in OF_THE_MODEL and self.closed:
                 raise AttributeError("this LLM is closed; open a new one")
-            hint = f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-            raise AttributeError(f"LLM has no attribute {name!r}{hint}", name=name, obj=self)
+            raise AttributeError(_absent("LLM", name), name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self
@@ -457,6 +465,10 @@ class LLM:
         room = check_prompt(tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         return Request(f"request-{serial}", read.text, tokens, params, seed, room, read.tenant, read.prediction)
+
+
+def _absent(owner: str, name: str) -> str:
+    return f"{owner} has no attribute {name!r}" + (f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else "")
 
 
 @cache
