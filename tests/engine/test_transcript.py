@@ -204,6 +204,24 @@ def test_the_open_length_is_that_of_trying_every_beginning() -> None:
     assert open_length("text", []) == 0
 
 
+def test_the_stop_string_is_that_of_looking_for_each_alone() -> None:
+    draws = random.Random(1)
+    found = 0
+    for _ in range(2000):
+        stops = ["".join(draws.choices("ab", k=draws.randint(1, 6))) for _ in range(3)]
+        text, new = "".join(draws.choices("ab", k=draws.randint(1, 12))), draws.randint(1, 4)
+        starts = [
+            (start, place)
+            for place, stop in enumerate(stops)
+            for start in range(len(text))
+            if text[start:].startswith(stop) and start + len(stop) > len(text) - new
+        ]
+        expected = (min(starts)[0], stops[min(starts)[1]]) if starts else None
+        assert find_stop(text, stops, new) == expected, (text, stops, new)
+        found += expected is not None
+    assert 0 < found < 2000
+
+
 def test_nothing_may_follow_the_end() -> None:
     checked = checker(SamplingParams())
     assert checked.push([EOS, 0]) == 1

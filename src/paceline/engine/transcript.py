@@ -31,7 +31,8 @@ def find_stop(text: str, stops: Sequence[str], new_chars: int) -> tuple[int, str
         Where it starts and the string (of several that start there, the first in `stops`), or None.
     """
     best: tuple[int, str] | None = None
-    for stop in stops:
+    recent = text[max(0, len(text) - new_chars - max(map(len, stops), default=0) + 1) :]
+    for stop in [one for one in stops if one in recent]:  # few of what may be thousands
         start = text.find(stop, max(0, len(text) - new_chars - len(stop) + 1))
         if start >= 0 and (best is None or start < best[0]):
             best = start, stop
