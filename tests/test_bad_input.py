@@ -478,7 +478,7 @@ def test_none_is_not_given_for_keys_of_vllm(llm: LLM, text: bool) -> None:
     parsed = SpeculativeConfig.parse(json.dumps(given) if text else given)
     assert parsed == SpeculativeConfig(method="ngram")
     llm.with_speculative_config(given)
-    for key, value in (("quantisation", None), ("quantization", "int8"), ("draft_tensor_parallel_size", 1)):
+    for key, value in (("quantisation", None), ("quantization", "int8"), ("draft_tensor_parallel_size", 2)):
         with pytest.raises(ConfigError, match=f"speculative_config of 'ngram' does not know '{key}'"):
             llm.with_speculative_config({"method": "ngram", key: value})
 
@@ -571,6 +571,22 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
             f, model_type="t5", is_encoder_decoder=True, architectures=["T5ForConditionalGeneration"]
         ),
         "(t5): encoder-decoder models are not supported yet",
+    ),
+    "T5 written by hand": (
+        lambda f: only_config(f, model_type="t5", architectures=["T5ForConditionalGeneration"]),
+        "(t5): encoder-decoder models are not supported yet",
+    ),
+    "Whisper written by hand": (
+        lambda f: only_config(f, model_type="whisper", architectures=["WhisperForConditionalGeneration"]),
+        "(whisper): encoder-decoder models are not supported yet",
+    ),
+    "Qwen2-VL written by hand": (
+        lambda f: only_config(f, model_type="qwen2_vl", architectures=["Qwen2VLForConditionalGeneration"]),
+        "(qwen2_vl): vision-language models are not supported yet",
+    ),
+    "shards without their index": (
+        lambda f: rename(f, "model.safetensors", "model-00001-of-00002.safetensors"),
+        "model.safetensors.index.json; it holds model-00001-of-00002.safetensors; give the folder",
     ),
     "Qwen2-VL": (
         lambda f: only_config(f, model_type="qwen2_vl", vision_config={"depth": 2}),

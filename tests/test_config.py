@@ -12,7 +12,7 @@ import torch
 from processors import unlike_the_last
 from transformers import LogitsProcessorList
 
-from paceline import ConfigError, SamplingParams, SpeculativeConfig
+from paceline import LLM, ConfigError, SamplingParams, SpeculativeConfig
 from paceline.config import EngineConfig
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -190,3 +190,43 @@ def test_integers_that_tensors_do_not_take_are_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at most"):
         SamplingParams(**{name: 10**30})
     assert torch.ones(1).div_(getattr(SamplingParams(**{name: 2**62}), name)).item() > 0.0
+
+
+def test_keys_of_vllm_that_ask_for_nothing_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"method": "ngram", "draft_tensor_parallel_size": 1, "enforce_eager": True, "parallel_drafting": False}
+    with caplog.at_level("WARNING", "paceline"):
+        assert SpeculativeConfig.parse(given) == SpeculativeConfig.parse("ngram")
+    assert [record.getMessage() for record in caplog.records] == [
+        "ignored, since it changes nothing here: draft_tensor_parallel_size=1, enforce_eager=True, "
+        "parallel_drafting=False"
+    ]
+    caplog.clear()
+    assert SpeculativeConfig.parse({"method": "ngram", "draft_tensor_parallel_size": 2}).options
+    assert SpeculativeConfig.parse({"method": "ngram", "parallel_drafting": True}).options
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["ngram", "[ngram]"])
+def test_prompt_lookup_is_named_as_a_model_too(name: str) -> None:
+    assert SpeculativeConfig.parse({"model": name, "num_speculative_tokens": 3}) == SpeculativeConfig(
+        method="ngram", num_speculative_tokens=3
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"method": "ngram", "foo": 1, "bar": 2}, "config of 'ngram' does not know 'foo', 'bar'; known are"),
+        (
+            {"speculative_model": "x", "ngram_prompt_lookup_max": 2},
+            "does not know 'speculative_model' (did you mean model?), "
+            "'ngram_prompt_lookup_max' (did you mean prompt_lookup_max?)",
+        ),
+        ({"prompt_lookup_num_tokens": 5}, "'prompt_lookup_num_tokens'; did you mean num_speculative_tokens?"),
+        ({"method": "NGRAM"}, "unknown drafter 'NGRAM'; did you mean ngram?"),
+    ],
+)
+def test_unknown_keys_are_reported_together(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(speculative_config=given)
+    assert line in str(caught.value)

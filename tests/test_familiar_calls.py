@@ -16,6 +16,7 @@ from command import Terminal
 
 from paceline import LLM, ConfigError, PacelineError, PromptError, RequestOutputKind, SamplingParams
 from paceline.arguments import IGNORED, NEUTRAL, translated
+from paceline.config import FORMATS, IDLE
 from paceline.utils import shown_by
 
 TALK = [{"role": "user", "content": "Write SQL: all courses"}]
@@ -124,6 +125,11 @@ def test_our_own_names_are_offered_first() -> None:
         asked(max_len=3, enforce_eagr=True)
 
 
+def test_a_gguf_file_of_no_model() -> None:
+    with pytest.raises(ConfigError, match=r"gguf_file must be given together with model, got 'x\.gguf'"):
+        LLM(gguf_file="x.gguf")
+
+
 # ---------------------------------------------------------------------------------------------- methods of LLM
 
 
@@ -166,7 +172,53 @@ def test_what_is_missing_says_what_to_do_instead(llm: LLM) -> None:
         llm.beam_search(["x"])
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = llm.nonsense
+    with pytest.raises(AttributeError, match=r"LLM has no attribute 'from_pretrained'; call LLM\(model\)"):
+        LLM.from_pretrained("x")
     assert not hasattr(llm, "encode")
+    assert not hasattr(LLM, "encode")
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_formats_of_checkpoints_are_no_quantization(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"quantization='{name.upper()}' names a format of checkpoints; "):
+        LLM(quantization=name.upper())
+
+
+def test_prompt_dicts_of_other_libraries(llm: LLM) -> None:
+    expected = llm.generate("x", FEW)[0].outputs[0].token_ids
+    assert llm.generate({"prompt": "x", "multi_modal_data": None}, FEW)[0].outputs[0].token_ids == expected
+    for given, line in (
+        ({"input_ids": [5]}, r"does not know 'input_ids'; did you mean prompt_token_ids\?"),
+        ({"prompt": "x", "multi_modal_data": {}}, "'multi_modal_data'; models read texts and token ids here"),
+        ({"messages": TALK}, "'messages'; conversations go to chat"),
+    ):
+        with pytest.raises(PromptError, match=line):
+            llm.generate(given, FEW)
+
+
+def test_arguments_of_other_libraries_methods(llm: LLM) -> None:
+    expected = llm.generate("x", FEW)[0].outputs[0].token_ids
+    idle = {"priority": None, "tokenization_kwargs": None, "prompt_token_ids": None}
+    assert llm.generate("x", FEW, **idle)[0].outputs[0].token_ids == expected
+    with pytest.raises(
+        ConfigError,
+        match=r"'prompt_token_ids' \(prompts may hold token ids\), 'max_tokens' \(did you mean SamplingParams\(max_tok"
+        r".*'max_new_tokens' \(did you mean SamplingParams\(max_tok",
+    ):
+        llm.generate("x", prompt_token_ids=[[5]], max_tokens=3, max_new_tokens=3)
+
+
+def test_outputs_that_ended_with_an_error_are_not_silent(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(tokens: Any, logits: Any) -> Any:
+        raise RuntimeError("of the user")
+
+    with caplog.at_level(logging.WARNING, "paceline"):
+        bad, good = llm.generate(["x", "y"], [SamplingParams(logits_processors=[broken], max_tokens=3), FEW])
+    assert (bad.outputs[0].finish_reason, good.outputs[0].error) == ("error", None)
+    assert "of the user" in bad.outputs[0].error
+    (line,) = [record.getMessage() for record in caplog.records if "ended with an error" in record.getMessage()]
+    assert line.startswith("1 of 2 outputs ended with an error")
+    assert bad.outputs[0].error in line
 
 
 def test_the_tokenizer_of_transformers_is_the_models_own(llm: LLM) -> None:
@@ -373,3 +425,22 @@ def test_a_closed_stream_of_any_kind_leaves_nothing_behind(llm: LLM, kind: Reque
 def test_names_of_transformers_are_translated_in_the_message() -> None:
     with pytest.raises(PacelineError, match=r"'num_beams' \(beam search is not available\), 'max_new_tokens'"):
         SamplingParams(num_beams=4, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("name", sorted(IDLE))
+def test_parameters_that_ask_for_nothing_are_left_out(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for value in (None, *IDLE[name]):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "paceline"):
+            assert SamplingParams(seed=1, **{name: value}) == SamplingParams(seed=1)
+        said = [record.getMessage() for record in caplog.records]
+        assert said == ([] if value is None else [f"ignored, since it changes nothing here: {name}={value!r}"])
+    with pytest.raises(ConfigError, match=f"SamplingParams does not know '{name}'"):
+        SamplingParams(**{name: 7})
+
+
+def test_parameters_that_ask_for_nothing_hide_no_others() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^SamplingParams does not know 'tempreature' \(did you mean temperature\?\), 'x'"
+    ):
+        SamplingParams(best_of=None, tempreature=0, x=1)

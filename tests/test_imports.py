@@ -19,7 +19,7 @@ ALLOWED = {
     "version": set(),
     "utils": {"errors"},
     "config": {"errors", "utils"},
-    "arguments": {"errors", "utils"},
+    "arguments": {"config", "errors", "utils"},
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,

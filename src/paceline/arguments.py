@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Final
 
+from paceline.config import SamplingParams
 from paceline.errors import ConfigError
-from paceline.utils import shortened, unknown_names
+from paceline.utils import same, say_ignored, shortened, unknown_names
 
 logger = logging.getLogger("paceline")
 
@@ -126,15 +128,32 @@ MEANT: Final[Mapping[str, str]] = {
 }
 """Names that look like none of ours -> what to write, or a sentence."""
 
+CALLS: Final[Mapping[str, str]] = {
+    "prompt_token_ids": "prompts may hold token ids",
+    "input_ids": "prompts may hold token ids",
+    "max_new_tokens": "SamplingParams(max_tokens=...)",
+    "do_sample": "SamplingParams(temperature=...)",
+    **dict.fromkeys(("assistant_model", "prompt_lookup_num_tokens"), "give LLM a speculative_config"),
+    **{one.name: f"SamplingParams({one.name}=...)" for one in fields(SamplingParams)},
+}
+"""Arguments of the methods of `LLM` as other libraries have them -> what to write, or a sentence."""
+
+IDLE_CALLS: Final[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(
+    ("priority", "tokenization_kwargs", "guided_options_request", "prompt_token_ids"), ()
+)
+"""Those that ask for nothing where they are None."""
+
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "llm_engine": "see config, runner.info and engine",
     "model_config": "see config and runner.info",
     "beam_search": "beam search is not available; SamplingParams(n=...) draws several outputs",
     **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), "models generate text here"),
-    **dict.fromkeys(("sleep", "wake_up"), "close() frees the memory"),
+    **dict.fromkeys(("sleep", "wake_up", "shutdown"), "close() frees the memory"),
+    **dict.fromkeys(("collective_rpc", "apply_model"), "the model is runner, in this process"),
+    **dict.fromkeys(("start_profile", "stop_profile"), "use a profiler of PyTorch around generate"),
     "set_tokenizer": "pass tokenizer=... to LLM",
     "get_metrics": "each result has metrics of its own",
-    "from_pretrained": "call LLM(model)",
+    **dict.fromkeys(("from_pretrained", "from_engine_args"), "call LLM(model)"),
 }
 """Attributes of other libraries' models -> what to do instead."""
 
@@ -163,7 +182,7 @@ def translated(
     cuda = device.startswith("cuda") or (device == "auto" and cuda) if isinstance(device, str) else False
     for key in [key for key in given if key in NEUTRAL]:
         values, why = NEUTRAL[key]
-        if not (given[key] is None or any(_same(given[key], one) for one in values)):
+        if not (given[key] is None or any(same(given[key], one) for one in values)):
             rule = f"be {' or '.join(map(repr, values))}" if values else "be left out"
             wrong.append(f"{key} must {rule}, got {shortened(given[key], 60)} ({why})")
     if cuda and given.get("gpu_memory_utilization") is not None:
@@ -173,15 +192,8 @@ def translated(
         wrong.append(text)
     if wrong:
         raise ConfigError("; ".join(wrong))
-    if shown := [f"{key}={shortened(value, 30)}" for key, value in given.items() if value is not None]:
-        logger.warning("ignored, since it changes nothing here: %s", ", ".join(shown))
+    say_ignored(given)
     return _dtype(dtype, cuda=cuda), device
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Whether both are the same plain value; 1 is not True, but 1.0."""
-    plain = isinstance(value, bool | int | float | str | list | tuple | dict)
-    return plain and isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def _unknown(unknown: Sequence[str], own: Sequence[str], known: Iterable[str]) -> str:

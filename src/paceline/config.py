@@ -24,6 +24,8 @@ from paceline.utils import (
     need,
     number,
     reject_unknown,
+    same,
+    say_ignored,
     strings,
     tokens,
 )
@@ -41,6 +43,26 @@ QUANTIZATIONS: Mapping[str, Literal["int8", "int4"]] = {
     "int4wo": "int4"
 }  # fmt: skip
 """What a user may write -> what it is; the longer names are torchao's."""
+
+FORMATS: Final[Mapping[str, str]] = {
+    "gguf": "leave it out, GGUF files are read as they are",
+    "mxfp4": "leave it out, gpt-oss is read as it is",
+    **dict.fromkeys(
+        (
+            "awq",
+            "awq_marlin",
+            "bitsandbytes",
+            "compressed-tensors",
+            "fp8",
+            "gptq",
+            "gptq_marlin",
+            "modelopt",
+            "torchao",
+        ),
+        "give 'int8' or 'int4', which round the weights of a bfloat16 checkpoint when they are loaded, or a GGUF file",
+    ),
+}
+"""Other values of vLLM's `quantization` -> what to do here."""
 
 NOT_QUANTIZED = "none"
 """Keeps the values of weights, also where the file is quantised."""
@@ -60,6 +82,7 @@ LogitsProcessor = Callable[..., Any]
 """
 
 
+NO_BEAMS: Final = "beam search is not available"
 ELSEWHERE: Final = {
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
@@ -71,8 +94,7 @@ ELSEWHERE: Final = {
     "suppress_tokens": "logit_bias",
     "sequence_bias": "logit_bias",
     "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
-    "num_beams": "beam search is not available",
-    "use_beam_search": "beam search is not available",
+    **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
     "best_of": "n outputs are returned as they are drawn",
     "guided_decoding": "structured_outputs",
     "guided_json": 'structured_outputs={"json": ...}',
@@ -80,6 +102,8 @@ ELSEWHERE: Final = {
     "guided_choice": 'structured_outputs={"choice": ...}',
     "guided_grammar": 'structured_outputs={"grammar": ...}',
     "spaces_between_special_tokens": "texts are decoded as the tokenizer does it",
+    "extra_args": "no plugin reads them; give logits_processors",
+    "thinking_token_budget": "max_tokens limits the whole output",
 }
 """Parameters of transformers, and those of vLLM that are missing -> ours, or what is to be said."""
 
@@ -160,7 +184,25 @@ class StructuredOutputsParams:
         return cls(**given)  # type: ignore[arg-type]
 
 
-@clear_calls(example="temperature=0", meant=ELSEWHERE)
+IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "best_of": (1,),
+    "num_beams": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "extra_args": ({},),
+    "guided_decoding": (),
+    "skip_reading_prefix_cache": (False,),
+    "flat_logprobs": (False,),
+    "skip_clone": (False, True),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+}
+"""Parameters of vLLM and transformers that are left out -> the values beside None under which they ask for nothing."""
+
+
+@clear_calls(example="temperature=0", meant=ELSEWHERE, neutral=IDLE)
 @dataclass(kw_only=True)
 class SamplingParams:
     """How tokens are chosen, with vLLM's names, ranges and defaults.
@@ -358,6 +400,29 @@ VLLM_KEYS = frozenset(
 not.
 """
 
+IDLE_KEYS: Final[Mapping[str, tuple[Any, ...] | None]] = {
+    **dict.fromkeys(
+        """attention_backend disable_logprobs disable_mqa_scorer disable_padded_drafter_batch draft_load_config
+        enforce_eager max_model_len moe_backend use_local_argmax_reduction""".split()  # noqa: SIM905 (see above)
+    ),
+    "draft_tensor_parallel_size": (1,),
+    "tensor_parallel_size": (1,),
+    "parallel_drafting": (False,),
+    "use_heterogeneous_vocab": (False,),
+    "rejection_sample_method": ("strict", "standard"),
+    "kv_cache_dtype": ("auto",),
+}
+"""vLLM's keys that are left out with a warning -> the values under which they ask for nothing; None is any."""
+
+MEANT_KEYS: Final = {
+    **dict.fromkeys(("speculative_model", "assistant_model", "draft_model"), "model"),
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "prompt_lookup_num_tokens": "num_speculative_tokens",
+    "num_assistant_tokens": "num_speculative_tokens",
+}
+"""Keys of transformers, and those that vLLM once had -> ours."""
+
 NAMED: Final = 8
 """Most options, and most keys of all methods, that a message names where none is close."""
 
@@ -434,6 +499,12 @@ class SpeculativeConfig:
             whole = {"method": whole}
         rule = "be a dict, the name of a method, a list of methods, JSON or None"
         need(isinstance(whole, Mapping), "speculative_config", rule, whole)
+        idle = {key: value for key, value in whole.items() if _is_idle(key, value)}
+        say_ignored(idle)
+        whole = {key: value for key, value in whole.items() if key not in idle}
+        by_model = any(same(whole.get("model"), one) for one in ("ngram", "[ngram]"))  # as vLLM has it
+        if by_model and whole.get("method") is None:
+            whole = {key: value for key, value in whole.items() if key != "model"} | {"method": "ngram"}
         own = set(cls.general_keys())
         given = {key: value for key, value in whole.items() if value is not None or key not in own | VLLM_KEYS}
         known = {key: value for key, value in given.items() if key in own}
@@ -469,6 +540,14 @@ class SpeculativeConfig:
 
 GivenConfig = Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | str | SpeculativeConfig | None
 """What a user may give as a `speculative_config`."""
+
+
+def _is_idle(key: str, value: object) -> bool:
+    """Whether a key of vLLM asks for nothing here."""
+    if key not in IDLE_KEYS or value is None:
+        return False
+    values = IDLE_KEYS[key]
+    return values is None or any(same(value, one) for one in values)
 
 
 def _written(text: str) -> Any:
@@ -522,6 +601,8 @@ class EngineConfig:
     quantization: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.quantization, str) and (instead := FORMATS.get(self.quantization.lower())):
+            raise ConfigError(f"quantization={self.quantization!r} names a format of checkpoints; {instead}")
         choice("quantization", self.quantization, (NOT_QUANTIZED, *QUANTIZATIONS), optional=True)
         choice("dtype", self.dtype, DTYPES)
         choice("exactness", self.exactness, EXACTNESS)
@@ -546,13 +627,15 @@ class EngineConfig:
             integer("seed", self.seed, -(2**63), 2**63 - 1)
 
 
-def near(key: object, known: Iterable[str]) -> list[str]:
+def near(key: object, known: Sequence[str]) -> list[str]:
     """Known keys that this one may have been meant to be, the closest first; upper case does not count."""
+    if MEANT_KEYS.get(str(key)) in known:
+        return [MEANT_KEYS[str(key)]]
     return get_close_matches(str(key).lower(), list(dict.fromkeys(known)), n=2, cutoff=CLOSE)
 
 
 def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str], general: Sequence[str]) -> None:
-    """Reject the first of `given` that is no option.
+    """Reject those of `given` that are no options, all together.
 
     Args:
         kind: what lacks it, for the message.
@@ -561,13 +644,17 @@ def reject_unknown_keys(kind: str, given: Iterable[str], options: Sequence[str],
     Raises:
         ConfigError: with the closest of all these keys; where none is close, with the first of them.
     """
-    for key in given:
-        if key not in options:
-            rest = [one for one in general if one != key and one not in options]
-            close = near(key, [*options, *rest])
-            known = f"known are {_some(sorted(options)) or 'no options'}; with every method also {_some(rest)}"
-            hint = f"did you mean {' or '.join(close)}?" if close else known
-            raise ConfigError(f"{kind} does not know {key!r}; {hint}")
+    unknown = [key for key in given if key not in options]
+    if not unknown:
+        return
+    rest = [one for one in general if one not in unknown and one not in options]
+    close = {key: near(key, [*options, *rest]) for key in unknown}
+    hints = {key: f"did you mean {' or '.join(found)}?" if found else "" for key, found in close.items()}
+    known = f"known are {_some(sorted(options)) or 'no options'}; with every method also {_some(rest)}"
+    if len(unknown) == 1:
+        raise ConfigError(f"{kind} does not know {unknown[0]!r}; {hints[unknown[0]] or known}")
+    names = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
+    raise ConfigError(f"{kind} does not know {names}" + ("" if all(hints.values()) else f"; {known}"))
 
 
 def _some(names: Sequence[str]) -> str:

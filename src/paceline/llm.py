@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from paceline.arguments import ATTRIBUTES, translated
+from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
 from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_kind
 from paceline.engine import (
@@ -53,8 +53,17 @@ BUNDLED = BUNDLED_FOLDER
 OF_THE_MODEL = ("engine", "runner", "models", "_driver")
 
 
-@clear_calls()
-class LLM:
+class Named(type):
+    """Says of what the class does not have what to do instead, as its objects do."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(_absent(cls.__name__, name), name=name, obj=cls)
+
+
+@clear_calls(meant=CALLS, neutral=IDLE_CALLS)
+class LLM(metaclass=Named):
     """A language model that decodes faster with the same output.
 
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
@@ -157,6 +166,7 @@ class LLM:
         """Load the model and build the engine around it."""
         check_names(model=model, tokenizer=tokenizer, revision=revision)
         need(gguf_file is None or isinstance(gguf_file, str), "gguf_file", "be the name of a file", gguf_file)
+        need(gguf_file is None or model is not None, "gguf_file", "be given together with model", gguf_file)
         need(self._lora is None or isinstance(self._lora, str | Path), "lora", "be a folder", self._lora)
         for key, value in (("profile", profile), ("trust_remote_code", self._trust)):
             need(isinstance(value, bool), key, "be True or False", value)
@@ -286,7 +296,15 @@ class LLM:
         run = self.diffusion.run if self.diffusion else self._serving(requests).run
         with request_bar(len(requests), use_tqdm) as advance:
             run(requests, advance)
-        return [request.result() for request in requests]
+        results = [request.result() for request in requests]
+        if failed := [one.error for result in results for one in result.outputs if one.error is not None]:
+            logger.warning(
+                "%d of %d outputs ended with an error (attribute `error`; `raise_for_error`), the first: %s",
+                len(failed),
+                sum(len(result.outputs) for result in results),
+                failed[0],
+            )
+        return results
 
     def chat(
         self,
@@ -407,8 +425,7 @@ class LLM:
             """Called for what is not there: say why."""
             if name in OF_THE_MODEL and self.closed:
                 raise AttributeError("this LLM is closed; open a new one")
-            hint = f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
-            raise AttributeError(f"LLM has no attribute {name!r}{hint}", name=name, obj=self)
+            raise AttributeError(_absent("LLM", name), name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self
@@ -459,6 +476,10 @@ class LLM:
         room = check_prompt(tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         return Request(f"request-{serial}", read.text, tokens, params, seed, room, read.tenant, read.prediction)
+
+
+def _absent(owner: str, name: str) -> str:
+    return f"{owner} has no attribute {name!r}" + (f"; {ATTRIBUTES[name]}" if name in ATTRIBUTES else "")
 
 
 @cache

@@ -103,7 +103,7 @@ def lookup(family: str, name: str) -> Entry:
             f"drafter {name!r}: learned heads are not available yet; "
             'use "auto", "draft_model" with a small model, or another one of `paceline methods`'
         )
-    near = get_close_matches(name, entries, n=3, cutoff=0.7)
+    near = get_close_matches(name.lower(), entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
     raise ConfigError(f"unknown {family.removesuffix('s')} {name!r}; {hint}")
 

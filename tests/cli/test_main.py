@@ -40,6 +40,21 @@ def test_help_names_every_flag_in_full_at_80_columns(run: Command, monkeypatch: 
     assert "…" not in help_text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("serve", "org/name"), "No such command 'serve'; a server is not available yet, use LLM in Python; see"),
+        (("run", "x"), "No such command 'run'; use generate or chat; see"),
+        (("methods", "ngram"), "extra argument(s) (ngram); this command takes flags only; see `paceline methods"),
+        (("generate", "x", "y"), "extra argument(s) (y); put a text of several words into quotes; see"),
+    ],
+)
+def test_what_other_tools_have_says_what_to_do_here(run: Command, arguments: tuple[str, ...], line: str) -> None:
+    found = run(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert line in found.line
+
+
 def test_help_and_version_import_neither_torch_nor_transformers() -> None:
     program = """if True:
         import sys

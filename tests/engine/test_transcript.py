@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,42 @@ def test_text_that_may_become_a_stop_string_is_held_back() -> None:
     included = checker(SamplingParams(stop=["abc"], include_stop_str_in_output=True))
     included.push([0, 1])
     assert included.safe_text_length == 2
+
+
+def test_the_open_length_is_that_of_trying_every_beginning() -> None:
+    draws = random.Random(0)
+
+    def word(most: int) -> str:
+        return "".join(draws.choice("ab") for _ in range(draws.randint(1, most)))
+
+    lengths = set()
+    for _ in range(2000):
+        stops, text = sorted(word(6) for _ in range(draws.randint(1, 5))), word(12)
+        expected = max(
+            size for size in range(7) if any(text.endswith(one[:size]) for one in stops if len(one) > size) or not size
+        )
+        assert open_length(text, stops) == expected, (text, stops)
+        lengths.add(expected)
+    assert lengths == set(range(6)), "all lengths occur"
+    assert open_length("text", []) == 0
+
+
+def test_the_stop_string_is_that_of_looking_for_each_alone() -> None:
+    draws = random.Random(1)
+    found = 0
+    for _ in range(2000):
+        stops = ["".join(draws.choices("ab", k=draws.randint(1, 6))) for _ in range(3)]
+        text, new = "".join(draws.choices("ab", k=draws.randint(1, 12))), draws.randint(1, 4)
+        starts = [
+            (start, place)
+            for place, stop in enumerate(stops)
+            for start in range(len(text))
+            if text[start:].startswith(stop) and start + len(stop) > len(text) - new
+        ]
+        expected = (min(starts)[0], stops[min(starts)[1]]) if starts else None
+        assert find_stop(text, stops, new) == expected, (text, stops, new)
+        found += expected is not None
+    assert 0 < found < 2000
 
 
 def test_nothing_may_follow_the_end() -> None:

@@ -117,6 +117,45 @@ def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("a/b")
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("https://huggingface.co/a/b", "write 'a/b'"),
+        ("https://huggingface.co/a/b/tree/main", "write 'a/b'"),
+        ("hf.co/a/b", "write 'a/b'"),
+        ("hf://a/b", "write 'a/b'"),
+        ("a/b-GGUF:Q4_K_M", "write 'a/b-GGUF', and the name of the GGUF file as gguf_file (--gguf-file)"),
+        ("a/b/c", "check the path"),
+        ("/a/b:c", "check the path"),
+        ("https://elsewhere.org/a/b", "check the path"),
+    ],
+)
+def test_addresses_as_other_tools_take_them(name: str, hint: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve(name)
+    assert str(caught.value) == f"no folder {name!r}, and not a hub id, which reads 'org/name'; {hint}"
+
+
+def test_gguf_files_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    def gives(name: str, **kwargs: Any) -> str:
+        asked.append((name, kwargs))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", gives)
+    parts = ["q/x-00001-of-00002.gguf", "q/x-00002-of-00002.gguf"]
+    (tmp_path / "q").mkdir()
+    for part in parts:
+        (tmp_path / part).touch()
+    assert resolve("a/b", gguf_file=parts[1]) == tmp_path / parts[0]
+    assert asked == [("a/b", {"revision": None, "allow_patterns": parts})]
+    with pytest.raises(CheckpointError, match=r"a/b holds no file 'y\.gguf'; check gguf_file"):
+        resolve("a/b", gguf_file="y.gguf")
+
+
 @pytest.mark.parametrize("code", [False, True])
 def test_only_what_is_needed_is_asked_for(code: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub

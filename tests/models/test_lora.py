@@ -201,6 +201,8 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     folder, own = saved(tmp_path / "base"), adapter(tmp_path / "adapter", factors())
     with pytest.raises(CheckpointError, match=r"no LoRA adapter in .*adapter_config.json is missing"):
         logits(folder, lora=tmp_path)
+    with pytest.raises(CheckpointError, match="no folder 'org/name'; adapters are not downloaded"):
+        logits(folder, lora="org/name")
     (own / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="pickled adapters are not read"):
         logits(folder, lora=own)

@@ -40,6 +40,12 @@ from paceline.utils import shortened, shown_by
 from paceline.version import __version__
 
 BAD_INPUT, BUG, NO_READER = 2, 70, 141
+NOT_COMMANDS = {
+    "serve": "a server is not available yet, use LLM in Python",
+    **dict.fromkeys(("run", "complete"), "use generate or chat"),
+}
+"""Commands of other tools -> what to do here."""
+
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
 logger = logging.getLogger("paceline")
@@ -141,9 +147,19 @@ def _explain(error: BaseException) -> tuple[int, str]:
         path = getattr(getattr(error, "ctx", None), "command_path", "paceline")
         text = _bad_number(error) or format_message().rstrip(".")
         if "unexpected extra argument" in text:
-            text += "; put a text of several words into quotes"
+            text += f"; {_extra(error)}"
+        for name, instead in NOT_COMMANDS.items():
+            if f"No such command '{name}'" in text:
+                text = f"No such command '{name}'; {instead}"
         return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)
+
+
+def _extra(error: BaseException) -> str:
+    """What to do about an argument too many: whether the command takes a text at all."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    takes = any(one.param_type_name == "argument" for one in getattr(command, "params", ()))
+    return "put a text of several words into quotes" if takes else "this command takes flags only"
 
 
 def _bad_number(error: BaseException) -> str | None:

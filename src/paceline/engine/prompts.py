@@ -14,6 +14,16 @@ from paceline.utils import need, reject_unknown, shortened
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt")
+OF_OTHER_INPUT = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds")
+MEANT = {
+    "input_ids": "prompt_token_ids",
+    "attention_mask": "prompts of a batch are given as a list, without padding",
+    "messages": "conversations go to chat",
+    **dict.fromkeys(OF_OTHER_INPUT, "models read texts and token ids here"),
+    **dict.fromkeys(("encoder_prompt", "decoder_prompt"), "encoder-decoder models are not supported"),
+}
+"""Keys of vLLM and transformers -> ours, or a sentence."""
+
 MAX_SALT = 256
 
 
@@ -51,7 +61,8 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
             return ReadPrompt(prompt, encode(prompt), [])
         return ReadPrompt(None, ids(prompt), [])
     try:
-        reject_unknown("a prompt dict", prompt, KEYS)
+        unasked = {key for key in prompt if key in OF_OTHER_INPUT and prompt[key] is None}
+        reject_unknown("a prompt dict", [key for key in prompt if key not in unasked], KEYS, meant=MEANT)
     except ConfigError as error:
         raise PromptError(str(error)) from None
     text, tokens = _main(prompt, encode)

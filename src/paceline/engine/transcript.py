@@ -7,6 +7,7 @@ in the text of the same token takes the credit; so does one in the text that was
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
@@ -30,7 +31,8 @@ def find_stop(text: str, stops: Sequence[str], new_chars: int) -> tuple[int, str
         Where it starts and the string (of several that start there, the first in `stops`), or None.
     """
     best: tuple[int, str] | None = None
-    for stop in stops:
+    recent = text[max(0, len(text) - new_chars - max(map(len, stops), default=0) + 1) :]
+    for stop in [one for one in stops if one in recent]:  # few of what may be thousands
         start = text.find(stop, max(0, len(text) - new_chars - len(stop) + 1))
         if start >= 0 and (best is None or start < best[0]):
             best = start, stop
@@ -38,14 +40,18 @@ def find_stop(text: str, stops: Sequence[str], new_chars: int) -> tuple[int, str
 
 
 def open_length(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of `text` could be the beginning of a stop string that is not complete yet."""
-    longest = 0
-    for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:size]):
-                longest = size
-                break
-    return longest
+    """How many characters at the end of `text` could be the beginning of a stop string that is not complete yet.
+
+    Args:
+        stops: in sorted order, so that there may be thousands: those that begin with an end of the text follow it.
+    """
+    longest = max(map(len, stops), default=0)
+    for size in range(min(longest - 1, len(text)), 0, -1):
+        end = text[-size:]
+        place = bisect_right(stops, end)
+        if place < len(stops) and stops[place].startswith(end):
+            return size
+    return 0
 
 
 class StopChecker:
@@ -86,6 +92,7 @@ class StopChecker:
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._stop_ids = frozenset(params.stop_token_ids)
         self._stops: tuple[str, ...] = tuple(params.stop)
+        self._sorted_stops = sorted(self._stops)
         self._ends = self._eos_ids | self._stop_ids
         self._include, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
         limits = [limit for limit in (params.max_tokens, max_new_tokens) if limit is not None]
@@ -107,7 +114,7 @@ class StopChecker:
         """Length of the part of `text` that stays whatever comes next."""
         if self.finished or self._include or not self._stops:
             return len(self.text)
-        return len(self.text) - open_length(self.text, self._stops)
+        return len(self.text) - open_length(self.text, self._sorted_stops)
 
     def push(self, tokens: Sequence[int]) -> int:
         """Take newly committed tokens in order; returns how many are kept. Those after the end are not looked at."""

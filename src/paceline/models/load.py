@@ -81,7 +81,7 @@ def load_runner(
     """
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
-    adapter = None if lora is None else Path(lora)
+    adapter = None if lora is None else Path(lora).expanduser()
     wanted = _LoadRequest(name, dtype, target, max_context, strict, quantization, head_rows, group_size, adapter)
     return _load(
         resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code

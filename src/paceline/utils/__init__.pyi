@@ -25,6 +25,8 @@ from .validation import keys_once as keys_once
 from .validation import need as need
 from .validation import number as number
 from .validation import reject_unknown as reject_unknown
+from .validation import same as same
+from .validation import say_ignored as say_ignored
 from .validation import shortened as shortened
 from .validation import strings as strings
 from .validation import tokens as tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,6 +17,8 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from paceline.errors import ConfigError
+
+logger = logging.getLogger("paceline")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
@@ -290,12 +293,34 @@ def _fits(value: object, kind: Any, low: float, high: float) -> bool:
     return isinstance(value, origin or kind)
 
 
-def clear_arguments(function: Function, example: str = "", meant: Mapping[str, str] = MappingProxyType({})) -> Function:
+def same(value: object, neutral: object) -> bool:
+    """Whether both are the same plain value; 1 is not True, but 1.0."""
+    plain = isinstance(value, bool | int | float | str | list | tuple | dict)
+    return plain and isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def say_ignored(given: Mapping[str, Any]) -> None:
+    """One warning for all arguments that change nothing; None says that one is not given."""
+    if shown := [f"{key}={shortened(value, 30)}" for key, value in given.items() if value is not None]:
+        logger.warning("ignored, since it changes nothing here: %s", ", ".join(shown))
+
+
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Argument of another library -> the values beside None under which it asks for nothing."""
+
+
+def clear_arguments(
+    function: Function,
+    example: str = "",
+    meant: Mapping[str, str] = MappingProxyType({}),
+    neutral: Neutral = MappingProxyType({}),
+) -> Function:
     """The same function, which answers arguments that it does not have with one line in place of a TypeError.
 
     Args:
         example: of a keyword argument, for functions that take no other.
         meant: arguments of other libraries -> what to write instead.
+        neutral: arguments of other libraries that are left out, with a warning, where they ask for nothing.
     Raises:
         ConfigError: where it is called with an unknown argument (near matches are named), too many or too few. A
             TypeError from within the function stays what it is.
@@ -310,6 +335,9 @@ def clear_arguments(function: Function, example: str = "", meant: Mapping[str, s
         kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD) for kind in listed.values()
     )
 
+    def idles(key: str, value: object) -> bool:
+        return key in neutral and (value is None or any(same(value, one) for one in neutral[key]))
+
     @wraps(function)
     def clear(*positional: Any, **given: Any) -> Any:
         try:
@@ -318,6 +346,10 @@ def clear_arguments(function: Function, example: str = "", meant: Mapping[str, s
             try:
                 signature.bind(*positional, **given)
             except TypeError as error:
+                idle = {key: value for key, value in given.items() if key not in known and idles(key, value)}
+                if idle:
+                    say_ignored(idle)
+                    return clear(*positional, **{key: value for key, value in given.items() if key not in idle})
                 reject_unknown(name, {} if takes_all else given, known, meant=meant)
                 what = by_name if nothing_by_place and "positional" in str(error) else error
                 raise ConfigError(f"{name}: {what}{'; its arguments are ' * bool(known)}{', '.join(known)}") from None
@@ -326,22 +358,26 @@ def clear_arguments(function: Function, example: str = "", meant: Mapping[str, s
     return cast("Function", clear)
 
 
-def clear_calls(example: str = "", meant: Mapping[str, str] = MappingProxyType({})) -> Callable[[Class], Class]:
+def clear_calls(
+    example: str = "",
+    meant: Mapping[str, str] = MappingProxyType({}),
+    neutral: Neutral = MappingProxyType({}),
+) -> Callable[[Class], Class]:
     """Makes the same class, with `clear_arguments` at its constructor, its public methods and class methods.
 
     Args:
         example: of a keyword argument of the constructor, where it takes no other.
-        meant: arguments of the constructor as other libraries call them -> what to write instead.
+        meant, neutral: see `clear_arguments`.
     """
 
     def clear(cls: Class) -> Class:
         for key, value in list(vars(cls).items()):
             if key == "__init__" and inspect.isfunction(value):
-                setattr(cls, key, clear_arguments(value, example, meant))
+                setattr(cls, key, clear_arguments(value, example, meant, neutral))
             elif not key.startswith("_") and inspect.isfunction(value):
-                setattr(cls, key, clear_arguments(value))
+                setattr(cls, key, clear_arguments(value, "", meant, neutral))
             elif not key.startswith("_") and isinstance(value, classmethod):
-                setattr(cls, key, classmethod(clear_arguments(value.__func__)))
+                setattr(cls, key, classmethod(clear_arguments(value.__func__, "", meant, neutral)))
         return cls
 
     return clear

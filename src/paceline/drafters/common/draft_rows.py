@@ -20,7 +20,7 @@ from paceline.errors import DrafterError
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
 
-NAN: Final = "the draft model gave NaN; check its checkpoint"
+NAN: Final = "the draft model's distribution has NaN; check its checkpoint, and logits_processors of your own"
 
 _SALT: Final = 0xD1B54A32D192ED03
 _WEYL: Final = 0x9E3779B97F4A7C15

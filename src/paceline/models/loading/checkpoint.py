@@ -148,8 +148,10 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
+        there = sorted(path.name for path in folder.glob("*.safetensors"))
+        holds = f"; it holds {some(there)}" if there else ""
         raise CheckpointError(
-            f"no weights in {folder}: neither {SINGLE} nor {INDEX}; give the folder of a whole checkpoint"
+            f"no weights in {folder}: neither {SINGLE} nor {INDEX}{holds}; give the folder of a whole checkpoint"
         )
     names = sorted(set(_index(folder).values()))
     if unsafe := [name for name in names if Path(name).name != name]:

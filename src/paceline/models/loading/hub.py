@@ -34,6 +34,9 @@ HEADLESS = (
 )
 """Endings of architectures that hold no language-modelling head."""
 
+CONDITIONAL = "ForConditionalGeneration"
+"""Ending of architectures that mostly read more than the text before."""
+
 INSTEAD = "use a GGUF file of this model, or its bfloat16 checkpoint with quantization='int8' or 'int4'"
 
 
@@ -82,8 +85,19 @@ def resolve(
     if path.is_file():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint, with config.json and safetensors")
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
-        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; check the path")
+        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}")
     return _download(name, revision, code) if gguf_file is None else _download_gguf(name, revision, gguf_file)
+
+
+def _instead_of(name: str) -> str:
+    """What to write where a name is neither folder nor hub id: other tools take addresses, and files behind a colon."""
+    bare = re.sub(r"^(https?://(huggingface\.co|hf\.co)|hf:/|hf\.co)/", "", name)
+    repository = re.match(r"[\w.-]+/[\w.-]+", bare)
+    if bare != name and repository is not None:
+        return f"write {repository[0]!r}"
+    if repository is not None and repository.end() < len(name) and name[repository.end()] == ":":
+        return f"write {repository[0]!r}, and the name of the GGUF file as gguf_file (--gguf-file)"
+    return "check the path"
 
 
 def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
@@ -130,13 +144,16 @@ def _download(name: str, revision: str | None, code: bool) -> Path:
 
 
 def _download_gguf(name: str, revision: str | None, file: str) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import snapshot_download
 
-    try:
-        parts = [Path(hf_hub_download(name, one, revision=revision)) for one in split_names(file)]
-        return parts[0]
+    parts = split_names(file)
+    try:  # the whole list at once: file by file, huggingface_hub tries again and again where there is no network
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=parts))
     except Exception as error:  # HTTP, cache and validation errors of several libraries
         raise _explain(error, name, revision) from error
+    if absent := [one for one in parts if not (folder / one).is_file()]:
+        raise CheckpointError(f"{name} holds no file {absent[0]!r}; check gguf_file")
+    return folder / parts[0]
 
 
 def _explain(error: Exception, name: str, revision: str | None) -> CheckpointError:
@@ -194,9 +211,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     _refuse_kinds(folder, config)
     _refuse_quantised(folder, config)
-    architectures = config.get("architectures")
-    names = [str(name) for name in architectures] if isinstance(architectures, list) else []
-    headless = [name for name in names if name.endswith(HEADLESS)]
+    headless = [name for name in _architectures(config) if name.endswith(HEADLESS)]
     if headless:
         raise UnsupportedModelError(
             f"{folder} is a {headless[0]}, which does not write text; use a ForCausalLM checkpoint"
@@ -222,19 +237,33 @@ def _refuse_formats(folder: Path) -> None:
 
 def _refuse_kinds(folder: Path, config: Mapping[str, Any]) -> None:
     """Reject models that read more than the text before."""
-    family = str(config.get("model_type"))
-    if config.get("is_encoder_decoder") is True:
-        raise UnsupportedModelError(
-            f"{folder} ({family}): encoder-decoder models are not supported yet; use a decoder-only (ForCausalLM) one"
-        )
-    if not isinstance(config.get("vision_config"), Mapping) or "AutoModelForCausalLM" in (config.get("auto_map") or {}):
-        return
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_PARTS
+    family, kinds = str(config.get("model_type")), "encoder-decoder models"
+    if config.get("is_encoder_decoder") is not True:
+        kinds = _other_input(config, family)
+    if kinds:
+        rather = "a decoder-only (ForCausalLM) one" if kinds.startswith("encoder") else "a model of text alone"
+        raise UnsupportedModelError(f"{folder} ({family}): {kinds} are not supported yet; use {rather}")
 
-    if family not in TEXT_PARTS:
-        raise UnsupportedModelError(
-            f"{folder} ({family}): vision-language models are not supported yet; use a model of text alone"
-        )
+
+def _other_input(config: Mapping[str, Any], family: str) -> str:
+    """What a model that reads more than the text before is, in words; "" where that is all that it needs."""
+    conditional = any(name.endswith(CONDITIONAL) for name in _architectures(config))
+    seeing = isinstance(config.get("vision_config"), Mapping)
+    if not (seeing or conditional) or "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+        return ""
+    from transformers.models.auto import modeling_auto as known
+
+    two = {**known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
+    if conditional and family in two:
+        return "encoder-decoder models"
+    if family in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return ""
+    return "vision-language models" if seeing or family in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES else ""
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    found = config.get("architectures")
+    return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def _is_readable(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:

@@ -155,6 +155,10 @@ class StoredAdapter(Checkpoint):
 
 
 def _read(folder: Path) -> _Adapter:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"no folder {str(folder)!r}; adapters are not downloaded, give the folder that PEFT wrote"
+        )
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"no LoRA adapter in {folder}: {CONFIG} is missing; give the folder that PEFT wrote")
     if not (folder / WEIGHTS).is_file():
