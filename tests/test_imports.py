@@ -35,7 +35,7 @@ ALLOWED = {
     "claims": LOW,
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
-    "serving": METHODS | {"async_llm", "diffusion", "engine", "llm", "models", "sampling"},
+    "serving": METHODS | {"async_llm", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
     "cli": METHODS | {"async_llm", "serving", "diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},

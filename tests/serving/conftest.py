@@ -43,7 +43,7 @@ def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
     options = {"names": ["bundled", "other-name"], "hosts": ["127.0.0.1"]} | options
     listening = Server("127.0.0.1", 0)
     app = create_app(model, **options)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listening.port}"
@@ -60,7 +60,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def live(llm: LLM) -> Iterator[Live]:
-    yield from serve(AsyncLLM(llm), limits=Limits(max_body_bytes=100_000, max_n=4))
+    yield from serve(AsyncLLM(llm), limits=Limits(max_body_bytes=400_000, max_n=4))
 
 
 @pytest.fixture(scope="session")

@@ -211,10 +211,10 @@ def test_unknown_models_and_paths_are_404(live: Live) -> None:
 def test_bodies_that_are_no_json_or_too_large_are_rejected_before_they_are_read(live: Live) -> None:
     assert live.http.post(COMPLETIONS, content="{", headers={"content-type": "application/json"}).status_code == 400
     assert live.http.post(COMPLETIONS, content="{}", headers={"content-type": "text/plain"}).status_code == 415
-    assert live.error(COMPLETIONS, 413, prompt="a" * 200_000)["code"] == "request_too_large"
+    assert live.error(COMPLETIONS, 413, prompt="a" * 500_000)["code"] == "request_too_large"
 
     def endless() -> Any:
-        for _ in range(300):
+        for _ in range(500):
             yield b" " * 1000
 
     chunked = live.http.post(COMPLETIONS, content=endless(), headers={"content-type": "application/json"})
@@ -336,3 +336,27 @@ def test_a_fault_of_the_engine_is_told_and_the_next_request_works(live: Live, mo
     assert "no room" in found.json()["error"]["message"]
     assert live.http.get("/health").json()["faults"] == 1
     assert live.ok(COMPLETIONS, prompt="One day", max_tokens=3)["choices"][0]["text"]
+
+
+def test_schemas_that_hang_or_crash_the_compiler_harm_nobody(live: Live) -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)} | {"d3000": {"type": "integer"}}
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(9000)}}
+    for schema in ({"$defs": chain, "$ref": "#/$defs/d0"}, wide):
+        body = {"messages": HELLO, "max_tokens": 2, "structured_outputs": {"json": schema}}
+        error = live.error(CHAT, **body)
+        assert error["param"] == "structured_outputs"
+        assert "too long" in error["message"]
+    assert live.ok(CHAT, messages=HELLO, max_tokens=2, structured_outputs={"choice": ["a"]})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_lenient_schema_did_not_enforce_is_told(live: Live, stream: bool) -> None:
+    schema = {"type": "integer", "minimum": 3, "maximum": 3, "not": {"const": 3}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": HELLO, "response_format": form, "max_tokens": 8, "temperature": 0}
+    found = events(live, CHAT, **body) if stream else [live.ok(CHAT, **body)]
+    errors = [choice["schema_errors"] for one in found for choice in one["choices"] if "schema_errors" in choice]
+    assert len(errors) == 1
+    assert "should not be valid" in errors[0][0]
+    form["json_schema"]["schema"] = {"type": "integer", "minimum": 3, "maximum": 3}
+    assert "schema_errors" not in json.dumps(events(live, CHAT, **body) if stream else live.ok(CHAT, **body))

@@ -41,7 +41,6 @@ from paceline.version import __version__
 
 BAD_INPUT, BUG, NO_READER = 2, 70, 141
 NOT_COMMANDS = {
-    "serve": "a server is not available yet, use LLM in Python",
     **dict.fromkeys(("run", "complete"), "use generate or chat"),
 }
 """Commands of other tools -> what to do here."""

@@ -25,3 +25,4 @@ from .notation import parse_regex as parse_regex
 from .notation import read_ebnf as read_ebnf
 from .structured import Constraint as Constraint
 from .structured import constraint as constraint
+from .structured import grammar_text as grammar_text

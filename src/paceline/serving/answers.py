@@ -53,9 +53,23 @@ def named(error: PacelineError, request: Sampled) -> ApiError:
     """The same error for a client, with the field that its text begins with."""
     word = FIELD.match(str(error))
     param = word[1] if word is not None and word[1] in type(request).model_fields else None
-    if param == "structured_outputs" and request.structured_outputs is None:
-        param = "response_format" if getattr(request, "response_format", None) is not None else "tools"
-    return ApiError(str(error), param=param)
+    return ApiError(str(error), param=constrained_by(request) if param == "structured_outputs" else param)
+
+
+def constrained_by(request: Any) -> str:
+    """The field that a request's constraint is from."""
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    return "response_format" if request.response_format is not None else "tools"
+
+
+def lenient_schema(request: Any) -> Any:
+    """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
+    bound = request.structured_outputs or {}
+    wanted: ResponseFormat | None = request.response_format
+    if wanted is not None and wanted.json_schema is not None:
+        bound = {"json": wanted.json_schema.schema_, "strict": wanted.json_schema.strict}
+    return None if bound.get("strict") else bound.get("json")
 
 
 class Answers:
@@ -284,6 +298,8 @@ class Answer:
 class CompletionAnswer:
     """Events and the whole answer of a completions request."""
 
+    nothing: Final[Json] = {"text": "", "logprobs": None, "finish_reason": None}
+
     def __init__(self, request: CompletionRequest, jobs: Sequence[Job], model: str, llm: LLM) -> None:
         self.request, self.jobs, self._llm = request, jobs, llm
         self.answer = Answer("text_completion", model)
@@ -367,6 +383,8 @@ def _finite(value: float) -> float:
 
 class ChatAnswer:
     """Events and the whole answer of a chat request."""
+
+    nothing: Final[Json] = {"delta": {}, "logprobs": None, "finish_reason": None}
 
     def __init__(self, request: ChatRequest, jobs: Sequence[Job], model: str, answers: Answers) -> None:
         self.request, (self.job,) = request, jobs

@@ -6,8 +6,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,7 +17,8 @@ from starlette.exceptions import HTTPException
 
 from paceline.async_llm import AsyncLLM
 from paceline.errors import PacelineError
-from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, named
+from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
+from paceline.serving.grammars import Grammars
 from paceline.serving.limits import Guard, Keys, Limits, Slots
 from paceline.serving.metrics import Metrics
 from paceline.serving.protocol import (
@@ -51,6 +52,7 @@ class Service:
     ) -> None:
         self.model, self.names, self.answers, self.limits = model, list(names), answers, limits
         self.metrics, self.slots, self.started = metrics, Slots(limits), int(time.time())
+        self.grammars = Grammars()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -73,11 +75,21 @@ class Service:
             slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
                 jobs, reply = make()
+                if (bound := jobs[0].params.structured_outputs) is not None:
+                    await self.grammars.check(bound, constrained_by(request))
                 streams = [self.model.stream(job.prompt, job.params) for job in jobs]
             except PacelineError as error:
                 raise named(error, request) from None
             leave = slot.pop_all().close
-        run = Run(streams, request, reply, metrics=self.metrics, max_seconds=self.limits.max_seconds, leave=leave)
+        run = Run(
+            streams,
+            request,
+            reply,
+            metrics=self.metrics,
+            grammars=self.grammars,
+            max_seconds=self.limits.max_seconds,
+            leave=leave,
+        )
         if request.stream:
             return StreamingResponse(
                 run.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
@@ -118,7 +130,13 @@ def create_app(
         model.llm, limits=limits, tool_format=form, strict_schemas=strict_schemas, chat_template=chat_template
     )
     service = Service(model, names, answers, limits, Metrics(model, prefix=metrics_prefix))
-    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.grammars.close()
+
+    app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     _add_errors(app, service)
     Routes(service).add(app)
     return _Logged(Guard(app, keys=Keys(keys), hosts=hosts, limits=limits))

@@ -13,7 +13,8 @@ from fastapi.responses import Response
 
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
-from paceline.serving.answers import ChatAnswer, CompletionAnswer, named, usage_of
+from paceline.serving.answers import ChatAnswer, CompletionAnswer, lenient_schema, named, usage_of
+from paceline.serving.grammars import Grammars
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, Sampled
 
@@ -110,11 +111,12 @@ class Run:
         reply: CompletionAnswer | ChatAnswer,
         *,
         metrics: Metrics,
+        grammars: Grammars,
         max_seconds: float,
         leave: Callable[[], None],
     ) -> None:
         self._request, self._reply, self._seconds, self._leave = request, reply, max_seconds, leave
-        self._merged = Merged(streams, metrics)
+        self._merged, self._grammars = Merged(streams, metrics), grammars
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Server-sent events."""
@@ -124,6 +126,10 @@ class Run:
             async with asyncio.timeout(self._seconds), self._merged as merged:
                 while (part := await merged.next()) is not None:
                     yield self._lines(part, usage=usage) if part else b": keep-alive\n\n"
+                if errors := await self._schema_errors(merged.outputs):
+                    nothing = self._reply.nothing
+                    choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
+                    yield event(self._reply.answer.frame(choices))
                 if usage:
                     hidden = self._reply.jobs[0].hidden
                     counts = usage_of(list(merged.outputs.values()), hidden=hidden)
@@ -150,7 +156,11 @@ class Run:
             await asyncio.wait({gathered, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not gathered.done():
                 return Response(status_code=CLOSED)
-            return json_response(self._reply.whole(gathered.result()))
+            outputs = gathered.result()
+            body = self._reply.whole(outputs)
+            for index, one in (await self._schema_errors(dict(enumerate(outputs)))).items():
+                body["choices"][index]["schema_errors"] = one
+            return json_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None
         finally:
@@ -158,6 +168,18 @@ class Run:
                 task.cancel()
             await asyncio.gather(gathered, gone, return_exceptions=True)
             self._leave()
+
+    async def _schema_errors(self, outputs: Mapping[int, RequestOutput]) -> dict[int, list[str]]:
+        """What finished texts violate of a schema that was not enforced to the letter, by choice."""
+        schema = lenient_schema(self._request)
+        found: dict[int, list[str]] = {}
+        for number in sorted(outputs) if schema is not None else ():
+            for one in outputs[number].outputs:
+                if one.finish_reason == "stop":
+                    errors = await self._grammars.errors(schema, one.text)
+                    if errors:
+                        found[number * len(outputs[number].outputs) + one.index] = errors
+        return found
 
     async def _gathered(self) -> list[RequestOutput]:
         async with asyncio.timeout(self._seconds), self._merged as merged:

@@ -44,7 +44,7 @@ class Server:
             app,
             log_config=None,
             access_log=False,
-            lifespan="off",
+            lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=drain_seconds,
             h11_max_incomplete_event_size=64 * 1024,
