@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import secrets
@@ -200,8 +199,7 @@ class Answers:
                 raise ApiError("tool_choice needs tools", param="tool_choice")
             only = choice.function.name if isinstance(choice, NamedTool) else None
             parallel = request.parallel_tool_calls is not False
-            tools = copy.deepcopy(request.tools)
-            found.append({"grammar": calls_grammar(tools, self._tool_format, only=only, parallel=parallel)})
+            found.append({"grammar": calls_grammar(request.tools, self._tool_format, only=only, parallel=parallel)})
         if len(found) > 1:
             raise ApiError(
                 "give one of response_format, structured_outputs and a required tool_choice", param="response_format"

@@ -9,6 +9,7 @@ and 4): `[name(key=value)]`. Which one is read off the chat template.
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -114,18 +115,18 @@ def calls_grammar(tools: Sequence[Tool], format_name: str, *, only: str | None, 
     shapes = [
         {
             "type": "object",
-            "properties": {"name": {"const": one.name}, form.key: one.parameters or {"type": "object"}},
+            "properties": {"name": {"const": one.name}, form.key: copy.deepcopy(one.parameters or {"type": "object"})},
             "required": ["name", form.key],
             "additionalProperties": False,
         }
         for one in picked
     ]
     defined = _hoisted(shapes)
-    schema: dict[str, Any] = {"anyOf": shapes, **defined} if len(shapes) > 1 else {**shapes[0], **defined}
+    schema: dict[str, Any] = {"anyOf": shapes} if len(shapes) > 1 else shapes[0]
     many = parallel and only is None
     if form.listed:
         schema = {"type": "array", "items": schema, "minItems": 1, **({} if many else {"maxItems": 1})}
-    body = f"%json {json.dumps(schema)}"
+    body = f"%json {json.dumps(schema | defined)}"
     begin, end = (json.dumps(mark) if mark else "" for mark in (form.begin, form.end))
     call = f'{begin} "\\n"? call "\\n"? {end}' if form.end else f"{begin} call"
     rest = f'("\\n"? {call})*' if many and form.end else ""
@@ -164,7 +165,7 @@ class Reader:
     """
 
     def __init__(self, form: ToolFormat | None, *, thinking: bool | None) -> None:
-        self._form, self._held, self.called = form, "", 0
+        self._form, self._held, self._between, self.called = form, "", False, 0
         self._state = "content" if thinking is None else ("thoughts" if thinking else "start")
 
     def feed(self, text: str, *, last: bool) -> Delta:
@@ -177,13 +178,18 @@ class Reader:
 
     def _step(self, delta: Delta, *, last: bool) -> bool:
         """Take something off what is held; False where more text is needed."""
+        if self._between:  # line breaks around marks are no text
+            self._held = self._held.lstrip("\n")
+            self._between = not self._held
+            if not self._held:
+                return False
         if self._state == "start":
             return self._start(last=last)
         if self._state == "thoughts":
             before, found = self._until(THOUGHT, last=last)
             delta.reasoning += before
             if found:
-                self._state, self._held = "content", self._held.lstrip("\n")
+                self._state, self._between = "content", True
             return found
         if self._state == "calls":
             return self._call(delta, last=last)
@@ -198,7 +204,7 @@ class Reader:
             return False
         thinks = head.startswith(THINK)
         self._state = "thoughts" if thinks else "content"
-        self._held = head[len(THINK) :].lstrip("\n") if thinks else self._held
+        self._held, self._between = head[len(THINK) :] if thinks else self._held, thinks
         return bool(self._held)
 
     def _content(self, delta: Delta, form: ToolFormat, *, last: bool) -> bool:
@@ -210,7 +216,7 @@ class Reader:
                 self._state = "calls"
             return bool(head)
         before, found = self._until(form.begin, last=last)
-        delta.content += before if not found else before.rstrip("\n")
+        delta.content += before
         if found:
             self._state = "calls"
         return found
@@ -239,8 +245,7 @@ class Reader:
                 }
             )
             self.called += 1
-        if form.end:
-            self._held = self._held.lstrip("\n")
+        self._between = True
         return bool(self._held)
 
     def _until(self, mark: str, *, last: bool) -> tuple[str, bool]:
