@@ -4,12 +4,15 @@ needs less memory: prefixes, forks, drafts, batches and sequences that make way 
 
 from __future__ import annotations
 
+import random
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interrupts import bytecodes, interrupt
 from models.checkpoints import perturb
 from tiny_checkpoint import TARGET, TOKENIZER, edit_json
 
@@ -165,3 +168,35 @@ def test_the_same_memory_admits_more_sequences(folder: str, oracle: Any, monkeyp
     most, pauses, size = life()
     assert most < 4 or pauses
     assert size <= 62 * block
+
+
+PLACES = ("models/decoder/window_slots.py",)
+FILES = (*PLACES, "models/decoder/arena.py", "models/decoder/cache.py", "models/decoder/cache_memory.py",
+         "models/decoder/native.py", "engine/scheduler.py", "engine/prefix_cache.py")  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__
+@pytest.mark.parametrize("files", [FILES, PLACES], ids=["anywhere", "while places change hands"])
+def test_an_interrupt_spoils_nothing(folder: str, files: tuple[str, ...]) -> None:
+    llm = opened(folder, max_num_batched_tokens=8)
+    arena, versions = llm.runner.arena, count(1000, 1000)
+
+    def fresh() -> None:
+        """An arena of few blocks and places, with none of the versions there were."""
+        arena.__init__(3, 1, 32, dtype=torch.float32, device=arena.kv.device, slots=32, windows=(WINDOW, None, WINDOW))
+        arena.version, arena.near.most = next(versions), 2
+
+    def generation() -> list[Any]:
+        params = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, n=n) for n in (1, 2)]
+        found = llm.generate([{"prompt_token_ids": ids[-40:]} for ids in PROMPTS[:2]], params)
+        return [[one.token_ids for one in out.outputs] for out in found]
+
+    expected = generation()
+    fresh()
+    total = bytecodes(generation, files)
+    for at in random.Random(0).sample(range(1, total), 30):
+        fresh()
+        where = interrupt(generation, files, at)
+        assert not llm.engine.has_work, where
+        assert llm.runner.memory.left() == llm.runner.memory.capacity, where
+        assert generation() == expected, where

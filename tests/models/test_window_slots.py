@@ -5,6 +5,7 @@ taken over only where the window before their end is still there.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,6 +118,8 @@ class Walk:
 
     def __init__(self, runners: tuple[NativeRunner, NativeRunner], seed: int) -> None:
         self.runners, self.random = runners, random.Random(seed)
+        # a beginning that is taken over was fed in other pieces, and only these passes keep a row's bits then
+        self.same = torch.equal if runners[0].passes.row_invariant else partial(torch.allclose, atol=1e-3)
         self.live: list[tuple[list[int], tuple[NativeCache, NativeCache]]] = []
         self.ended: list[list[int]] = []
         self.hits = 0
@@ -153,7 +156,7 @@ class Walk:
         fed = [self.random.randrange(64) for _ in range(self.random.choice([1, 3, 20, 50]))]
         text += fed
         one, other = (runner.extend([cache], [fed]).logits for runner, cache in zip(self.runners, caches, strict=True))
-        return torch.equal(one, other)
+        return self.same(one, other)
 
     def tree(self) -> bool:
         """One step of all sequences."""
@@ -165,7 +168,7 @@ class Walk:
             runner.commit(caches, [path] * len(caches))
         for text, _ in self.live:
             text += [1, *(int(TREE.tokens[node]) for node in path)]
-        return torch.equal(*rows)
+        return self.same(*rows)
 
     def fork(self) -> bool:
         text, caches = self.random.choice(self.live)
