@@ -3,7 +3,8 @@
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts
 as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not
 depend on any drawn token, so that the cut keeps the output distribution (`tree.select_nodes`). Engines around the same
-weights share the limit; each may always go on with one sequence, so that none waits for another."""
+weights share the limit; each may always go on with one sequence, so that none waits for another. Layers with a sliding
+window have room of their own, for so many windows, which is counted beside the blocks."""
 
 from __future__ import annotations
 
