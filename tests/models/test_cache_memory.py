@@ -138,3 +138,37 @@ def test_all_can_be_forgotten() -> None:
     assert arena.pool.free < 8
     memory.forget()
     assert arena.pool.free == 8
+
+
+def windowed(size: int, sequences: int) -> tuple[Arena, ArenaMemory, int]:
+    """Two of three layers have a window of 32; what places are worth, in blocks of the third."""
+    windows = (32, None, 32)
+    arena = Arena(3, 1, 2, dtype=torch.float32, device=torch.device("cpu"), windows=windows)
+    memory = ArenaMemory(arena)
+    memory.limit(size * memory.block_bytes, sequences, 48)
+    return arena, memory, 2
+
+
+def test_windows_of_all_sequences_are_set_aside_and_the_rest_is_for_whole_texts() -> None:
+    arena, memory, worth = windowed(100, 3)
+    assert arena.near is not None
+    assert arena.near.most == 4 + 3 * (2 + 6)
+    assert memory.capacity + 1 == 300 - worth * arena.near.most > 2 * 100
+    assert arena.nbytes <= 100 * memory.block_bytes
+    assert memory.windows_fit([10_000] * 3)
+    assert memory.windows_fit([10_000, 10_000, *[1] * 8])
+    assert not memory.windows_fit([10_000] * 4)
+
+
+def test_where_not_all_windows_fit_blocks_are_four_times_as_many() -> None:
+    arena, memory, worth = windowed(100, 1000)
+    assert arena.near is not None
+    assert arena.near.most == 300 // (worth + 4)
+    assert memory.capacity + 1 == 300 - worth * arena.near.most == 4 * arena.near.most
+
+
+def test_where_no_window_fits_a_block_costs_what_all_layers_need() -> None:
+    arena, memory, _ = windowed(12, 4)
+    assert arena.near is not None
+    assert arena.near.most == memory.capacity + 1 == 12
+    assert memory.windows_fit([10_000] * 100)

@@ -60,6 +60,18 @@ def test_int4_weights_take_half_a_byte_and_a_scale_a_group() -> None:
     assert need.total(100) < estimate(SPEC, torch.bfloat16, CPU, quantization="int8").total(100)
 
 
+def test_layers_with_a_window_hold_no_more_than_twice_window_and_chunk() -> None:
+    layers = tuple(replace(layer, window=2000 if i else None) for i, layer in enumerate(SPEC.layers))
+    spec, held = replace(SPEC, layers=layers), 2 * (2000 + 512)
+    need, all_of_it = estimate(spec, torch.float32, CPU), estimate(SPEC, torch.float32, CPU)
+    assert need.cache(held) == all_of_it.cache(held)
+    assert need.cache(held + 300) - need.cache(held) == 100 * PER_TOKEN
+    for context in (4000, 50_000):
+        assert need.fitting(need.total(context)) == context
+    alike = replace(SPEC, layers=layers[1:2] * 3)
+    assert estimate(alike, torch.float32, CPU).cache(90_000) == held * PER_TOKEN
+
+
 def test_the_context_asked_for_or_an_error() -> None:
     need = estimate(SPEC, torch.float32, CPU)
     enough = int(need.total(3000) / HEADROOM) + 2

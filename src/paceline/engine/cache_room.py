@@ -3,7 +3,8 @@
 Where there is plenty, nothing is counted: as long as no block changes hands, a step costs one comparison. A tree counts
 as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not
 depend on any drawn token, so that the cut keeps the output distribution (`tree.select_nodes`). Engines around the same
-weights share the limit; each may always go on with one sequence, so that none waits for another."""
+weights share the limit; each may always go on with one sequence, so that none waits for another. Layers with a sliding
+window have room of their own, for so many windows, which is counted beside the blocks."""
 
 from __future__ import annotations
 
@@ -59,16 +60,18 @@ class Room:
         self._seen, self._short = -1, False
         # a sequence may take what is kept of its beginning, then move to a run of twice its size
         whole = sum(3 * memory.blocks_for(len(sequence.context.tokens) + memory.widest) for sequence in active)
-        if whole <= memory.spare() or whole <= memory.left():
+        lengths = [len(sequence.context.tokens) for sequence in active]
+        if memory.windows_fit(3 * length for length in lengths) and (whole <= memory.spare() or whole <= memory.left()):
             memory.save(lean=False)
             self._seen = memory.changes
             return True
         memory.save(lean=True)
-        if self._demand(active) <= memory.left():
+        windows_fit = memory.windows_fit(lengths)
+        if windows_fit and self._demand(active) <= memory.left():
             return True
         for sequence in active:
             memory.trim(sequence.cache, self._inputs(sequence))
-        self._short = self._demand(active) > memory.left()
+        self._short = not windows_fit or self._demand(active) > memory.left()
         return not self._short
 
     def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree], active: Seq[Sequence]) -> Seq[TokenTree]:
@@ -101,7 +104,10 @@ class Room:
         if not active:
             return True
         need = self._memory.blocks_for(tokens + self._memory.widest) - self._shared(request, active)
-        return self._demand(active) + len(active) + need + 1 <= self._memory.left()
+        lengths = [tokens, *(len(sequence.context.tokens) for sequence in active)]
+        return self._demand(active) + len(active) + need + 1 <= self._memory.left() and self._memory.windows_fit(
+            lengths
+        )
 
     def _inputs(self, sequence: Sequence) -> int:
         """Tokens to come: what is to be filled, and the next step."""

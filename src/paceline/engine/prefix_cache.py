@@ -2,8 +2,8 @@
 
 At least the last token of a text is always computed, since it is the root of the next step. Requests that need
 something of every position of their prompt (prompt logprobs, hidden states for drafters) take nothing over; what they
-leave can be taken over. Tenants share nothing. Source: automatic prefix caching of vLLM (PagedAttention,
-arXiv:2309.06180)."""
+leave can be taken over. Tenants share nothing. Layers with a sliding window may have given back what is behind it:
+then less is taken over, or nothing. Source: automatic prefix caching of vLLM (PagedAttention, arXiv:2309.06180)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class PrefixCache:
         best, source = known, None
         for other in live if pieces else ():
             common = self._common(request, pieces, other)
-            present = min(common, other.cache.length // self._memory.block_size)
-            if present < common and common > known and other in ahead:
+            reached = min(common, other.cache.length // self._memory.block_size)
+            if reached < common and common > known and other in ahead:
                 return False
-            if present > best:
+            if reached > best and (present := self._memory.present(other.cache, reached)) > best:
                 best, source = present, other
         if best:
             share = self._memory.share
@@ -54,7 +54,12 @@ class PrefixCache:
     def expected(self, request: Request, live: Seq[Sequence]) -> int:
         """How many blocks of its prompt a request that begins now will share with these sequences."""
         pieces = [] if self._needs_all(request) else self._prompt(request)
-        return max((self._common(request, pieces, other) for other in live), default=0)
+        return max((self._to_share(request, pieces, other) for other in live), default=0)
+
+    def _to_share(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
+        common = self._common(request, pieces, other)
+        behind = common * self._memory.block_size <= other.cache.length
+        return self._memory.present(other.cache, common) if behind else common
 
     def _wanted(self, sequence: Sequence) -> list[bytes]:
         """The full blocks that may be taken over: those of the text without its last token."""

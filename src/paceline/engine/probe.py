@@ -35,7 +35,9 @@ class Probe:
         """
         fitting, error = self._fit(counts, context)
         if fitting:
-            cache = self.runner.open()
+            cache, memory = self.runner.open(), memory_of(self.runner)
+            if memory is not None:
+                memory.let_go(cache)
             try:
                 self._fill(cache, min(fitting))
                 yield from (self._least(cache, count) for count in counts[: len(fitting)])

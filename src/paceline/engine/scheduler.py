@@ -21,7 +21,7 @@ from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
-from paceline.models import Runner, memory_of
+from paceline.models import Runner, SequenceCache, memory_of
 from paceline.sampling import LogitRule, Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 
@@ -65,13 +65,13 @@ class Scheduler:
         self.filling: list[Filling] = []
         self.running: list[Sequence] = []
         self._keys = count()
-        memory = memory_of(runner)
+        self.memory = memory = memory_of(runner)
         if memory is None and config.kv_cache_memory_bytes is not None:
             raise ConfigError(
                 f"kv_cache_memory_bytes is not available for {runner.info.name}: its caches are not counted"
             )
         if memory is not None:
-            memory.limit(config.kv_cache_memory_bytes)
+            memory.limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
         cached = memory is not None and config.enable_prefix_caching
         self.prefixes = (
             PrefixCache(memory, whole_prompts=bool(drafter_set.taps)) if memory is not None and cached else None
@@ -133,11 +133,17 @@ class Scheduler:
                 request.max_tokens,
                 at_once=not request.streamed,
             )
-            cache = self.runner.open() if index == 0 else None
+            cache = self._for_good(self.runner.open()) if index == 0 else None
             rules, request.rules = request.rules or self._rules(request), None
             made.append(Sequence(request, index, next(self._keys), rules=rules, transcript=transcript, cache=cache))
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
+
+    def _for_good(self, cache: SequenceCache) -> SequenceCache:
+        """A cache whose committed tokens are never taken back."""
+        if self.memory is not None:
+            self.memory.let_go(cache)
+        return cache
 
     def prefill(self) -> None:
         """Make room for running requests, admit what fits, feed one chunk of prompts, start those complete."""
@@ -183,7 +189,7 @@ class Scheduler:
             if self.room is not None and not self.room.admits(request, size, self.active()):
                 return
             if self.paused:
-                self.paused[0][0].cache = self.runner.open()
+                self.paused[0][0].cache = self._for_good(self.runner.open())
                 self.filling.append(self.paused[0])
                 self.paused.pop(0)
             else:
@@ -262,7 +268,7 @@ class Scheduler:
         first.request.metrics.first_step_time = perf_counter()
         self.drafter_set.begin(first)
         for other in others:
-            other.cache = self.runner.fork(first.cache)
+            other.cache = self._for_good(self.runner.fork(first.cache))
             other.context.taps = first.context.taps
             self.drafter_set.fork(first, other)
         for sequence in (first, *others):

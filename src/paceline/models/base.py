@@ -13,7 +13,7 @@ token comes from the same code path as every other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -113,10 +113,14 @@ class CacheMemory(Protocol):
     def widest(self) -> int:
         """Most inputs that a step of one sequence has had so far."""
 
-    def limit(self, size: int | None) -> None:
+    def limit(self, size: int | None, sequences: int = 1, chunk: int = 0) -> None:
         """Limit the blocks to `size` bytes; None takes a share of the free memory.
 
         A step that needs more gets it all the same.
+
+        Args:
+            sequences, chunk: so many run at once, and so many tokens of prompts are fed in a step: how much the layers
+                with a sliding window can need.
         """
 
     def spare(self) -> int:
@@ -127,6 +131,17 @@ class CacheMemory(Protocol):
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
+
+    def let_go(self, cache: SequenceCache) -> None:
+        """Layers with a sliding window may forget what is behind that of a sequence's committed tokens: none of these
+        will be taken back.
+        """
+
+    def present(self, cache: SequenceCache, blocks: int) -> int:
+        """With how many of the first blocks of a sequence another one can begin."""
+
+    def windows_fit(self, lengths: Iterable[int]) -> bool:
+        """Whether layers with a sliding window have room for sequences of so many tokens side by side."""
 
     def need(self, cache: SequenceCache, inputs: int) -> int:
         """Blocks that a sequence must take for `inputs` more tokens."""
@@ -141,13 +156,13 @@ class CacheMemory(Protocol):
         """The full blocks of a text, to be looked up."""
 
     def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
-        """How many blocks of a text's beginning are kept."""
+        """With how many kept blocks of a text's beginning a sequence can begin."""
 
     def adopt(self, tenant: str, pieces: Sequence[bytes]) -> SequenceCache:
-        """A new sequence that begins with the kept blocks of this text."""
+        """A new sequence that begins with the kept blocks of this text, and lets go as above."""
 
     def share(self, cache: SequenceCache, blocks: int) -> SequenceCache:
-        """A new sequence that begins with the first blocks of another."""
+        """The same with the first blocks of another sequence, so many of which are present."""
 
     def keep(self, cache: SequenceCache, tenant: str, pieces: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""

@@ -17,6 +17,7 @@ import torch
 from paceline.errors import OutOfMemoryError
 from paceline.models.cpu.eligibility import unsupported
 from paceline.models.decoder.linear import can_pack
+from paceline.models.decoder.window_slots import windows_of
 from paceline.models.loading.checkpoint import DTYPES, Checkpoint
 from paceline.models.loading.quantization import Form, quantized_sizes
 from paceline.models.loading.weights import weight_bytes
@@ -32,6 +33,9 @@ again.
 MIN_CONTEXT = 2048
 """A default context is shortened down to this before a model is rejected."""
 
+CHUNK, FIRST_SLOTS = 512, 2048
+"""Tokens of a prompt that are fed at once, which layers with a window hold beside it; what every cache begins with."""
+
 CGROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -41,14 +45,31 @@ CGROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes: of the weights, of second copies while packing, of the cache per token."""
+    """Bytes: of the weights, of second copies while packing, of the cache per token.
+
+    Attributes:
+        in_windows: the part of `per_token` that layers with a sliding window have, of `held` tokens at most.
+    """
 
     weights: int
     packing: int
     per_token: int
+    in_windows: int = 0
+    held: int = 0
+
+    def cache(self, context: int) -> int:
+        return self.per_token * context - self.in_windows * max(0, context - self.held)
 
     def total(self, context: int) -> int:
-        return self.weights + self.packing + self.per_token * context
+        return self.weights + self.packing + self.cache(context)
+
+    def fitting(self, budget: int) -> int:
+        """The longest context that fits, from some that does on."""
+        left = budget - self.weights - self.packing
+        short, per_token = left // self.per_token, self.per_token - self.in_windows
+        if short <= self.held or not per_token:
+            return short
+        return (left - self.in_windows * self.held) // per_token
 
 
 def estimate(
@@ -66,7 +87,10 @@ def estimate(
     twice = max(dense.values()) if quantization else sizes["embed.weight"] if spec.tied and packs else 0
     per_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     copies = 2 if any(rope.kind == "longrope" for rope in spec.ropes.values()) else 1
-    return MemoryNeed(sum(sizes.values()), twice + max(layers.values()), copies * per_token)
+    windows = [window for window in windows_of(spec, device) if window is not None]
+    in_windows = copies * per_token * len(windows) // spec.num_layers
+    held = max(FIRST_SLOTS, 2 * (max(windows, default=0) + CHUNK))  # memory grows by doubling
+    return MemoryNeed(sum(sizes.values()), twice + max(layers.values()), copies * per_token, in_windows, held)
 
 
 def available(device: torch.device) -> int:
@@ -136,10 +160,10 @@ def fit_context(
         held = quantization or _short(dtype)
         raise OutOfMemoryError(
             f"{name} needs {_gib(need.total(least))} on {device} ({_gib(need.weights)} weights in {held}, "
-            f"{_gib(need.packing)} while packing, {_gib(need.per_token * least)} cache for {least} tokens), but "
+            f"{_gib(need.packing)} while packing, {_gib(need.cache(least))} cache for {least} tokens), but "
             f"{_gib(budget)} can be used; use a smaller dtype, context (max_model_len) or model"
         )
-    fitting = (budget - need.weights - need.packing) // need.per_token
+    fitting = need.fitting(budget)
     log.warning(
         "%s: the cache of %d tokens would not fit into memory; the context is limited to %d", name, wanted, fitting
     )

@@ -70,8 +70,8 @@ class Harness:
         self.results, self.order = Results(), np.random.default_rng(abs(options.seed))
         device = llm.runner.info.device
         self.memory, self.energy = MemoryMeter(device), EnergyMeter(device)
-        arena = getattr(llm.runner, "arena", None)
-        self.cache_bytes: int | None = None if arena is None else arena.kv.nbytes // arena.slots
+        memory = getattr(llm.runner, "memory", None)
+        self.cache_bytes: int | None = None if memory is None else memory.block_bytes // memory.block_size
 
     def run(self, workloads: Sequence[Workload]) -> Results:
         """Everything but traces; Ctrl-C returns what was done so far, flagged."""

@@ -39,7 +39,7 @@ from paceline.models.cpu.vectors import (
 
 LOWEST = np.float32(-np.inf)
 AHEAD = 32
-"""How many slots ahead keys and values are fetched; no more than visible.SPARE."""
+"""How many slots ahead keys and values are fetched; no more than window_slots.SPARE."""
 
 
 @njit(error_model="numpy")
@@ -131,7 +131,7 @@ def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
     width = size * (2 if narrow == 1 else 4)
     for item in range(first, stop):
         head, row = item // rows, item % rows
-        slot = read(layer + at.CACHE) + read(read(frame + at.SLOT) + 8 * row) * read(frame + at.SLOT_PITCH)
+        slot = read(layer + at.CACHE) + read(read(layer + at.SLOT) + 8 * row) * read(frame + at.SLOT_PITCH)
         _prepare(frame, layer, row, heads + head, read(layer + at.K_NORM), slot + head * width, narrow == 1)
         values = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * (heads + kv_heads + head) * size
         copy_row(values, size, slot + (kv_heads + head) * width, narrow == 1)

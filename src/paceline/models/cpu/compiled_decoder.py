@@ -24,12 +24,13 @@ from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.threads import find_team
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES, has_bfloat
-from paceline.models.cpu.visible_slots import Ints, SlotLists, address, fill
+from paceline.models.cpu.visible_slots import SlotLists, address, fill
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan, attention_shape, head_order
 from paceline.models.decoder.eager import PassResult
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.decoder.window_slots import Ints
 from paceline.models.loading.quantization import GROUP, form_of
 from paceline.models.model_spec import AttentionShape, ModelSpec
 
@@ -285,8 +286,8 @@ class CompiledDecoder:
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
         self._rows = np.zeros(
-            (4, ROWS), np.int64
-        )  # addresses of inputs, slots, places in the rope tables, rows of the head
+            (5, ROWS), np.int64
+        )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
         self.frame.put(
             constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends()
@@ -303,16 +304,13 @@ class CompiledDecoder:
             self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
 
     def _pack_layers(self, spec: ModelSpec) -> None:
-        start, size = address(self.seen), self.seen[0].nbytes
+        start, size, rows = address(self.seen), self.seen[0].nbytes, address(self._rows)
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
-            self.layers.put(
-                self._packing.record(index) | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index]}, index
-            )
-        rows = address(self._rows)
-        self.frame.put(
-            {at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS}
-        )
+            slots = rows + 8 * ROWS * (1 if self._arena.near is None or layer.window is None else 4)
+            places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
+            self.layers.put(self._packing.record(index) | places, index)
+        self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
 
@@ -448,8 +446,12 @@ class CompiledDecoder:
                 self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
             else:
                 self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
+            near = slots
+            if self._arena.near is not None:
+                near = self._slots.near(self._arena.near, segment.cache, slots[0], lists)
+                self._rows[4, row : row + count] = near[0][length + part.first : length + part.stop]
             for seen, window in zip(self.seen, self.shape.windows, strict=True):
-                fill(part, window, slots, seen[row : row + count], lists)
+                fill(part, window, slots if window is None else near, seen[row : row + count], lists)
             row += count
         return self._rotations(row, lengths, done, lists)
 

@@ -29,7 +29,6 @@ FIELD = 8
     EXPERTS, TOP_K, NORM_SHARES, EXPERT_INNER,  # mixtures: how many, of a row, 1 where shares sum to 1, inner width
     # (rows, experts) float32 logits of the router; each thread's lists of who goes where (models.cpu.experts)
     ROUTE, ROUTE_PITCH, CHOICE, CHOICE_SIZE,
-    SLOT,  # (rows,) slots that keys and values go to
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
     # the head's strips, count and (rows,) indices of its rows, result
@@ -38,7 +37,7 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 71 * FIELD, FIELD)  # fmt: skip
+) = range(0, 70 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -49,11 +48,12 @@ FIELD = 8
     # mixtures, else 0: the router's strips and bias, and per expert the addresses of gate_up, down and their biases
     ROUTER, ROUTER_BIAS, EXPERT_WEIGHTS,
     CACHE,  # address of the layer's slot 0
+    SLOT,  # (rows,) slots that keys and values go to
     SEEN,  # address of the layer's kind of window: rows of the four fields below
     ROPE,  # address of the layer's rope record, or 0
     TAP,  # where the states behind this layer go, or 0
     LAYER_FIELDS,
-) = range(0, 25 * FIELD, FIELD)  # fmt: skip
+) = range(0, 26 * FIELD, FIELD)  # fmt: skip
 
 (
     COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows

@@ -12,11 +12,7 @@ import numpy.typing as npt
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.segments import SegmentPart
-
-Ints = npt.NDArray[np.int64]
-
-SPARE = 32
-"""Readable entries behind the end of each list: slots are taken sixteen at a time."""
+from paceline.models.decoder.window_slots import SPARE, Ints, WindowSlots
 
 
 def address(array: npt.NDArray[np.int64]) -> int:
@@ -29,17 +25,20 @@ class SlotLists:
 
     Attributes:
         start: address of the list of all slots in order.
+        near_start: the same of the slots in layers with a window that give back keys.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._version = arena, -1
         self._straight: Ints = np.zeros(0, np.int64)
-        self.start = 0
+        self.start = self.near_start = 0
 
     def refresh(self) -> None:
         """Follow the arena's growth."""
         if self._version != self._arena.version:
             self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
+            if self._arena.near is not None:
+                self.near_start = address(self._arena.near.slots)
             self.start, self._version = address(self._straight), self._arena.version
 
     def of(self, cache: NativeCache, stop: int, kept: list[Ints]) -> tuple[Ints, int]:
@@ -48,6 +47,14 @@ class SlotLists:
         if cache.base >= 0:
             return self._straight[cache.base :], self.start + 8 * cache.base
         own = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
+        kept.append(own)
+        return own, address(own)
+
+    def near(self, near: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
+        """The same in layers with a window that give back keys, for what `of` has found."""
+        if cache.base >= 0:
+            return near.slots[cache.base :], self.near_start + 8 * cache.base
+        own = near.slots[slots]
         kept.append(own)
         return own, address(own)
 

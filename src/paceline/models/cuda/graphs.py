@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from paceline.models.cuda.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
-from paceline.models.decoder.arena import BLOCK, Arena, blocks_for
+from paceline.models.decoder.arena import Arena, blocks_for
 from paceline.models.decoder.decoder import ALL_LAYERS, Decoder
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment
 from paceline.models.decoder.tree_attention import Step
+from paceline.models.decoder.window_slots import BLOCK
 
 MAX_GRAPHS = 96
 MAX_BATCH, MAX_ROWS, MIN_SLOTS = 64, 64, 256

@@ -1,5 +1,4 @@
 from .adapter import Adapter as Adapter
-from .arena import BLOCK as BLOCK
 from .arena import Arena as Arena
 from .arena import BlockPool as BlockPool
 from .arena import PrefixIndex as PrefixIndex
@@ -54,3 +53,5 @@ from .tree_attention import SequenceStep as SequenceStep
 from .tree_attention import attention as attention
 from .tree_attention import spare_rows as spare_rows
 from .tree_attention import takes_strict_attention as takes_strict_attention
+from .window_slots import BLOCK as BLOCK
+from .window_slots import WindowSlots as WindowSlots

@@ -11,7 +11,8 @@ a text hangs on the tenant's name. Entries are looked up by hash and compared to
 tokens cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of
 its chain.
 
-`Arena` is the tensor. Source: PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
+`Arena` is the tensor; layers with a sliding window may be elsewhere (models.decoder.window_slots). Source:
+PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
 """
 
 from __future__ import annotations
@@ -26,10 +27,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from paceline.models.cpu import pages
-
-BLOCK: Final = 16
-"""Slots of one block, and the multiple to which contexts are padded."""
+from paceline.models.decoder.window_slots import BLOCK, WindowSlots, zeros
 
 CHANGES: Final = count()
 
@@ -40,6 +38,10 @@ class Holder(Protocol):
     @property
     def blocks(self) -> Sequence[int]:
         """Their numbers."""
+
+    @property
+    def needed(self) -> Sequence[int]:
+        """Those whose keys and values must remain in layers with a sliding window."""
 
 
 def blocks_for(slots: int) -> int:
@@ -174,13 +176,17 @@ class PrefixIndex:
 
     Args:
         pool: where the blocks are counted.
+        near: which of them layers with a window can still read; None where they can all.
 
     Attributes:
         most: most blocks to keep; None for no limit.
+        needed: nothing; what a sequence takes over is the sequence's.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
+    needed: Sequence[int] = ()
+
+    def __init__(self, pool: BlockPool, near: WindowSlots | None = None) -> None:
+        self.pool, self._near = pool, near
         self.most: int | None = None
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
         self._serials = count()
@@ -195,15 +201,19 @@ class PrefixIndex:
         return [entry.block for entry in self._entries.values()]
 
     def find(self, tenant: str, pieces: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest beginning that is known; they count as used."""
+        """Blocks of the longest beginning that a sequence can go on from; all that are known count as used."""
         keys = self._path(tenant, pieces)
         for key in reversed(keys):
             self._entries.move_to_end(key)
-        return [self._entries[key].block for key in keys]
+        return self._usable(keys)
 
     def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
         """How many blocks `find` would give."""
-        return len(self._path(tenant, pieces))
+        return len(self._usable(self._path(tenant, pieces)))
+
+    def _usable(self, keys: Sequence[Key]) -> list[int]:
+        blocks = [self._entries[key].block for key in keys]
+        return blocks if self._near is None else blocks[: self._near.usable(blocks)]
 
     def _path(self, tenant: str, pieces: Sequence[bytes]) -> list[Key]:
         before: str | int = tenant
@@ -217,7 +227,9 @@ class PrefixIndex:
         return keys
 
     def add(self, tenant: str, pieces: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Keep the blocks of a text; where a block of the same text is known, that one stays."""
+        """Keep the blocks of a text; where a block of the same text is known, that one stays, unless layers with a
+        window have lost it.
+        """
         before: str | int = tenant
         keys: list[Key] = []
         for piece, block in zip(pieces, blocks, strict=False):
@@ -227,6 +239,10 @@ class PrefixIndex:
                 entry = Entry(block, next(self._serials))
                 self.pool.share([block])
                 self._entries[key] = entry
+            elif self._near is not None and self._near.has([block, entry.block]).tolist() == [True, False]:
+                self.pool.share([block])
+                self.pool.drop([entry.block])
+                entry = self._entries[key] = Entry(block, entry.serial)
             keys.append(key)
             before = entry.serial
         for key in reversed(keys):
@@ -256,12 +272,16 @@ class PrefixIndex:
 class Arena:
     """Keys and values of all sequences of a model.
 
-    One tensor (layers, slots, 2 * kv heads, head dim), keys before values.
+    One tensor (layers, slots, 2 * kv heads, head dim), keys before values, of all layers but those in `near`.
 
     Block 0 belongs to nobody: fixed-shape steps write their padding rows there. Grows by doubling; `version` counts the
     times, since views into the old tensor are then stale.
 
+    Args:
+        windows: per layer its sliding window or None, where layers shall give back what is behind it.
+
     Attributes:
+        near: keys and values of the layers with a window; None where there are none.
         limit: most blocks, block 0 included; None for no limit. A step that needs more gets them all the same: it is
             for the engine to see that none does (engine.cache_room).
         lean: room is short: take the blocks that are needed and no more.
@@ -281,33 +301,55 @@ class Arena:
         device: torch.device,
         slots: int = 2048,
         copy_limit: int = 1024,
+        windows: Sequence[int | None] = (),
     ) -> None:
         self.kv_heads, self.copy_limit, self.version = kv_heads, copy_limit, 0
         blocks = max(blocks_for(slots), 2)
         self.limit: int | None = None
         self.lean, self.masked, self.widest = False, True, 1
         self.pool = BlockPool(blocks, reserved=1)
-        self.prefixes = PrefixIndex(self.pool)
-        self._adopt(_zeros((layers, blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
+        found = {layer: window for layer, window in enumerate(windows) if window is not None}
+        self._windowed, self.near = list(found), None
+        if found:
+            self.near = WindowSlots(
+                len(found), max(found.values()), 2 * kv_heads, head_dim, blocks=blocks, dtype=dtype, device=device
+            )
+        self.prefixes = PrefixIndex(self.pool, self.near)
+        self._adopt(zeros((layers - len(found), blocks * BLOCK, 2 * kv_heads, head_dim), dtype, device))
 
     def _adopt(self, kv: torch.Tensor) -> None:
         self.kv = kv
         self.layers = list(kv.unbind(0))
-        by_head = kv.transpose(1, 2).unsqueeze(1).unbind(0)
-        self.keys = [layer[:, : self.kv_heads] for layer in by_head]
-        self.values = [layer[:, self.kv_heads :] for layer in by_head]
+        if self.near is not None:
+            for index, layer in zip(self._windowed, self.near.kv.unbind(0), strict=True):
+                self.layers.insert(index, layer)
+        whole = [index for index in range(len(self.layers)) if index not in self._windowed]
+        by_head = dict(zip(whole, kv.transpose(1, 2).unsqueeze(1).unbind(0), strict=True))
+        self.keys = {index: layer[:, : self.kv_heads] for index, layer in by_head.items()}
+        self.values = {index: layer[:, self.kv_heads :] for index, layer in by_head.items()}
 
     @property
     def slots(self) -> int:
         return self.kv.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated."""
+        return self.kv.nbytes + (0 if self.near is None else self.near.kv.nbytes)
 
     def begin(self) -> None:
         """A change of who holds what begins; what an earlier one left half done is put right."""
         if self.pool.cut_short:
             self._adopt(self.kv)
             self.pool.grow(self.slots // BLOCK)
-            self.version += 1
+            self._follow()
         self.pool.begin()
+
+    def _follow(self) -> None:
+        """Everything that depends on the size is stale."""
+        if self.near is not None:
+            self.near.follow(len(self.pool.counts))
+        self.version += 1
 
     @torch.inference_mode()
     def allocate(self, count: int, at: int | None = None) -> Sequence[int]:
@@ -324,7 +366,27 @@ class Arena:
             self.masked and self.pool.used_before[list(blocks)].any()
         ):  # stale NaN of a past sequence would leak through masks
             self.kv[:, self._slots(blocks)] = 0
+        if self.near is not None:
+            self.near.drop(blocks)
         return blocks
+
+    @torch.inference_mode()
+    def prepare(self, near: WindowSlots, blocks: Sequence[int]) -> None:
+        """Give blocks that will be written to a place in the layers with a window."""
+        lacking = near.lacking(blocks, self._needed())
+        if lacking > 0:
+            self.begin()
+            self._grow_near(near, lacking)
+            self.pool.end()
+        near.give(blocks, clear=self.masked)
+
+    def _needed(self) -> list[Sequence[int]]:
+        return [holder.needed for holder in list(self.pool.holders)]
+
+    def _grow_near(self, near: WindowSlots, places: int) -> None:
+        near.grow(places)
+        self._adopt(self.kv)
+        self.version += 1
 
     def _run(self, count: int) -> int | None:
         """First of `count` adjacent free blocks; grows the arena within its limit."""
@@ -351,18 +413,24 @@ class Arena:
 
     def shrink(self, blocks: int) -> None:
         """Drop what is allocated beyond a limit, if nobody holds anything."""
-        if len(self.pool.counts) > blocks and self.pool.free == len(self.pool.counts) - self.pool.reserved:
+        if self.pool.free < len(self.pool.counts) - self.pool.reserved:
+            return
+        if self.near is not None:
+            self.near.shrink()
+        if len(self.pool.counts) > blocks:
             self._adopt(self.kv[:, : blocks * BLOCK].clone())
             self.pool.shrink(blocks)
-            self.version += 1
+        else:
+            self._adopt(self.kv)
+        self._follow()
 
     def _grow(self, blocks: int) -> None:
         layers, slots, width, head_dim = self.kv.shape
-        kv = _zeros((layers, blocks * BLOCK, width, head_dim), self.kv.dtype, self.kv.device)
+        kv = zeros((layers, blocks * BLOCK, width, head_dim), self.kv.dtype, self.kv.device)
         kv[:, :slots] = self.kv
         self._adopt(kv)
         self.pool.grow(blocks)
-        self.version += 1
+        self._follow()
 
     @torch.inference_mode()
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
@@ -371,17 +439,26 @@ class Arena:
             self.kv[:, self._slots(target)] = self.kv[:, self._slots(source)]
 
     @torch.inference_mode()
+    def copy_near(self, near: WindowSlots, source: Sequence[int], target: Sequence[int]) -> None:
+        """The same in the layers with a window, inside a change; what has no place there has none afterwards."""
+        pairs = [pair for pair, has in zip(zip(source, target, strict=True), near.has(source), strict=True) if has]
+        if pairs:
+            own, new = zip(*pairs, strict=True)
+            if (lacking := near.lacking(new, self._needed())) > 0:
+                self._grow_near(near, lacking)
+            near.give(new, clear=False)
+            near.copy(own, new)
+
+    @torch.inference_mode()
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy single slots, all layers at once; sources may overlap targets."""
         device = self.kv.device
         self.kv[:, torch.tensor(target, device=device)] = self.kv[:, torch.tensor(source, device=device)]
+        if self.near is not None:
+            self.near.move(source, target)
 
     def _slots(self, blocks: Sequence[int]) -> slice | torch.Tensor:
         if blocks[-1] - blocks[0] == len(blocks) - 1 and adjacent(blocks):
             return slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
         index = np.asarray(blocks)[:, None] * BLOCK + np.arange(BLOCK)
         return torch.from_numpy(index.reshape(-1)).to(self.kv.device)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return pages.zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

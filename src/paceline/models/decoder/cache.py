@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.arena import BLOCK, Arena, adjacent, blocks_for
+from paceline.models.decoder.arena import Arena, adjacent, blocks_for
+from paceline.models.decoder.window_slots import BLOCK, WindowSlots
 from paceline.tree import first_nodes
 
-Views = list[tuple[torch.Tensor, torch.Tensor]]
+Views = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class NativeCache:
@@ -31,6 +32,9 @@ class NativeCache:
         blocks: physical blocks in order; empty after release.
         scratch: inputs (root and nodes) of the last step that await `commit`.
         base: physical slot of position 0 if the blocks are adjacent, else -1.
+        ready: blocks from the first on that can be written to as far as they are private; 0 where that is not known.
+        lets_go: what is committed is never taken back, so that layers with a sliding window may forget what is behind
+            it.
     """
 
     __slots__ = (
@@ -42,6 +46,8 @@ class NativeCache:
         "base",
         "blocks",
         "length",
+        "lets_go",
+        "ready",
         "released",
         "scratch",
     )
@@ -49,8 +55,8 @@ class NativeCache:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.blocks: list[int] = []
-        self.length, self.scratch, self.base = 0, 0, 0
-        self.released = False
+        self.length, self.scratch, self.base, self.ready = 0, 0, 0, 0
+        self.released = self.lets_go = False
         self._views: dict[tuple[int, int], Views] = {}
         self._views_of = (0, 0)
         self._places: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
@@ -71,15 +77,20 @@ class NativeCache:
             raise ConfigError("this sequence's cache was released; open a new one with runner.open()")
         blocks, first, need = self.blocks, self.length // BLOCK, -(-(self.length + inputs) // BLOCK)
         private = first >= len(blocks) or self.arena.pool.counts.item(blocks[first]) == 1
-        if need <= len(blocks) and private:
+        if need <= self.ready and private:
             return
-        if not (private and self._extend_in_place(need)):
-            self.relocate(need, first if not private else len(self.blocks))
-        self.locate()
+        if not private or need > len(blocks):
+            if not (private and self._extend_in_place(need)):
+                self.relocate(need, first if not private else len(self.blocks))
+            self.locate()
+        if (near := self.arena.near) is not None:
+            self.arena.prepare(near, self.blocks[first:need])
+            self.ready = need
 
     def locate(self) -> None:
         """Find out where the blocks are; to be called when they have changed."""
         self._places = None
+        self.ready = len(self.blocks) if self.arena.near is None else 0
         self.base = (self.blocks[0] * BLOCK if adjacent(self.blocks) else -1) if self.blocks else 0
 
     def _extend_in_place(self, need: int) -> bool:
@@ -114,9 +125,26 @@ class NativeCache:
         new = self.arena.allocate(count)
         old, filled = self.blocks[keep:], self.blocks[keep : blocks_for(self.length + self.scratch)]
         self.arena.copy(filled, new[: len(filled)])
+        if (near := self.arena.near) is not None:
+            if private:
+                near.share(filled, new[: len(filled)])
+            else:
+                late = max(0, self._first_needed(near) - keep)
+                self.arena.copy_near(near, filled[late:], new[late : len(filled)])
         self.arena.pool.drop(old)
         self.blocks[keep:] = new
+        if near is not None and private:
+            near.drop(old)
         self.arena.pool.end()
+
+    @property
+    def needed(self) -> Sequence[int]:
+        """See `models.decoder.arena.Holder`."""
+        near = self.arena.near
+        return self.blocks if near is None else self.blocks[self._first_needed(near) :]
+
+    def _first_needed(self, near: WindowSlots) -> int:
+        return near.first_read(self.length) if self.lets_go else 0
 
     def slot_index(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """(stop - start,) int64 physical slots of the positions start .. stop - 1."""
@@ -125,11 +153,20 @@ class NativeCache:
             self._places = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
         return self._places[start:stop]
 
+    def in_order(self, window: int | None) -> bool:
+        """Whether slots in the layers of a window kind follow each other from `base` on."""
+        return self.base >= 0 and (window is None or self.arena.near is None)
+
+    def slots_of_kind(self, start: int, stop: int, window: int | None) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The same in the layers of a window kind."""
+        slots, near = self.slot_index(start, stop), self.arena.near
+        return slots if window is None or near is None else near.slots[slots]
+
     def views(self, start: int, stop: int) -> Views:
         """Per layer the keys and values of positions start .. stop - 1, each (1, kv heads, stop - start, head dim).
 
         Views of the arena, remembered until the sequence or the arena moves. Only for a contiguous sequence (`base` >=
-        0).
+        0), and layers that keep all keys.
         """
         current = (self.arena.version, self.base)
         if current != self._views_of or len(self._views) > 8:
@@ -138,8 +175,10 @@ class NativeCache:
         found = self._views.get((start, stop))
         if found is None:
             at, count = self.base + start, stop - start
-            pairs = zip(self.arena.keys, self.arena.values, strict=True)
-            found = self._views[start, stop] = [(k.narrow(2, at, count), v.narrow(2, at, count)) for k, v in pairs]
+            keys, values = self.arena.keys, self.arena.values
+            found = self._views[start, stop] = {
+                layer: (keys[layer].narrow(2, at, count), values[layer].narrow(2, at, count)) for layer in keys
+            }
         return found
 
     def keep(self, path: Sequence[int]) -> None:
@@ -175,10 +214,15 @@ class NativeCache:
         """Forget all but the first `length` committed tokens and the scratch; shared blocks behind them are given back.
 
         Raises:
-            ConfigError: `length` lies outside 0 .. the committed length.
+            ConfigError: `length` lies outside 0 .. the committed length, or layers with a sliding window have let go of
+                what they read there.
         """
         if not 0 <= length <= self.length:
             raise ConfigError(f"truncate: length must lie in 0..{self.length}, got {length}")
+        if (near := self.arena.near) is not None:
+            if not near.has(self.blocks[near.first_read(length) : blocks_for(length)]).all():
+                raise ConfigError(f"truncate: what the windows of {length} tokens hold was given back")
+            self.ready = 0
         self.length, self.scratch = length, 0
         rest = self.blocks[blocks_for(length) :]
         if rest and (self.arena.pool.counts[rest] > 1).any():

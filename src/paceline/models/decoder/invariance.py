@@ -18,11 +18,11 @@ from itertools import cycle
 
 import torch
 
-from paceline.models.decoder.arena import BLOCK
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import LayerPlan
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.decoder.strict_attention import CHUNK
+from paceline.models.decoder.window_slots import BLOCK
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -113,7 +113,8 @@ class _Trial:
 
     def cached(self, cache: NativeCache, length: int) -> torch.Tensor:
         """Keys and values of the first `length` positions, of all layers that are run."""
-        return self.runner.arena.kv[: self.plan.stop, torch.from_numpy(cache.slot_index(0, length))]
+        layers = zip(self.runner.arena.layers[: self.plan.stop], self.runner.spec.layers, strict=False)
+        return torch.stack([kv[torch.from_numpy(cache.slots_of_kind(0, length, one.window))] for kv, one in layers])
 
     def failures(self) -> Iterator[str]:
         """What changed, in words, way by way."""

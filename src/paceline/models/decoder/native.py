@@ -24,6 +24,7 @@ from paceline.models.decoder.linear import RowInvariance
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
+from paceline.models.decoder.window_slots import windows_of
 from paceline.models.loading.quantization import form_of, is_quantized
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
@@ -44,6 +45,8 @@ class NativeRunner:
             operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
             gather.
+        let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
+            (models.decoder.window_slots).
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.decoder.eager).
     """
@@ -73,6 +76,7 @@ class NativeRunner:
         row_invariant: bool = True,
         compiled: bool = True,
         strict: bool = False,
+        let_go: bool = True,
     ) -> None:
         weight_bytes = bytes_read(spec, weights)
         quantization = form_of(weights)
@@ -81,6 +85,7 @@ class NativeRunner:
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
+                windows=windows_of(spec, device, max_context) if let_go else (),
             )  # fmt: skip
             self.memory = ArenaMemory(self.arena)
             self.passes, self.graphs = self._prepare(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.arena import BLOCK
 from paceline.models.decoder.cache import NativeCache
+from paceline.models.decoder.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
 

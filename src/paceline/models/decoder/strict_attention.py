@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.models.decoder.arena import BLOCK
 from paceline.models.decoder.segments import Segment
+from paceline.models.decoder.window_slots import BLOCK
 from paceline.models.model_spec import AttentionShape
 
 if TYPE_CHECKING:
@@ -130,14 +130,18 @@ class ChunkPlanner:
         seen = np.zeros((len(rows), stop - begin), np.bool_)
         seen[:, :known] = True
         seen[:, known : known + len(nodes)] = self.sees[rows][:, nodes]
-        slots = None if self.segment.cache.base >= 0 else self.segment.cache.slot_index(0, stop)
-        parts = self._parts(rows, k, slots, keys, seen)
+        parts = self._parts(rows, k, self._slots(stop), keys, seen)
         return RowGroup([row - self.done for row in rows], *parts, self.pieces(begin, keys, rows))
+
+    def _slots(self, stop: int) -> Index | None:
+        """Those of the positions before `stop`; None where they follow each other."""
+        cache = self.segment.cache
+        return None if cache.in_order(self.window) else cache.slots_of_kind(0, stop, self.window)
 
     def _alone(self, row: int, k: int) -> RowGroup:
         """One row with all its keys gathered in the order of its path."""
         ancestors = np.flatnonzero(self.sees[row])
-        slots = self.segment.cache.slot_index(0, self.length + self.inputs)
+        slots = self.segment.cache.slots_of_kind(0, self.length + self.inputs, self.window)
         slots = np.concatenate([slots[: self.length], slots[self.length + ancestors]])
         stop = -(-len(slots) // BLOCK) * BLOCK
         keys = np.arange(k * CHUNK, stop)

@@ -105,18 +105,38 @@ class Masks:
 
 
 @dataclass(slots=True)
+class _Slots:
+    """Slots `start` .. `start + count - 1` of the layers of a window kind, or the slots `index`."""
+
+    start: int
+    count: int
+    index: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, segment: Segment, start: int, stop: int, window: int | None, device: torch.device) -> _Slots:
+        """Those of the positions start .. stop - 1."""
+        cache = segment.cache
+        if cache.in_order(window):
+            return cls(cache.base + start, stop - start)
+        slots = cache.slots_of_kind(start, stop, window)
+        if window is not None and (np.diff(slots) == 1).all():
+            return cls(int(slots[0]), stop - start)
+        return cls(0, stop - start, torch.from_numpy(slots).to(device))
+
+
+@dataclass(slots=True)
 class _WindowKind:
-    """Views (or gathered slots) and mask of one window kind."""
+    """Mask of one window kind, where its keys are read, and views of them that are at hand."""
 
     mask: torch.Tensor
-    views: Views = field(default_factory=list)
-    slots: torch.Tensor | None = None
+    slots: _Slots
+    views: Views = field(default_factory=dict)
 
 
 class SequenceStep:
     """The rows of one sequence, attending to views of the arena; the CPU's hot path."""
 
-    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_slot", "_slots", "_spare", "_strict")
+    __slots__ = ("_arena", "_fold", "_kinds", "_n", "_shape", "_spare", "_strict", "_write")
 
     def __init__(self, shape: AttentionShape, masks: Masks, segment: Segment) -> None:
         cache, n = segment.cache, segment.rows
@@ -124,9 +144,7 @@ class SequenceStep:
         self._fold = n * shape.groups <= FOLD_ROWS
         self._spare = spare_rows(n * shape.groups if self._fold else n)
         at = cache.length + segment.done
-        self._slot, self._slots = cache.base + at, None
-        if cache.base < 0:
-            self._slots = torch.from_numpy(cache.slot_index(at, at + n)).to(masks.device)
+        self._write = [_Slots.of(segment, at, at + n, window, masks.device) for window in shape.windows]
         self._strict: StrictAttention | None = None
         self._kinds: list[_WindowKind] = []
         if takes_strict_attention(shape, masks, segment):
@@ -136,12 +154,10 @@ class SequenceStep:
 
     def _kind(self, masks: Masks, segment: Segment, window: int | None) -> _WindowKind:
         start, stop = span(segment, window)
-        cache = segment.cache
-        kind = _WindowKind(self._mask(masks, segment, start, stop, window))
-        if cache.base >= 0:
+        cache, slots = segment.cache, _Slots.of(segment, start, stop, window, masks.device)
+        kind = _WindowKind(self._mask(masks, segment, start, stop, window), slots)
+        if cache.in_order(window):
             kind.views = cache.views(start, stop)
-        else:
-            kind.slots = torch.from_numpy(cache.slot_index(start, stop)).to(masks.device)
         return kind
 
     def _mask(self, masks: Masks, segment: Segment, start: int, stop: int, window: int | None) -> torch.Tensor:
@@ -161,18 +177,21 @@ class SequenceStep:
         shape, n = self._shape, self._n
         heads, kv_heads = shape.groups * shape.kv_heads, shape.kv_heads
         cached, new = self._arena.layers[layer], qkv.narrow(1, heads, 2 * kv_heads)
-        if self._slots is None:
-            cached.narrow(0, self._slot, n).copy_(new)
+        write = self._write[shape.kind_of[layer]]
+        if write.index is None:
+            cached.narrow(0, write.start, n).copy_(new)
         else:
-            cached.index_copy_(0, self._slots, new)
+            cached.index_copy_(0, write.index, new)
         if self._strict is not None:
             return self._strict.attend(layer, qkv, cached, sinks)
         kind = self._kinds[shape.kind_of[layer]]
-        if kind.slots is None:
+        if kind.views:
             keys, values = kind.views[layer]
         else:
-            gathered = cached.index_select(0, kind.slots).transpose(0, 1).unsqueeze(0)
-            keys, values = gathered[:, :kv_heads], gathered[:, kv_heads:]
+            slots = kind.slots
+            found = cached.narrow(0, slots.start, slots.count) if slots.index is None else cached[slots.index]
+            by_head = found.transpose(0, 1).unsqueeze(0)
+            keys, values = by_head[:, :kv_heads], by_head[:, kv_heads:]
         return (self._folded if self._fold else self._by_head)(qkv, keys, values, kind.mask, sinks)
 
     def _folded(
