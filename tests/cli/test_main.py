@@ -43,7 +43,6 @@ def test_help_names_every_flag_in_full_at_80_columns(run: Command, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("serve", "org/name"), "No such command 'serve'; a server is not available yet, use LLM in Python; see"),
         (("run", "x"), "No such command 'run'; use generate or chat; see"),
         (("methods", "ngram"), "extra argument(s) (ngram); this command takes flags only; see `paceline methods"),
         (("generate", "x", "y"), "extra argument(s) (y); put a text of several words into quotes; see"),

@@ -11,7 +11,7 @@ import typer
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.terminal import remark, say, set_log_level
 from paceline.errors import ConfigError
-from paceline.utils import integer
+from paceline.utils import choice, integer
 
 PANEL = "Server"
 
@@ -70,12 +70,14 @@ def command(
 ) -> None:
     """Serve a model with OpenAI's API."""
     try:
-        from paceline.serving import Limits, Server, create_app, read_keys
+        from paceline.serving import FORMATS, Limits, Server, create_app, read_keys
     except ImportError as error:
         raise ConfigError(f"`paceline serve` needs {error.name}; pip install 'paceline[serve]'") from None
     from paceline.async_llm import AsyncLLM
 
     integer("--port", port, 0, 65535)
+    if tool_call_parser is not None:
+        choice("--tool-call-parser", tool_call_parser, tuple(FORMATS))
     if positional is not None and "model" in given:
         raise ConfigError("give the model as an argument or with --model, not both")
     keys = read_keys(api_key or (), api_key_file)

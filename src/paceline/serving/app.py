@@ -31,6 +31,7 @@ from paceline.serving.protocol import (
 )
 from paceline.serving.runs import CLOSED, Run, json_response
 from paceline.serving.tools import FORMATS, format_of
+from paceline.utils import choice
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
@@ -120,12 +121,13 @@ def create_app(
         chat_template: replaces the checkpoint's.
         strict_schemas: JSON schemas are strict unless a request says otherwise.
         metrics_prefix: of the metrics' names; "vllm" gives vLLM's.
+    Raises:
+        ConfigError: an unknown format of calls.
     """
     limits = limits or Limits()
     template = chat_template or model.llm.tokenizer.chat_template
     form = tool_format or format_of(template)
-    if form not in FORMATS:
-        raise ApiError(f"the tool call format must be one of {', '.join(FORMATS)}, got {form!r}")
+    choice("tool_format", form, tuple(FORMATS))
     answers = Answers(
         model.llm, limits=limits, tool_format=form, strict_schemas=strict_schemas, chat_template=chat_template
     )
