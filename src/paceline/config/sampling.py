@@ -1,0 +1,347 @@
+"""How tokens are chosen, with vLLM's names: SamplingParams, and what an output must be."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any, Final, Literal
+
+from paceline.utils import (
+    TINY,
+    clear_calls,
+    integer,
+    items,
+    json_value,
+    need,
+    number,
+    reject_unknown,
+    strings,
+    tokens,
+)
+
+GREEDY_EPSILON = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
+
+MAX_N = 128
+MAX_LOGPROBS = 128
+ALL_LOGPROBS = -1
+
+
+class RequestOutputKind(Enum):
+    """What the chunks of a stream hold as `output`: all so far, what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+LogitsProcessor = Callable[..., Any]
+"""(output token ids, logits) or (prompt token ids, output token ids, logits) -> logits, as in vLLM's V0; or a
+`LogitsProcessor` of transformers.
+"""
+
+
+NO_BEAMS: Final = "beam search is not available"
+ELSEWHERE: Final = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "do_sample": "temperature",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "suppress_tokens": "logit_bias",
+    "sequence_bias": "logit_bias",
+    "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
+    **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
+    "best_of": "n outputs are returned as they are drawn",
+    "guided_decoding": "structured_outputs",
+    "guided_json": 'structured_outputs={"json": ...}',
+    "guided_regex": 'structured_outputs={"regex": ...}',
+    "guided_choice": 'structured_outputs={"choice": ...}',
+    "guided_grammar": 'structured_outputs={"grammar": ...}',
+    "spaces_between_special_tokens": "texts are decoded as the tokenizer does it",
+    "extra_args": "no plugin reads them; give logits_processors",
+    "thinking_token_budget": "max_tokens limits the whole output",
+}
+"""Parameters of transformers, and those of vLLM that are missing -> ours, or what is to be said."""
+
+
+CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Fields of `StructuredOutputsParams` of which one is given."""
+
+
+@clear_calls(example='json={"type": "object"}')
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StructuredOutputsParams:
+    """What the whole output must be, with vLLM's names; exactly one of the first six is given.
+
+    Attributes:
+        json: a JSON schema as dict or text, or a pydantic model.
+        regex: a regular expression in the syntax of Rust's `regex`, matched by the whole output.
+        choice: texts, one of which is the output.
+        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it).
+        json_object: True for any JSON object.
+        structural_tag: vLLM's {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which
+            what stands between a begin and its end follows the schema.
+        disable_any_whitespace: of JSON: one blank behind commas and colons and none elsewhere.
+        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts.
+        strict: reject a schema with keywords that cannot be enforced; else they are ignored, so that the output may
+            violate them.
+    Raises:
+        ConfigError: none or several of the first six, or a value of another type.
+    """
+
+    json: Any = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    strict: bool = True
+
+    def __repr__(self) -> str:
+        given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
+        return f"StructuredOutputsParams({', '.join(f'{name}={value!r}' for name, value in given)})"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.json, type) and hasattr(self.json, "model_json_schema"):
+            vars(self)["json"] = self.json.model_json_schema()
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        names = ", ".join(CONSTRAINTS)
+        need(len(given) == 1, "structured_outputs", f"hold exactly one of {names}", " and ".join(given) or "none")
+        for name in ("json", "structural_tag"):
+            if isinstance(value := getattr(self, name), str):
+                vars(self)[name] = json_value(f"structured_outputs {name}", value)
+            fine = value is None or isinstance(getattr(self, name), Mapping | bool)
+            need(fine, f"structured_outputs {name}", "be a dict or JSON text of one", value)
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            fine = value is None or (isinstance(value, str) and value != "")
+            need(fine, f"structured_outputs {name}", "be a text that is not empty", value)
+        if self.choice is not None:
+            vars(self)["choice"] = texts = strings("structured_outputs choice", self.choice)
+            need(len(texts) > 0 and "" not in texts, "structured_outputs choice", "hold texts, none empty", self.choice)
+        need(
+            self.json_object in (None, True), "structured_outputs json_object", "be True or left out", self.json_object
+        )
+        for name in ("disable_any_whitespace", "strict"):
+            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+        spaced = self.whitespace_pattern is not None and self.disable_any_whitespace
+        need(not spaced, "whitespace_pattern", "be left out with disable_any_whitespace", self.whitespace_pattern)
+
+    @classmethod
+    def parse(cls, given: object) -> StructuredOutputsParams | None:
+        """From a dict; None and parameters stay as they are."""
+        if given is None or isinstance(given, cls):
+            return given
+        need(isinstance(given, Mapping), "structured_outputs", "be StructuredOutputsParams or a dict", given)
+        known = [one.name for one in fields(cls)]
+        reject_unknown("structured_outputs", given, known)  # type: ignore[arg-type]
+        return cls(**given)  # type: ignore[arg-type]
+
+
+IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "best_of": (1,),
+    "num_beams": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "extra_args": ({},),
+    "guided_decoding": (),
+    "skip_reading_prefix_cache": (False,),
+    "flat_logprobs": (False,),
+    "skip_clone": (False, True),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+}
+"""Parameters of vLLM and transformers that are left out -> the values beside None under which they ask for nothing."""
+
+
+@clear_calls(example="temperature=0", meant=ELSEWHERE, neutral=IDLE)
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How tokens are chosen, with vLLM's names, ranges and defaults.
+
+    Every parameter is honoured under every drafter: the rules are applied at each node of a draft tree along the node's
+    own path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule
+    (vLLM's `raw_logprobs`). An attribute may be set, and is checked; requests that were given before do not change.
+
+    Attributes:
+        n: outputs per prompt.
+        temperature, top_p, top_k, min_p: `top_k` 0 or -1 means all tokens.
+        presence_penalty, frequency_penalty: in -2..2, over generated tokens.
+        repetition_penalty: above 0, over prompt and generated tokens.
+        logit_bias: token id -> bias in -100..100.
+        allowed_token_ids: the only tokens that may be generated, end tokens not excepted; None allows all.
+        bad_words: words that must not be generated.
+        logits_processors: functions that change the logits before all other rules: `(output_token_ids, logits)` or
+            `(prompt_token_ids, output_token_ids, logits)` -> logits, one row at a time, or processors of transformers.
+            They are asked along each path of a draft too, so they must depend on their arguments alone.
+        structured_outputs: a JSON schema, regular expression, list of choices or grammar that the output follows, as
+            `StructuredOutputsParams` or a dict of them; all tokens that lead out of it are forbidden.
+        seed: same seed, same tokens; None draws one.
+        stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
+        max_tokens, min_tokens: limits of generated tokens; None means up to the context.
+        logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; -1 is all, None none.
+        truncate_prompt_tokens: use this many tokens of the prompt's end; -1 uses what leaves room for `max_tokens`.
+        ignore_eos: go on after an end token.
+        detokenize, skip_special_tokens: how `text` is made.
+        output_kind: what chunks of `stream` hold; `generate` and `chat` return whole outputs whatever it is.
+
+    Raises:
+        ConfigError: a value outside its range, or a contradiction.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    logits_processors: Sequence[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputsParams | None = None
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    ignore_eos: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_limits()
+        self.stop = strings("stop", self.stop)
+        self.bad_words = strings("bad_words", self.bad_words)
+        self.stop_token_ids = tokens("stop_token_ids", self.stop_token_ids)
+        self.logit_bias = self._bias()
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = tokens("allowed_token_ids", self.allowed_token_ids)
+            need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "not be empty", self.allowed_token_ids)
+        self.logits_processors = self._processors()
+        self.structured_outputs = StructuredOutputsParams.parse(self.structured_outputs)
+        ends = self.structured_outputs is None or not self.ignore_eos
+        need(ends, "ignore_eos", "be False with structured_outputs, whose end is an end token", self.ignore_eos)
+        kind = self.output_kind
+        need(isinstance(kind, RequestOutputKind), "output_kind", "be a RequestOutputKind", kind)
+        need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
+        vars(self)["_built"] = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_built" in vars(self):
+            given = {one.name: getattr(self, one.name) for one in fields(self)}
+            value = getattr(SamplingParams.from_dict({**given, name: value}), name)
+        object.__setattr__(self, name, value)
+
+    def _check_ranges(self) -> None:
+        integer("n", self.n, 1, MAX_N)
+        number("temperature", self.temperature, 0.0, math.inf, "be 0 (greedy) or positive")
+        number("top_p", self.top_p, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
+        integer("top_k", self.top_k, -1)
+        number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
+        number("repetition_penalty", self.repetition_penalty, TINY, math.inf, f"be {TINY:g} or more")
+
+    def _check_limits(self) -> None:
+        integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            integer("max_tokens", self.max_tokens, 1)
+            need(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"be at most max_tokens={self.max_tokens}",
+                self.min_tokens,
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                fine = whole and (value == ALL_LOGPROBS or 0 <= value <= MAX_LOGPROBS)
+                need(fine, name, f"be an integer in 0..{MAX_LOGPROBS}, or -1 for all tokens", value)
+        if (kept := self.truncate_prompt_tokens) is not None:
+            fine = isinstance(kept, int) and not isinstance(kept, bool) and (kept == -1 or kept > 0)
+            need(fine, "truncate_prompt_tokens", "be an integer of 1 or more, or -1", kept)
+        if self.seed is not None:
+            integer("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+
+    def _processors(self) -> tuple[LogitsProcessor, ...]:
+        found = items("logits_processors", self.logits_processors, "be a list of functions")
+        for one in found:
+            processor_form(one)
+        return found
+
+    def _bias(self) -> dict[int, float] | None:
+        if self.logit_bias is None:
+            return None
+        need(isinstance(self.logit_bias, Mapping), "logit_bias", "map token ids to numbers", self.logit_bias)
+        bias: dict[int, float] = {}
+        for key, value in self.logit_bias.items():
+            token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+            integer("logit_bias token id", token, 0)
+            number(f"logit_bias[{key}]", value, -100.0, 100.0, "be in -100..100")
+            need(
+                token not in bias,
+                "logit_bias",
+                f"have each token id once, and {token} occurs twice",
+                self.logit_bias,
+            )
+            bias[token] = float(value)
+        return bias or None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """A copy with this seed."""
+        return replace(self, seed=seed)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> SamplingParams:
+        """Build from a mapping; unknown keys are rejected with an error that names them."""
+        need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
+        reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=ELSEWHERE)
+        return cls(**given)
+
+
+def processor_form(processor: LogitsProcessor) -> Literal["output", "prompt and output", "transformers"]:
+    """What a logits processor is called with.
+
+    Raises:
+        ConfigError: nothing that is known.
+    """
+    origins = {base.__module__.split(".")[0] for base in type(processor).__mro__ if base.__name__ == "LogitsProcessor"}
+    if "transformers" in origins:
+        return "transformers"
+    rule = (
+        "hold functions (output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits) that return logits"
+    )
+    need(callable(processor) and not isinstance(processor, type) and not origins, "logits_processors", rule, processor)
+    try:
+        parameters = inspect.signature(processor).parameters.values()
+    except (TypeError, ValueError):  # one that is not written in Python
+        return "output"
+    by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = sum(one.default is one.empty for one in by_place)
+    need(needed in (2, 3), "logits_processors", rule, processor)
+    return "output" if needed == 2 else "prompt and output"
