@@ -17,6 +17,7 @@ import torch
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, Entry
+from paceline.models.loading.config_keys import FULL, SLIDING
 from paceline.models.loading.gguf_file import GgufFile, Metadata, read_gguf
 
 ROWS = 2**16
@@ -40,6 +41,7 @@ NAMES: Mapping[str, str] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "attn_sinks": "self_attn.sinks",
 }
 EXPERTS: Mapping[str, str] = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 TABLES = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -88,8 +90,8 @@ class GgufCheckpoint(Checkpoint):
                 self._place(stored, _Place(name, expert=expert))
             return
         names = {**NAMES, **self._architecture.names}
-        heads = self._turned(part)
-        self._place(f"layers.{layer}.{names.get(part, part)}.{kind}", _Place(name, None, heads, self._offset(part)))
+        stored = f"layers.{layer}.{names.get(part, part)}" + ("" if part == "attn_sinks" else f".{kind}")
+        self._place(stored, _Place(name, None, self._turned(part), self._offset(part)))
 
     def _offset(self, part: str) -> float:
         return -1.0 if self._architecture.norms_plus_one and part.endswith("norm") else 0.0
@@ -120,7 +122,8 @@ class GgufCheckpoint(Checkpoint):
         """Write a tensor into `out` of the same shape, some rows at a time."""
         place = self._places[name]
         if out.dim() == 1:
-            values = self.file.read(place.source).flatten().add_(place.add)
+            row = place.expert or 0
+            values = self.file.read(place.source, row, row + 1).flatten().add_(place.add)
             out.copy_(_in_order(values[:, None], place.heads)[:, 0])
             return
         before = len(out) * (place.expert or 0)
@@ -151,6 +154,8 @@ class Architecture:
         turned: rows of queries and keys are stored for a rotary embedding that turns neighbours.
         norms_plus_one: norms are stored with the 1 that the model adds.
         names: of tensors, where they differ from NAMES.
+        yarn: parameters of YaRN that the model has and its files do not say. (llama.cpp rounds the ends of YaRN's ramp
+            for gpt-oss too, which its makers do not.)
         extra: further keys of `config.json`.
     """
 
@@ -158,6 +163,7 @@ class Architecture:
     turned: bool = False
     norms_plus_one: bool = False
     names: Mapping[str, str] = field(default_factory=lambda: {"ffn_norm": "post_attention_layernorm"})
+    yarn: Mapping[str, Any] = field(default_factory=dict)
     extra: Extra = lambda file: {}
 
 
@@ -209,8 +215,38 @@ def _mixtral(file: GgufFile) -> Metadata:
     return {"num_local_experts": file.get("expert_count"), "num_experts_per_tok": file.get("expert_used_count")}
 
 
+def _olmo2(file: GgufFile) -> Metadata:
+    return _windows(file, period=4)  # of OLMo 3, which has the same name
+
+
+def _starcoder2(file: GgufFile) -> Metadata:
+    return {
+        "norm_epsilon": file.get("attention.layer_norm_epsilon", 1e-5),
+        "use_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+def _glm4(file: GgufFile) -> Metadata:
+    return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _cohere2(file: GgufFile) -> Metadata:
+    return {
+        "layer_norm_eps": file.get("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": file.get("logit_scale", 1.0),
+    }
+
+
+def _gpt_oss(file: GgufFile) -> Metadata:
+    inner = file.get("expert_feed_forward_length", file.get("feed_forward_length"))
+    return _mixtral(file) | {"intermediate_size": inner}
+
+
 SANDWICH = {"ffn_norm": "pre_feedforward_layernorm"}
 PHI3 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.gate_up_proj"}
+STARCODER2 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+GLM4 = PHI3 | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
+GPT_OSS = {"ffn_gate_inp": "mlp.router"}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(model_type="llama", turned=True),
@@ -222,8 +258,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": Architecture(model_type="gemma3_text", norms_plus_one=True, names=SANDWICH, extra=_gemma3),
     "phi3": Architecture(model_type="phi3", names=PHI3),
     "smollm3": Architecture(model_type="smollm3", turned=True),
-    "olmo2": Architecture(model_type="olmo2"),
+    "olmo2": Architecture(model_type="olmo2", extra=_olmo2),
     "granite": Architecture(model_type="granite", turned=True, extra=_granite),
+    "starcoder2": Architecture(model_type="starcoder2", names=STARCODER2, extra=_starcoder2),
+    "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
+    "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
+    "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
 }
 MIXTRAL = Architecture(model_type="mixtral", turned=True, extra=_mixtral)
 
@@ -248,7 +288,13 @@ SIZES: Mapping[str, str] = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
-    "sliding_window": "attention.sliding_window",
+}
+
+
+YARN: Mapping[str, str] = {
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "attention_factor": "yarn_attn_factor",
 }
 
 
@@ -273,9 +319,28 @@ def gguf_config(path: Path) -> Metadata:
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         **architecture.extra(file),
-        **_rotary(file),
+        **_windows(file),
+        **_rotary(file, architecture),
     }
     return found
+
+
+def _windows(file: GgufFile, period: int | None = None) -> Metadata:
+    """The sliding window, and which layers have it: a flag for each, or one in so many attends to everything.
+
+    Args:
+        period: where the file does not say; None is the family's default.
+    """
+    key = "attention.sliding_window_pattern"
+    window, pattern = file.get("attention.sliding_window"), file.get(key, period)
+    if not window:
+        return {} if window is None else {"sliding_window": None}
+    if pattern is None:
+        return {"sliding_window": window}
+    if not isinstance(pattern, list):
+        every = file.number(key, period)
+        pattern = [every == 0 or (layer + 1) % every != 0 for layer in range(file.number("block_count"))]
+    return {"sliding_window": window, "layer_types": [SLIDING if slides else FULL for slides in pattern]}
 
 
 def _one(value: Any) -> Any:
@@ -285,12 +350,12 @@ def _one(value: Any) -> Any:
     return value
 
 
-def _rotary(file: GgufFile) -> Metadata:
+def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
     """Rotated share of a head, and the scaling of angles."""
     heads = max(1, file.number("attention.head_count"))
     head = file.number("attention.key_length", file.number("embedding_length") // heads)
     dims, longest = file.number("rope.dimension_count", head), file.get("context_length")
-    share = {} if dims >= head else {"partial_rotary_factor": dims / head}
+    share = {"partial_rotary_factor": min(1.0, dims / max(1, head))}
     original = file.get("rope.scaling.original_context_length", longest)
     tables = {
         name: file.read(f"{name}.weight").flatten().tolist() for name in TABLES if f"{name}.weight" in file.tensors
@@ -304,9 +369,11 @@ def _rotary(file: GgufFile) -> Metadata:
             scaling["attention_factor"] = attention
         return share | {"rope_scaling": scaling, "original_max_position_embeddings": original}
     kind = file.get("rope.scaling.type", "none")
-    if kind in {"linear", "yarn"} and file.get("rope.scaling.factor") is not None:
-        scaling = {"rope_type": kind, "factor": file.get("rope.scaling.factor")}
-        return share | {
-            "rope_scaling": scaling | ({"original_max_position_embeddings": original} if kind == "yarn" else {})
-        }
-    return share
+    if kind not in {"linear", "yarn"} or file.get("rope.scaling.factor") is None:
+        return share | {"rope_scaling": {"rope_type": "default"}}
+    scaling = {"rope_type": kind, "factor": file.get("rope.scaling.factor")}
+    if kind == "yarn":
+        found = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
+        scaling |= {**architecture.yarn, "original_max_position_embeddings": original}
+        scaling |= {key: value for key, value in found.items() if value is not None}
+    return share | {"rope_scaling": scaling}

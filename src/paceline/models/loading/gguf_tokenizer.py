@@ -76,9 +76,13 @@ ENDS = (
     "<|eom_id|>",
     "<|end_of_text|>",
     "<|return|>",
+    "<|call|>",
     "<|end_of_role|>",
 )
 """Control tokens that end an answer, whether the file says so or not."""
+
+HARMONY = {"<|return|>", "<|call|>"}
+"""Tokens of gpt-oss, of whose answers "<|end|>" ends one message of several."""
 
 
 def gguf_tokenizer(path: Path) -> tuple[Any, dict[str, str], str | None]:
@@ -222,4 +226,5 @@ def gguf_end_ids(path: Path) -> tuple[int, ...]:
         return ()
     named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     index = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL}
-    return tuple(dict.fromkeys([one for one in named if isinstance(one, int)] + [index[t] for t in ENDS if t in index]))
+    ends = [token for token in ENDS if token in index and not (token == "<|end|>" and index.keys() >= HARMONY)]
+    return tuple(dict.fromkeys([one for one in named if isinstance(one, int)] + [index[token] for token in ends]))

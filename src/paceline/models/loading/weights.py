@@ -175,41 +175,60 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
         yield _same(f"{layer}down.bias", (d,), *(f"{name}.bias" for name in down))
 
 
+GATE_UP, DOWN = (("gate_proj", "w1"), ("up_proj", "w3")), (("down_proj", "w2"),)
+
+
+def _one_by_one(
+    layer: str, count: int, parts: Sequence[Sequence[str]], shape: Shape, kind: str = "weight"
+) -> tuple[StoredTensor, ...]:
+    """Experts that are stored each by itself, in parts of `shape` one after another."""
+    blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
+
+    def names(expert: int, spellings: Sequence[str]) -> tuple[str, ...]:
+        return tuple(f"{block}experts.{expert}.{name}.{kind}" for block in blocks for name in spellings)
+
+    return tuple(
+        StoredTensor(names(expert, spellings), shape, number * shape[0], expert)
+        for number, spellings in enumerate(parts)
+        for expert in range(count)
+    )
+
+
 def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
     moe = spec.moe
     assert moe is not None
     d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
     blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
 
-    def one(expert: int, *names: str) -> tuple[str, ...]:
-        return tuple(f"{block}experts.{expert}.{name}.weight" for block in blocks for name in names)
-
     def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
         return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
     yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
-    gates = [StoredTensor(one(e, "gate_proj", "w1"), (inner, d), 0, e) for e in range(count)]
-    ups = [StoredTensor(one(e, "up_proj", "w3"), (inner, d), inner, e) for e in range(count)]
-    shape = (count, 2 * inner, d)
-    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), tuple(gates + ups)))
-    downs = [StoredTensor(one(e, "down_proj", "w2"), (d, inner), 0, e) for e in range(count)]
-    shape = (count, d, inner)
-    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), tuple(downs)))
+    shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
+    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
+    shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
+    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
 
 
 def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
-    """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4."""
+    """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4; or
+    one by one.
+    """
     moe = spec.moe
     assert moe is not None
     d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
     yield _same(f"{layer}router.weight", (count, d), f"{layer}mlp.router.weight")
     yield _same(f"{layer}router.bias", (count,), f"{layer}mlp.router.bias")
-    for name, outputs, inputs in (("gate_up", 2 * inner, d), ("down", d, inner)):
+    for name, parts, width, inputs in (("gate_up", GATE_UP, inner, d), ("down", DOWN, d, inner)):
         stored, order = f"{layer}mlp.experts.{name}_proj", _gate_then_up if name == "gate_up" else None
+        outputs = len(parts) * width
         flat = StoredTensor((stored,), (count, inputs, outputs), arrange=partial(_outputs_first, order=order))
         packed = StoredTensor((f"{stored}_blocks",), (count, outputs, inputs), arrange=order)
-        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), ((flat,), (packed,)))
-        yield _same(f"{layer}experts.{name}.bias", (count, outputs), f"{stored}_bias", arrange=order)
+        alone = _one_by_one(layer, count, parts, (width, inputs))
+        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), (alone, (flat,), (packed,)))
+        bias = StoredTensor((f"{stored}_bias",), (count, outputs), arrange=order)
+        alone = _one_by_one(layer, count, parts, (width,), "bias")
+        yield Target(f"{layer}experts.{name}.bias", (count, outputs), (alone, (bias,)))
 
 
 def _gate_then_up(stack: torch.Tensor) -> torch.Tensor:
