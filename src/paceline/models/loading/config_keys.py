@@ -227,7 +227,8 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
 def _sparse(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers are mixtures of experts."""
     dense, step = keys.integers("mlp_only_layers") or [], keys.size("decoder_sparse_step")
-    return [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
+    first = keys.count("first_k_dense_replace")
+    return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
 
 
 ROPE_NEEDED: Mapping[str, tuple[str, ...]] = {

@@ -8,7 +8,9 @@ all key-value heads):
     layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), or (i, d) without a gate, .down (d, i)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.sinks (h,)
+    layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
+    layers.N.shared.gate_up (2s, d), .shared.down (d, s) for a shared MLP of s inner dimensions
 
 Norms and matrices are each .weight and perhaps .bias. Stored names may begin with `model.`, `language_model.model.` or
 `model.language_model.`; experts may be stored one by one or stacked. Rows of rotary embeddings that pair neighbours are
@@ -81,7 +83,7 @@ def targets(spec: ModelSpec) -> Iterator[Target]:
     if not spec.tied:
         yield _same("head.weight", (v, d), "lm_head.weight")
     for index in range(spec.num_layers):
-        yield from _attention(spec, f"layers.{index}.")
+        yield from (_latent_attention if spec.latent else _attention)(spec, f"layers.{index}.")
         for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
             yield from _norm(spec, f"layers.{index}.{name}", *(f"layers.{index}.{one}" for one in stored))
         yield from _transformation(spec, index)
@@ -161,6 +163,33 @@ def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
         yield _same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
 
 
+def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    """Queries, or what they are made of, stand above (rotated key, latent); rotated rows come first in each head."""
+    latent = spec.latent
+    assert latent is not None
+    d, heads, at = spec.hidden_size, spec.num_heads, f"{layer}self_attn."
+    query, rank, rotated = latent.nope + latent.rope, latent.query_rank, f"{at}kv_a_proj_with_mqa.weight"
+    turned = partial(_rotated_first, head_dim=query, dims=latent.rope)
+    arrange = {rotated: partial(_rotated_first, head_dim=latent.rank + latent.rope, dims=latent.rope)}
+    first = (f"{at}q_proj.weight", heads * query) if rank is None else (f"{at}q_a_proj.weight", rank)
+    if rank is None:
+        arrange[first[0]] = turned
+    yield _fused(f"{layer}qkv.weight", (first, (rotated, latent.rank + latent.rope)), (d,), "", arrange)
+    if rank is not None:
+        yield _same(f"{layer}q_norm.weight", (rank,), f"{at}q_a_layernorm.weight")
+        yield _same(f"{layer}q_b.weight", (heads * query, rank), f"{at}q_b_proj.weight", arrange=turned)
+    yield _same(f"{layer}kv_norm.weight", (latent.rank,), f"{at}kv_a_layernorm.weight")
+    yield _same(f"{layer}kv_b.weight", (heads * (latent.nope + latent.value), latent.rank), f"{at}kv_b_proj.weight")
+    yield _same(f"{layer}o.weight", (d, heads * latent.value), f"{at}o_proj.weight")
+
+
+def _rotated_first(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
+    """Rows of heads whose last `dims`, pairs of neighbours, come first, as pairs (i, i + dims / 2)."""
+    index = torch.arange(head_dim)
+    order = torch.cat((evens_then_odds(index[-dims:]), index[:-dims]))
+    return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
+
+
 def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
     d, inner = spec.hidden_size, spec.intermediate_size
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
@@ -208,6 +237,11 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
     yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
     shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
     yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
+    if moe.shared:
+        at = f"{layer}mlp.shared_experts."
+        parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
+        yield _fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
+        yield _same(f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight")
 
 
 def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
