@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 4.0,
 YARN = {"factor": 8.0, "original_max_position_embeddings": 16, "truncate": False}
 GPT_OSS = {"intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
            "sliding_window": 8} | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **YARN}}  # fmt: skip
+LATENT = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20,
+          "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3,
+          "moe_intermediate_size": 24}  # fmt: skip
 SLIDING = ["sliding_attention", "full_attention"]
 
 
@@ -76,6 +79,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt_oss": ("gpt-oss", "gpt_oss", GPT_OSS),
     "gpt_oss-unscaled": ("gpt-oss", "gpt_oss", GPT_OSS | rope("default", 500.0)),
     "gpt_oss-yarn": ("gpt-oss", "gpt_oss", GPT_OSS | rope("yarn", 500.0, **YARN, beta_fast=4.0, beta_slow=0.5)),
+    "deepseek_v2": ("deepseek2", "deepseek_v2", LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1}
+                    | rope("yarn", 500.0, factor=8.0, original_max_position_embeddings=16, mscale=0.7,
+                           mscale_all_dim=0.7)),
+    "deepseek_v2-groups": ("deepseek2", "deepseek_v2", LATENT | {"q_lora_rank": 28, "n_group": 4, "topk_group": 2,
+                                                                 "topk_method": "group_limited_greedy",
+                                                                 "routed_scaling_factor": 1.5}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
@@ -103,6 +112,15 @@ PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
 }
@@ -149,6 +167,9 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
         at = f"blk.{layer}."
         if architecture == "gpt-oss" and (part == "self_attn.sinks" or ".experts." in part):
             found |= {f"{at}{theirs}": own for theirs, own in gpt_oss_tensors(part, value).items()}
+        elif stem == "self_attn.kv_b_proj" and config.q_lora_rank is None:  # of older files it is one
+            keys, values = value.view(4, 36, 24).split((16, 20), 1)
+            found |= {f"{at}attn_k_b.weight": keys.transpose(1, 2), f"{at}attn_v_b.weight": values}
         elif part == "mlp.experts.gate_up_proj":
             found[f"{at}ffn_gate_exps.weight"], found[f"{at}ffn_up_exps.weight"] = value.chunk(2, 1)
         elif part == "mlp.experts.down_proj":
@@ -247,6 +268,7 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "attention.sliding_window": config.sliding_window if architecture in SLIDES else None,
+        **(latent_sizes(config) if architecture == "deepseek2" else {}),
     }.items():
         if value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
@@ -260,8 +282,26 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
     for theirs, ours in scales.items():
         if getattr(config, ours, None) is not None:
             writer.add_float32(f"{architecture}.{theirs}", getattr(config, ours))
-    if architecture == "cohere2":
-        writer.add_float32("cohere2.logit_scale", config.logit_scale)
+    for theirs, ours in {"logit_scale": "logit_scale", "expert_weights_scale": "routed_scaling_factor"}.items():
+        if getattr(config, ours, None) is not None:
+            writer.add_float32(f"{architecture}.{theirs}", getattr(config, ours))
+
+
+def latent_sizes(config: Any) -> dict[str, int | None]:
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "expert_count": config.n_routed_experts,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.first_k_dense_replace,
+    }
 
 
 def describe_rotary(writer: Any, architecture: str, config: Any, head: int) -> None:
@@ -276,6 +316,8 @@ def describe_rotary(writer: Any, architecture: str, config: Any, head: int) -> N
         for key in ("beta_fast", "beta_slow"):
             if key in parameters:
                 writer.add_float32(f"{architecture}.rope.scaling.yarn_{key}", parameters[key])
+        if "mscale" in parameters:
+            writer.add_float32(f"{architecture}.rope.scaling.yarn_log_multiplier", parameters["mscale"] / 10)
     if parameters["rope_type"] == "longrope":
         writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 48)
 
@@ -320,6 +362,27 @@ def test_layers_slide_as_the_file_says(tmp_path: Path, name: str, pattern: int |
     assert (found - wanted).abs().max() < 1e-4
     unsaid = values_of(write(tmp_path / "unsaid.gguf", name, oracle(name)))
     assert (unsaid - wanted).abs().max() > 0.01
+
+
+def test_deepseek_v3_is_no_deepseek_v2(tmp_path: Path) -> None:
+    """Files of both have one architecture; a router with sigmoids is rejected."""
+
+    def tokenizer(writer: Any, gating: int) -> None:
+        byte_level(writer)
+        writer.add_uint32("deepseek2.expert_gating_func", gating)
+
+    one, two = (
+        write(
+            tmp_path / f"{gating}.gguf",
+            "deepseek_v2",
+            oracle("deepseek_v2"),
+            tokenizer=partial(tokenizer, gating=gating),
+        )
+        for gating in (1, 2)
+    )
+    assert (values_of(one) - logits_of(oracle("deepseek_v2"), TEXT)).abs().max() < 1e-4
+    with pytest.raises(UnsupportedModelError, match="deepseek_v2: scoring_func='number 2' is not implemented"):
+        values_of(two)
 
 
 def test_windows_of_a_family_that_has_none(tmp_path: Path) -> None:

@@ -52,12 +52,15 @@ BLOCK = re.compile(r"^blk\.(\d+)\.(.+)\.(weight|bias)$")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor comes from: one of the file, an expert of it, with rows of heads to bring into order."""
+    """Where a tensor comes from: one of the file, an expert of it, with rows of heads to bring into order; or `values`
+    beside it, see `_fill_latent`.
+    """
 
     source: str
     expert: int | None = None
     heads: int = 0
     add: float = 0.0
+    values: str | None = None
 
 
 class GgufCheckpoint(Checkpoint):
@@ -84,6 +87,11 @@ class GgufCheckpoint(Checkpoint):
             self._place(f"{NAMES.get(stem, stem)}.{ending}", _Place(name, add=self._offset(stem)))
             return
         layer, part, kind = match.groups()
+        if part == "attn_k_b":
+            self._place_latent(layer, name)
+            return
+        if part == "attn_v_b":
+            return
         if part in EXPERTS:
             for expert in range(self.file.tensors[name].shape[0]):
                 stored = f"layers.{layer}.mlp.experts.{expert}.{EXPERTS[part]}.{kind}"
@@ -108,6 +116,17 @@ class GgufCheckpoint(Checkpoint):
         self._places[stored] = place
         self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
 
+    def _place_latent(self, layer: str, keys: str) -> None:
+        """The matrix that latent attention makes keys and values of, stored in two."""
+        values = keys.replace("attn_k_b", "attn_v_b")
+        if values not in self.file.tensors:
+            raise CheckpointError(f"{self.folder} lacks {values}; download it again")
+        tensor, heads = self.file.tensors[keys], self.file.number("attention.head_count")
+        shape = (heads * (tensor.shape[-1] + self.file.tensors[values].shape[-2]), tensor.shape[-2])
+        stored = f"layers.{layer}.self_attn.kv_b_proj.weight"
+        self._places[stored] = _Place(keys, values=values)
+        self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
+
     def dtype(self) -> torch.dtype:
         """What is computed in, whatever the file's types are."""
         return torch.bfloat16
@@ -121,6 +140,9 @@ class GgufCheckpoint(Checkpoint):
     def fill(self, name: str, out: torch.Tensor) -> None:
         """Write a tensor into `out` of the same shape, some rows at a time."""
         place = self._places[name]
+        if place.values is not None:
+            self._fill_latent(place.source, place.values, out)
+            return
         if out.dim() == 1:
             row = place.expert or 0
             values = self.file.read(place.source, row, row + 1).flatten().add_(place.add)
@@ -133,6 +155,11 @@ class GgufCheckpoint(Checkpoint):
             stop = min(len(out), first + step)
             rows = self.file.read(place.source, before + first, before + stop)
             out[first:stop].copy_(_in_order(rows, (stop - first) // unit if place.heads else 0))
+
+    def _fill_latent(self, keys: str, values: str, out: torch.Tensor) -> None:
+        """Keys (heads, rank, nope) and values (heads, value, rank), into rows of both in each head."""
+        k, v = (self.file.read(name).view(self.file.tensors[name].shape) for name in (keys, values))
+        out.copy_(torch.cat((k.transpose(1, 2), v), 1).flatten(0, 1))
 
 
 def _in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
@@ -242,11 +269,50 @@ def _gpt_oss(file: GgufFile) -> Metadata:
     return _mixtral(file) | {"intermediate_size": inner}
 
 
+def _deepseek2(file: GgufFile) -> Metadata:
+    rope, groups = file.number("rope.dimension_count"), file.get("expert_group_count", 1)
+    gating = file.get("expert_gating_func", SOFTMAX)
+    return {
+        "partial_rotary_factor": 1.0,
+        "kv_lora_rank": file.get("attention.kv_lora_rank"),
+        "q_lora_rank": file.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": file.get("attention.key_length_mla", file.number("attention.key_length")) - rope,
+        "v_head_dim": file.get("attention.value_length_mla", file.get("attention.value_length")),
+        "n_routed_experts": file.get("expert_count"),
+        "n_shared_experts": file.get("expert_shared_count") or None,
+        "num_experts_per_tok": file.get("expert_used_count"),
+        "moe_intermediate_size": file.get("expert_feed_forward_length"),
+        "first_k_dense_replace": file.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": file.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(file.get("expert_weights_norm", False)),
+        "scoring_func": "softmax" if gating in (0, SOFTMAX) else f"number {gating}",
+        "topk_method": "greedy" if groups in (0, 1) else "group_limited_greedy",
+        "n_group": groups,
+        "topk_group": file.get("expert_group_used_count"),
+    }
+
+
+SOFTMAX = 1
+"""Number of the function that makes shares of experts of what the router says."""
+
 SANDWICH = {"ffn_norm": "pre_feedforward_layernorm"}
 PHI3 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.gate_up_proj"}
 STARCODER2 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 GLM4 = PHI3 | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
 GPT_OSS = {"ffn_gate_inp": "mlp.router"}
+DEEPSEEK2 = {
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(model_type="llama", turned=True),
@@ -264,6 +330,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture(model_type="glm4", names=GLM4, extra=_glm4),
     "cohere2": Architecture(model_type="cohere2", extra=_cohere2),
     "gpt-oss": Architecture(model_type="gpt_oss", names=GPT_OSS, yarn={"truncate": False}, extra=_gpt_oss),
+    "deepseek2": Architecture(model_type="deepseek_v2", names=DEEPSEEK2, extra=_deepseek2),
 }
 MIXTRAL = Architecture(model_type="mixtral", turned=True, extra=_mixtral)
 
@@ -318,9 +385,9 @@ def gguf_config(path: Path) -> Metadata:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
-        **architecture.extra(file),
         **_windows(file),
         **_rotary(file, architecture),
+        **architecture.extra(file),
     }
     return found
 
@@ -376,4 +443,7 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
         found = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
         scaling |= {**architecture.yarn, "original_max_position_embeddings": original}
         scaling |= {key: value for key, value in found.items() if value is not None}
+        if (growth := file.get("rope.scaling.yarn_log_multiplier")) is not None:
+            mscale = 10 * growth if file.architecture == "deepseek2" else growth
+            scaling |= {"mscale": mscale, "mscale_all_dim": mscale}  # which are the same in all known models
     return share | {"rope_scaling": scaling}
