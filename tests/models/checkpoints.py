@@ -308,6 +308,14 @@ CASES |= {
         keys=qwen_moe_keys,
     ),
 }
+_SHARED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2}
+_SHARED |= {"shared_expert_intermediate_size": 56, "norm_topk_prob": False}
+CASES["qwen2_moe"] = Case(
+    model_type="qwen2_moe",
+    new=_SHARED | _rope("default", 500.0),
+    old=_SHARED | {"rope_theta": 500.0, "output_router_logits": False},
+    keys=qwen_moe_keys,
+)
 WIDE: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "glm4": {"head_dim": 64},
@@ -325,6 +333,7 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
 }

@@ -59,6 +59,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "qwen3", {"head_dim": 24} | rope("default", 1e6)),
     "qwen3_moe": ("qwen3moe", "qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
                                             "head_dim": 16, "norm_topk_prob": True}),
+    "qwen2_moe": ("qwen2moe", "qwen2_moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                                            "shared_expert_intermediate_size": 96}),
     "gemma2": ("gemma2", "gemma2", GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0}),
     "gemma3": ("gemma3", "gemma3_text", GEMMA | {"num_hidden_layers": 7, "layer_types": [SLIDING[0]] * 5 + [SLIDING[1],
                SLIDING[0]], "rope_parameters": {
@@ -118,6 +120,10 @@ PARTS = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -178,7 +184,7 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
             heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
             if architecture in TURNED and stem in heads:
                 value = neighbours(value, heads[stem])
-            found[f"{at}{parts[stem]}.{ending}"] = value
+            found[f"{at}{parts[stem]}.{ending}"] = value.squeeze()
     return found
 
 
@@ -267,6 +273,7 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_count": getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         "attention.sliding_window": config.sliding_window if architecture in SLIDES else None,
         **(latent_sizes(config) if architecture == "deepseek2" else {}),
     }.items():

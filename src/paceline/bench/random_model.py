@@ -45,6 +45,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "phi3": {},
     "smollm3": {},
     "mixtral": {},
+    "qwen2_moe": {},
     "qwen3_moe": {"norm_topk_prob": True},
     "starcoder2": {},
     "glm4": {"attention_bias": True},
@@ -188,7 +189,7 @@ def shape_config(shape: RandomShape) -> Any:
     }
     if shape.family.startswith("gemma"):
         given["query_pre_attn_scalar"] = head_dim
-    elif shape.family == "qwen3_moe":
+    elif shape.family in ("qwen2_moe", "qwen3_moe"):
         given |= {"num_experts": shape.experts, "num_experts_per_tok": shape.top_k, "moe_intermediate_size": shape.mlp}
     elif shape.family == "deepseek_v2":
         given |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}

@@ -39,6 +39,7 @@ class MoeSpec:
         norm_top_k: renormalise the chosen experts' probabilities to sum to 1.
         bias: router and experts have biases.
         shared: inner width of an MLP that every token goes through beside its experts, or 0.
+        shared_gate: what that MLP gives is multiplied by the sigmoid of a linear map of its input.
         scaling: factor on the chosen experts' probabilities.
         groups: experts lie in the first number of groups, of which only the second number of best ones are used.
     """
@@ -49,6 +50,7 @@ class MoeSpec:
     norm_top_k: bool
     bias: bool = False
     shared: int = 0
+    shared_gate: bool = False
     scaling: float = 1.0
     groups: tuple[int, int] | None = None
 

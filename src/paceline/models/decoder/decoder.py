@@ -93,7 +93,10 @@ class OwnWeights:
         if spec.moe is None or not spec.moe.shared:
             return experts
         shared = make_mlp(spec, self.linear("shared.gate_up"), self.linear("shared.down"))
-        return lambda x: experts(x).add_(shared(x))
+        if not spec.moe.shared_gate:
+            return lambda x: experts(x).add_(shared(x))
+        gate = self.linear("shared.gate")
+        return lambda x: experts(x).add_(shared(x).mul_(gate(x).sigmoid_()))
 
     def _product(
         self,

@@ -27,7 +27,8 @@ read it.
 
 
 class ConfigKeys:
-    """`config.json` over a family's defaults. An explicit null stays None; only a missing key takes the default.
+    """`config.json` over a family's defaults. An explicit null stays None; only a missing key takes the default. A
+    sliding window of 0, which transformers writes for Qwen2-MoE, is none.
 
     Attributes:
         family: `model_type`, for messages.
@@ -35,6 +36,8 @@ class ConfigKeys:
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], family: str) -> None:
         self._values = {**defaults, **config}
+        if self._values.get("sliding_window") == 0 and self._values["sliding_window"] is not False:
+            self._values["sliding_window"] = None
         self._defaults = defaults
         self.family = family
 

@@ -100,6 +100,14 @@ def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
     return {"moe": _moe(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
 
 
+def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
+    moe = _moe(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    moe = replace(moe, shared=keys.size("shared_expert_intermediate_size"), shared_gate=True)
+    if keys.flag("use_sliding_window"):
+        raise UnsupportedModelError(f"{keys.family}: use_sliding_window=True is not implemented")
+    return {"moe": moe, "qkv_bias": keys.flag("qkv_bias")}
+
+
 def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
     biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
     return biases | {"norm": "layer", "norm_bias": True, "norm_eps": keys.share("norm_epsilon"), "gated": False}
@@ -225,6 +233,8 @@ _SMOLLM3 = {
 _MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 _MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_QWEN2_MOE = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True}
+_QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
 _STARCODER2 = {
     "hidden_act": "gelu_pytorch_tanh",
@@ -302,6 +312,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(defaults=_GRANITE, mlp_bias=True, extra=_granite),
     "mixtral": Family(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
     "qwen3_moe": Family(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "qwen2_moe": Family(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
     "starcoder2": Family(defaults=_STARCODER2, windows="all", attention_bias="no", extra=_starcoder2),
     "glm4": Family(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
     "cohere2": Family(defaults=_COHERE2, windows="types", rope_in_windows=True, rope_interleaved=True, extra=_cohere2),

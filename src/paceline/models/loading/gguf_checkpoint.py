@@ -113,6 +113,8 @@ class GgufCheckpoint(Checkpoint):
     def _place(self, stored: str, place: _Place) -> None:
         tensor = self.file.tensors[place.source]
         shape = tensor.shape if place.expert is None else tensor.shape[1:]
+        if stored.endswith("shared_expert_gate.weight"):
+            shape = (1, shape[-1])
         self._places[stored] = place
         self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
 
@@ -229,6 +231,14 @@ def _granite(file: GgufFile) -> Metadata:
     return {ours: file.get(theirs) for ours, theirs in keys.items() if file.get(theirs) is not None}
 
 
+def _qwen2_moe(file: GgufFile) -> Metadata:
+    return _qwen3_moe(file) | {
+        "shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+        "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
 def _qwen3_moe(file: GgufFile) -> Metadata:
     return {
         "num_experts": file.get("expert_count"),
@@ -300,6 +310,13 @@ SANDWICH = {"ffn_norm": "pre_feedforward_layernorm"}
 PHI3 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.gate_up_proj"}
 STARCODER2 = {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 GLM4 = PHI3 | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
+QWEN2_MOE = {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 GPT_OSS = {"ffn_gate_inp": "mlp.router"}
 DEEPSEEK2 = {
     "ffn_norm": "post_attention_layernorm",
@@ -319,6 +336,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mistral3": Architecture(model_type="llama", turned=True),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen3": Architecture(model_type="qwen3"),
+    "qwen2moe": Architecture(model_type="qwen2_moe", names=QWEN2_MOE, extra=_qwen2_moe),
     "qwen3moe": Architecture(model_type="qwen3_moe", extra=_qwen3_moe),
     "gemma2": Architecture(model_type="gemma2", norms_plus_one=True, names=SANDWICH, extra=_gemma2),
     "gemma3": Architecture(model_type="gemma3_text", norms_plus_one=True, names=SANDWICH, extra=_gemma3),

@@ -10,7 +10,7 @@ all key-value heads):
     layers.N.sinks (h,)
     layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
-    layers.N.shared.gate_up (2s, d), .shared.down (d, s) for a shared MLP of s inner dimensions
+    layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
 
 Norms and matrices are each .weight and perhaps .bias. Stored names may begin with `model.`, `language_model.model.` or
 `model.language_model.`; experts may be stored one by one or stacked. Rows of rotary embeddings that pair neighbours are
@@ -238,10 +238,12 @@ def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
     shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
     yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
     if moe.shared:
-        at = f"{layer}mlp.shared_experts."
+        at = f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
         parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
         yield _fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
         yield _same(f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight")
+    if moe.shared_gate:
+        yield _same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
 
 
 def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
