@@ -287,6 +287,35 @@ CASES |= {
         | {"swiglu_limit": 1.5, "rope_theta": 150.0, "rope_scaling": {"rope_type": "yarn", "truncate": False, **YARN}},
     ),
 }
+_LATENT = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}
+_LATENT |= {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_LATENT_ROPE = {"factor": 8.0, "original_max_position_embeddings": 8, "mscale": 0.9, "mscale_all_dim": 0.7}
+_GROUPS = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
+CASES |= {
+    "deepseek_v2": Case(
+        model_type="deepseek_v2",
+        new=_LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1} | _rope("yarn", 500.0, **_LATENT_ROPE),
+        old=_LATENT
+        | {"q_lora_rank": None, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_shared_experts": 2}
+        | {"norm_topk_prob": False, "scoring_func": "softmax", "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+        | {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **_LATENT_ROPE}},
+        keys=qwen_moe_keys,
+    ),
+    "deepseek_v2-groups": Case(
+        model_type="deepseek_v2",
+        new=_LATENT | _GROUPS | {"q_lora_rank": 28, "n_shared_experts": 1},
+        old=_LATENT | _GROUPS | {"q_lora_rank": 28, "n_shared_experts": 1, "rope_theta": 10000.0},
+        keys=qwen_moe_keys,
+    ),
+}
+_SHARED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 2}
+_SHARED |= {"shared_expert_intermediate_size": 56, "norm_topk_prob": False}
+CASES["qwen2_moe"] = Case(
+    model_type="qwen2_moe",
+    new=_SHARED | _rope("default", 500.0),
+    old=_SHARED | {"rope_theta": 500.0, "output_router_logits": False},
+    keys=qwen_moe_keys,
+)
 WIDE: Mapping[str, Mapping[str, Any]] = {
     "starcoder2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "glm4": {"head_dim": 64},
@@ -304,7 +333,9 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
 }
 
 

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,12 @@ KINDS = [2, 3, 3] + [1] * (len(TOKENS) - 3)
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 8, "hidden_activation": "gelu_pytorch_tanh"}
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 4.0, 9.0]}
+YARN = {"factor": 8.0, "original_max_position_embeddings": 16, "truncate": False}
+GPT_OSS = {"intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+           "sliding_window": 8} | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **YARN}}  # fmt: skip
+LATENT = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20,
+          "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3,
+          "moe_intermediate_size": 24}  # fmt: skip
 SLIDING = ["sliding_attention", "full_attention"]
 
 
@@ -53,6 +59,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "qwen3", {"head_dim": 24} | rope("default", 1e6)),
     "qwen3_moe": ("qwen3moe", "qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
                                             "head_dim": 16, "norm_topk_prob": True}),
+    "qwen2_moe": ("qwen2moe", "qwen2_moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                                            "shared_expert_intermediate_size": 96}),
     "gemma2": ("gemma2", "gemma2", GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0}),
     "gemma3": ("gemma3", "gemma3_text", GEMMA | {"num_hidden_layers": 7, "layer_types": [SLIDING[0]] * 5 + [SLIDING[1],
                SLIDING[0]], "rope_parameters": {
@@ -66,9 +74,30 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo2": ("olmo2", "olmo2", {}),
     "granite": ("granite", "granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4,
                                        "attention_multiplier": 0.1, "logits_scaling": 0.5}),
+    "starcoder2": ("starcoder2", "starcoder2", {"sliding_window": None, "norm_epsilon": 1e-3}),
+    "glm4": ("glm4", "glm4", {"head_dim": 24, "attention_bias": True}),
+    "glm4-whole": ("glm4", "glm4", {"attention_bias": False} | rope("default", 500.0, partial_rotary_factor=1.0)),
+    "cohere2": ("cohere2", "cohere2", {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5}),
+    "gpt_oss": ("gpt-oss", "gpt_oss", GPT_OSS),
+    "gpt_oss-unscaled": ("gpt-oss", "gpt_oss", GPT_OSS | rope("default", 500.0)),
+    "gpt_oss-yarn": ("gpt-oss", "gpt_oss", GPT_OSS | rope("yarn", 500.0, **YARN, beta_fast=4.0, beta_slow=0.5)),
+    "deepseek_v2": ("deepseek2", "deepseek_v2", LATENT | {"q_lora_rank": None, "first_k_dense_replace": 1}
+                    | rope("yarn", 500.0, factor=8.0, original_max_position_embeddings=16, mscale=0.7,
+                           mscale_all_dim=0.7)),
+    "deepseek_v2-groups": ("deepseek2", "deepseek_v2", LATENT | {"q_lora_rank": 28, "n_group": 4, "topk_group": 2,
+                                                                 "topk_method": "group_limited_greedy",
+                                                                 "routed_scaling_factor": 1.5}),
 }  # fmt: skip
 """Name -> architecture in GGUF, model_type of transformers, keys of its configuration."""
 
+PATTERNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "cohere2-pattern": ("cohere2", "cohere2", {"sliding_window": 8, "layer_types": [SLIDING[1], *SLIDING]}),
+    "gemma3-pattern": ("gemma3", "gemma3_text", GEMMA | {"layer_types": [*SLIDING, SLIDING[0]]}),
+    "gpt_oss-pattern": ("gpt-oss", "gpt_oss", GPT_OSS | {"layer_types": [SLIDING[0]] * 3}),
+}
+"""Models whose layers slide in another order than is usual."""
+
+SLIDES = {"gemma2", "gemma3", "cohere2", "gpt-oss"}
 TURNED = {"llama", "smollm3", "granite"}
 PARTS = {
     "input_layernorm": "attn_norm",
@@ -85,12 +114,29 @@ PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
 }
 SANDWICH = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+OWN = {"glm4": GLM4, "gpt-oss": {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}}
 
 
 @cache
@@ -98,7 +144,7 @@ def oracle(name: str) -> Any:
     """The transformers model of a case, in float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    _, kind, more = MODELS[name]
+    _, kind, more = (MODELS | PATTERNS)[name]
     config = AutoConfig.for_model(kind, **{**SIZES, **more})
     return perturb(AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval())
 
@@ -110,21 +156,27 @@ def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
 
 def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
     """The tensors of a model under GGUF's names, changed as its converters change them."""
-    architecture = MODELS[name][0]
+    architecture = (MODELS | PATTERNS)[name][0]
     config, found = model.config, dict[str, torch.Tensor]()
-    parts = PARTS | (SANDWICH if architecture in {"gemma2", "gemma3", "olmo2"} else {})
+    parts = PARTS | (SANDWICH if architecture in {"gemma2", "gemma3", "olmo2"} else OWN.get(architecture, {}))
     for key, tensor in model.state_dict().items():
         short = key.removeprefix("model.")
         value = tensor + 1.0 if architecture.startswith("gemma") and "norm" in short else tensor
         if not short.startswith("layers."):
-            ends = {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
+            ends = {"embed_tokens.weight": "token_embd.weight"}
+            ends |= {f"norm.{kind}": f"output_norm.{kind}" for kind in ("weight", "bias")}
             if short != "lm_head.weight" or not config.tie_word_embeddings:
                 found[ends.get(short, "output.weight")] = value
             continue
         _, layer, part = short.split(".", 2)
         stem, _, ending = part.rpartition(".")
         at = f"blk.{layer}."
-        if part == "mlp.experts.gate_up_proj":
+        if architecture == "gpt-oss" and (part == "self_attn.sinks" or ".experts." in part):
+            found |= {f"{at}{theirs}": own for theirs, own in gpt_oss_tensors(part, value).items()}
+        elif stem == "self_attn.kv_b_proj" and config.q_lora_rank is None:  # of older files it is one
+            keys, values = value.view(4, 36, 24).split((16, 20), 1)
+            found |= {f"{at}attn_k_b.weight": keys.transpose(1, 2), f"{at}attn_v_b.weight": values}
+        elif part == "mlp.experts.gate_up_proj":
             found[f"{at}ffn_gate_exps.weight"], found[f"{at}ffn_up_exps.weight"] = value.chunk(2, 1)
         elif part == "mlp.experts.down_proj":
             found[f"{at}ffn_down_exps.weight"] = value
@@ -132,8 +184,19 @@ def stored(name: str, model: Any) -> dict[str, torch.Tensor]:
             heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
             if architecture in TURNED and stem in heads:
                 value = neighbours(value, heads[stem])
-            found[f"{at}{parts[stem]}.{ending}"] = value
+            found[f"{at}{parts[stem]}.{ending}"] = value.squeeze()
     return found
+
+
+def gpt_oss_tensors(part: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sinks, and experts whose rows of gate and up take turns, with inputs before outputs."""
+    if part == "self_attn.sinks":
+        return {"attn_sinks.weight": value}
+    kind = "bias" if part.endswith("_bias") else "weight"
+    value = value if kind == "bias" else value.transpose(1, 2)
+    if ".down_proj" in part:
+        return {f"ffn_down_exps.{kind}": value}
+    return {f"ffn_gate_exps.{kind}": value[:, ::2], f"ffn_up_exps.{kind}": value[:, 1::2]}
 
 
 def neighbours(value: torch.Tensor, heads: int) -> torch.Tensor:
@@ -153,18 +216,36 @@ def tables(model: Any) -> dict[str, list[float]]:
 
 
 def write(
-    path: Path, name: str, model: Any, kind: Kind = Kind.F32, tokenizer: Callable[..., None] | None = None
+    path: Path,
+    name: str,
+    model: Any,
+    kind: Kind = Kind.F32,
+    tokenizer: Callable[..., None] | None = None,
+    pattern: int | list[bool] | None = None,
+    window: int | None = None,
 ) -> Path:
-    """Write a model; matrices in `kind`, the rest in float32."""
-    architecture = MODELS[name][0]
+    """Write a model; matrices in `kind`, of MXFP4 only experts, the rest in float32.
+
+    Args:
+        pattern: which layers slide, as the file says it.
+        window: a sliding window that the model does not have.
+    """
+    architecture = (MODELS | PATTERNS)[name][0]
     writer = gguf.GGUFWriter(path, architecture)
     describe(writer, architecture, model.config)
+    if window is not None:
+        writer.add_uint32(f"{architecture}.attention.sliding_window", window)
+    if isinstance(pattern, int):
+        writer.add_uint32(f"{architecture}.attention.sliding_window_pattern", pattern)
+    elif pattern is not None:
+        writer.add_array(f"{architecture}.attention.sliding_window_pattern", pattern)
     (tokenizer or byte_level)(writer)
     for key, values in tables(model).items():
         writer.add_tensor(key, np.array(values, np.float32))
     for key, tensor in stored(name, model).items():
         array = tensor.contiguous().numpy()
-        if array.ndim > 1 and kind is not Kind.F32 and "gate_inp" not in key:
+        rounded = "exps.weight" in key if kind is Kind.MXFP4 else array.ndim > 1 and "gate_inp" not in key
+        if rounded and kind is not Kind.F32:
             writer.add_tensor(key, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(key, array)
@@ -192,32 +273,67 @@ def describe(writer: Any, architecture: str, config: Any) -> None:
         "expert_count": getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None),
         "expert_used_count": getattr(config, "num_experts_per_tok", None),
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
-        "attention.sliding_window": config.sliding_window if architecture.startswith("gemma") else None,
+        "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
+        "attention.sliding_window": config.sliding_window if architecture in SLIDES else None,
+        **(latent_sizes(config) if architecture == "deepseek2" else {}),
     }.items():
         if value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
-    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
-    writer.add_float32(f"{architecture}.rope.freq_base", parameters["rope_theta"])
-    writer.add_uint32(f"{architecture}.rope.dimension_count", int(head * parameters.get("partial_rotary_factor", 1.0)))
-    if parameters["rope_type"] == "linear":
-        writer.add_string(f"{architecture}.rope.scaling.type", "linear")
-        writer.add_float32(f"{architecture}.rope.scaling.factor", parameters["factor"])
-    if parameters["rope_type"] == "longrope":
-        writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 48)
+    describe_rotary(writer, architecture, config, head)
+    for key, ours in {"rms_epsilon": "rms_norm_eps", "epsilon": "norm_epsilon"}.items():
+        if (epsilon := getattr(config, ours, getattr(config, "layer_norm_eps", None))) is not None:
+            writer.add_float32(f"{architecture}.attention.layer_norm_{key}", epsilon)
     scales = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
     scales |= {"attention.scale": "attention_multiplier", "logit_scale": "logits_scaling"}
     scales |= {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
     for theirs, ours in scales.items():
         if getattr(config, ours, None) is not None:
             writer.add_float32(f"{architecture}.{theirs}", getattr(config, ours))
+    for theirs, ours in {"logit_scale": "logit_scale", "expert_weights_scale": "routed_scaling_factor"}.items():
+        if getattr(config, ours, None) is not None:
+            writer.add_float32(f"{architecture}.{theirs}", getattr(config, ours))
 
 
-def byte_level(writer: Any, pre: str = "gpt-2") -> None:
+def latent_sizes(config: Any) -> dict[str, int | None]:
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "expert_count": config.n_routed_experts,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.first_k_dense_replace,
+    }
+
+
+def describe_rotary(writer: Any, architecture: str, config: Any, head: int) -> None:
+    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_float32(f"{architecture}.rope.freq_base", parameters["rope_theta"])
+    writer.add_uint32(f"{architecture}.rope.dimension_count", int(head * parameters.get("partial_rotary_factor", 1.0)))
+    if parameters["rope_type"] in {"linear", "yarn"}:
+        writer.add_string(f"{architecture}.rope.scaling.type", parameters["rope_type"])
+        writer.add_float32(f"{architecture}.rope.scaling.factor", parameters["factor"])
+    if parameters["rope_type"] == "yarn":
+        writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 16)
+        for key in ("beta_fast", "beta_slow"):
+            if key in parameters:
+                writer.add_float32(f"{architecture}.rope.scaling.yarn_{key}", parameters[key])
+        if "mscale" in parameters:
+            writer.add_float32(f"{architecture}.rope.scaling.yarn_log_multiplier", parameters["mscale"] / 10)
+    if parameters["rope_type"] == "longrope":
+        writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", 48)
+
+
+def byte_level(writer: Any, pre: str = "gpt-2", tokens: list[str] = TOKENS, kinds: list[int] = KINDS) -> None:
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", pre)
-    writer.add_array("tokenizer.ggml.tokens", TOKENS)
-    writer.add_array("tokenizer.ggml.token_type", KINDS)
+    writer.add_array("tokenizer.ggml.tokens", tokens)
+    writer.add_array("tokenizer.ggml.token_type", kinds)
     writer.add_array("tokenizer.ggml.merges", MERGES)
     writer.add_uint32("tokenizer.ggml.bos_token_id", 1)
     writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
@@ -238,6 +354,53 @@ def test_every_architecture_gives_the_logits_of_transformers(tmp_path: Path, nam
     assert (found - wanted.roll(1, 0)).abs().max() > 0.1
 
 
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("cohere2-pattern", [False, True, False]),
+        ("gemma3-pattern", [True, False, True]),
+        ("gemma3-pattern", 2),
+        ("gpt_oss-pattern", 0),
+    ],
+)
+def test_layers_slide_as_the_file_says(tmp_path: Path, name: str, pattern: int | list[bool]) -> None:
+    wanted = logits_of(oracle(name), TEXT)
+    found = values_of(write(tmp_path / "model.gguf", name, oracle(name), pattern=pattern))
+    assert (found - wanted).abs().max() < 1e-4
+    unsaid = values_of(write(tmp_path / "unsaid.gguf", name, oracle(name)))
+    assert (unsaid - wanted).abs().max() > 0.01
+
+
+def test_deepseek_v3_is_no_deepseek_v2(tmp_path: Path) -> None:
+    """Files of both have one architecture; a router with sigmoids is rejected."""
+
+    def tokenizer(writer: Any, gating: int) -> None:
+        byte_level(writer)
+        writer.add_uint32("deepseek2.expert_gating_func", gating)
+
+    one, two = (
+        write(
+            tmp_path / f"{gating}.gguf",
+            "deepseek_v2",
+            oracle("deepseek_v2"),
+            tokenizer=partial(tokenizer, gating=gating),
+        )
+        for gating in (1, 2)
+    )
+    assert (values_of(one) - logits_of(oracle("deepseek_v2"), TEXT)).abs().max() < 1e-4
+    with pytest.raises(UnsupportedModelError, match="deepseek_v2: scoring_func='number 2' is not implemented"):
+        values_of(two)
+
+
+def test_windows_of_a_family_that_has_none(tmp_path: Path) -> None:
+    """OLMo 3, under the name of OLMo 2, is rejected; a window of 0 is none."""
+    whole = values_of(write(tmp_path / "none.gguf", "phi3", oracle("phi3")))
+    data = write(tmp_path / "olmo2.gguf", "olmo2", oracle("olmo2"), window=8)
+    with pytest.raises(UnsupportedModelError, match="olmo2: layer_types that differ"):
+        values_of(data)
+    assert torch.equal(values_of(write(tmp_path / "zero.gguf", "phi3", oracle("phi3"), window=0)), whole)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
 def test_quantised_files_mean_what_their_blocks_say(tmp_path: Path, name: str, kind: Kind) -> None:
@@ -253,6 +416,21 @@ def test_quantised_files_mean_what_their_blocks_say(tmp_path: Path, name: str, k
     assert (values_of(path) - logits_of(model, TEXT)).abs().max() < 1e-4
     if kind is not Kind.F16 and kind is not Kind.BF16:
         assert (values_of(path) - logits_of(oracle(name), TEXT)).abs().max() > 1e-3
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """As files of gpt-oss hold them: a power of two for 32 inputs of an output."""
+    import copy
+
+    model = copy.deepcopy(oracle("gpt_oss"))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if ".experts." in name and value.dim() == 3:
+                blocks = gguf.quants.quantize(value.transpose(1, 2).contiguous().numpy(), Kind.MXFP4)
+                value.copy_(torch.from_numpy(gguf.quants.dequantize(blocks, Kind.MXFP4)).transpose(1, 2))
+    path = write(tmp_path / "model.gguf", "gpt_oss", oracle("gpt_oss"), Kind.MXFP4)
+    assert (values_of(path) - logits_of(model, TEXT)).abs().max() < 1e-4
+    assert (values_of(path) - logits_of(oracle("gpt_oss"), TEXT)).abs().max() > 1e-3
 
 
 FOUR_BITS = [Kind.Q4_0, Kind.Q4_1, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.IQ4_NL, Kind.MXFP4]
@@ -428,6 +606,17 @@ def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None:
         UnsupportedModelError, match=r"rule 'an-unknown-rule' \(tokenizer.ggml.pre\), which is not known"
     ):
         Tokenizer.load(path)
+
+
+@pytest.mark.parametrize(("spare", "ends"), [(("<|return|>", "<|call|>"), [2, -1, -2]), (("<|x|>", "<|y|>"), [2, -3])])
+def test_a_message_of_gpt_oss_ends_no_answer(tmp_path: Path, spare: tuple[str, str], ends: list[int]) -> None:
+    """Beside its own end tokens, "<|end|>" is none; elsewhere, as in Phi, it is."""
+
+    def tokenizer(writer: Any) -> None:
+        byte_level(writer, "gpt-4o", [*TOKENS[:-3], "<|end|>", spare[1], spare[0]], [*KINDS[:-3], 3, 3, 3])
+
+    path = write(tmp_path / "model.gguf", "llama", oracle("llama"), tokenizer=tokenizer)
+    assert list(LLM(path).defaults.eos_ids) == [end % 128 for end in ends]
 
 
 def by_scores(writer: Any) -> None:

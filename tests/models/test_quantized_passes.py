@@ -34,7 +34,14 @@ from paceline.models.cpu import (
     to_bytes,
 )
 from paceline.models.decoder import NativeRunner
-from paceline.models.loading import dequantized, quantize, quantize_groups, quantize_rows, unpacked
+from paceline.models.loading import (
+    dequantized,
+    quantize,
+    quantize_groups,
+    quantize_rows,
+    spec_from_config,
+    unpacked,
+)
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}
@@ -279,6 +286,16 @@ def test_rows_too_long_for_integer_sums_are_rejected(monkeypatch):
     monkeypatch.setattr(eligibility, "MAX_INPUTS", 64)
     assert "rows of more than 64" in str(eligibility.lacks(spec, torch.float32, CPU, quantization="int8"))
     assert eligibility.lacks(spec, torch.float32, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("deepseek_v2", "latent attention"), ("qwen2_moe", "shared experts"), ("qwen3_moe", "None")]
+)
+def test_what_compiled_passes_do_not_cover(family: str, reason: str) -> None:
+    from transformers import AutoConfig
+
+    spec = spec_from_config(AutoConfig.for_model(family, num_experts_per_tok=4, moe_intermediate_size=1408).to_dict())
+    assert str(eligibility.unsupported(spec, torch.bfloat16, CPU)).startswith(reason)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (70, 96), (1, 1024), (130, 2816), (8, 80)])

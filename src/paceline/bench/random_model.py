@@ -45,11 +45,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "phi3": {},
     "smollm3": {},
     "mixtral": {},
+    "qwen2_moe": {},
     "qwen3_moe": {"norm_topk_prob": True},
     "starcoder2": {},
     "glm4": {"attention_bias": True},
     "cohere2": {"sliding_window": 4096},
     "gpt_oss": {"sliding_window": 128},
+    "deepseek_v2": {"q_lora_rank": None, "first_k_dense_replace": 1},
 }
 """Names of families, and what their published models have beside sizes, where transformers has another default."""
 
@@ -187,8 +189,11 @@ def shape_config(shape: RandomShape) -> Any:
     }
     if shape.family.startswith("gemma"):
         given["query_pre_attn_scalar"] = head_dim
-    elif shape.family == "qwen3_moe":
+    elif shape.family in ("qwen2_moe", "qwen3_moe"):
         given |= {"num_experts": shape.experts, "num_experts_per_tok": shape.top_k, "moe_intermediate_size": shape.mlp}
+    elif shape.family == "deepseek_v2":
+        given |= {"n_routed_experts": shape.experts, "num_experts_per_tok": shape.top_k}
+        given |= {"moe_intermediate_size": shape.mlp, "num_key_value_heads": shape.heads}
     elif shape.family in ("mixtral", "gpt_oss"):
         given |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[given["model_type"]]

@@ -288,7 +288,7 @@ def _measure(
     from paceline.bench.peers import parse_peers
     from paceline.bench.run import default_settings, dial_settings, parse_settings
 
-    wanted = parse_peers(*others)
+    wanted = parse_peers(*others, lora=given.get("lora"))
     chosen, dials = parse_settings(given.pop("speculative_config", None) or []), dial_settings(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)

@@ -38,6 +38,10 @@ class MoeSpec:
         intermediate: inner width of one expert.
         norm_top_k: renormalise the chosen experts' probabilities to sum to 1.
         bias: router and experts have biases.
+        shared: inner width of an MLP that every token goes through beside its experts, or 0.
+        shared_gate: what that MLP gives is multiplied by the sigmoid of a linear map of its input.
+        scaling: factor on the chosen experts' probabilities.
+        groups: experts lie in the first number of groups, of which only the second number of best ones are used.
     """
 
     experts: int
@@ -45,6 +49,28 @@ class MoeSpec:
     intermediate: int
     norm_top_k: bool
     bias: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+    scaling: float = 1.0
+    groups: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Keys and values of all heads made of one latent vector, see models.decoder.latent.
+
+    Attributes:
+        rank: size of that vector.
+        nope, rope: dimensions of a head's queries and keys without and with a rotary embedding.
+        value: dimensions of a head's values.
+        query_rank: size of the latent vector that queries are made of, or None.
+    """
+
+    rank: int
+    nope: int
+    rope: int
+    value: int
+    query_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +104,7 @@ class ModelSpec:
         attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
         embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output
             before it is added, and on the final logits (Granite's logits_scaling is its reciprocal).
+        latent: multi-head latent attention: one kv head, whose dimensions are `latent.rope` and then `latent.rank`.
         attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
         gated: the MLP multiplies act(gate) * up; without, it is act(up).
         activation: "silu", "gelu" or "gelu_tanh" on the gate; or "clamped_swiglu", in full gate * sigmoid(swiglu_alpha
@@ -114,6 +141,7 @@ class ModelSpec:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False
+    latent: LatentSpec | None = None
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

@@ -64,11 +64,16 @@ class WantedPeer:
         return f"{self.name} {self.setting}"
 
 
-def parse_peers(texts: Sequence[str], url: str | None = None, served: str | None = None) -> list[WantedPeer]:
+def parse_peers(
+    texts: Sequence[str], url: str | None = None, served: str | None = None, *, lora: object = None
+) -> list[WantedPeer]:
     """What --peers, --peer-url and --peer-model name, in order.
 
+    Args:
+        lora: the model's adapter, which peers do not load.
     Raises:
-        ConfigError: an unknown peer, method or precision, no JSON, the same thing twice, an endpoint without its URL.
+        ConfigError: an unknown peer, method or precision, no JSON, the same thing twice, an endpoint without its URL,
+            peers beside an adapter.
     """
     found: list[WantedPeer] = []
     for text in texts:
@@ -87,6 +92,8 @@ def parse_peers(texts: Sequence[str], url: str | None = None, served: str | None
     for place, one in enumerate(found):
         if any(other.title == one.title for other in found[:place]):
             raise ConfigError(f"the peer {one.title!r} was given twice; give it once")
+        if lora is not None and one.name != ENDPOINT:
+            raise ConfigError(f"peer {one.name} loads the checkpoint without --lora; leave out --peers or --lora")
     return found
 
 

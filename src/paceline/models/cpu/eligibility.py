@@ -32,6 +32,9 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         "sizes that do not fill vectors": whole,
         "mixtures of experts beside attention, or without a gate": spec.moe is None
         or (spec.gated and not spec.parallel),
+        "latent attention": spec.latent is None,
+        "shared experts, or scaled shares of experts": spec.moe is None
+        or (not spec.moe.shared and spec.moe.groups is None and spec.moe.scaling == 1.0),
         "soft caps beside attention sinks": spec.attention_softcap is None or not spec.attention_sinks,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.errors import ConfigError
+from paceline.models.decoder.latent import LatentAttention, make_latent_norm
 from paceline.models.decoder.linear import (
     Map,
     RowInvariance,
@@ -27,7 +28,7 @@ from paceline.models.decoder.linear import (
 )
 from paceline.models.decoder.rope import Rotation, Rotations
 from paceline.models.decoder.tree_attention import Step
-from paceline.models.model_spec import AttentionShape, ModelSpec
+from paceline.models.model_spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 
@@ -85,6 +86,18 @@ class OwnWeights:
             for e, weight in enumerate(weights)
         ]
 
+    def mixture(self) -> Map:
+        """The mixture of experts, with what every token goes through beside them."""
+        spec = self._spec
+        experts = make_moe(spec, self.linear("router"), self.experts("gate_up"), self.experts("down"))
+        if spec.moe is None or not spec.moe.shared:
+            return experts
+        shared = make_mlp(spec, self.linear("shared.gate_up"), self.linear("shared.down"))
+        if not spec.moe.shared_gate:
+            return lambda x: experts(x).add_(shared(x))
+        gate = self.linear("shared.gate")
+        return lambda x: experts(x).add_(shared(x).mul_(gate(x).sigmoid_()))
+
     def _product(
         self,
         weight: torch.Tensor,
@@ -96,6 +109,22 @@ class OwnWeights:
             return make_linear(weight, bias, row_invariant=self._row_invariant)
         return make_quantized_linear(
             weight, scale, bias, dtype=self._dtype, row_invariant=self._row_invariant, columns=columns
+        )
+
+    def latent(self, latent: LatentSpec, heads: int) -> LatentAttention:
+        """The maps of latent attention."""
+        query: Map | None = None
+        if latent.query_rank is not None:
+            query = _in_turn(make_latent_norm(self.take("q_norm.weight")), self.linear("q_b"))
+        return LatentAttention(
+            latent,
+            heads,
+            both=self.linear("qkv"),
+            query=query,
+            norm=make_latent_norm(self.take("kv_norm.weight")),
+            kv_b=self.take("kv_b.weight"),
+            o=self.linear("o"),
+            row_invariant=self._row_invariant,
         )
 
     def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
@@ -115,6 +144,10 @@ class OwnWeights:
             k_norm(qkv)
 
         return both
+
+
+def _in_turn(first: Map, second: Map) -> Map:
+    return lambda x: second(first(x))
 
 
 def _in_place(norm: Map, heads: tuple[int, int], *, flat: bool) -> Callable[[torch.Tensor], None]:
@@ -179,17 +212,30 @@ def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence
     if moe is None:
         raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
     experts = [make_mlp(spec, *maps) for maps in zip(gate_up, down, strict=True)]
-    top_k, normed = moe.top_k, moe.norm_top_k
+    top_k, normed, groups, scaling = moe.top_k, moe.norm_top_k, moe.groups, moe.scaling
 
     def mixture(x: torch.Tensor) -> torch.Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        share, chosen = torch.softmax(route(x), -1, dtype=wide).topk(top_k, -1)
+        shares = torch.softmax(route(x), -1, dtype=wide)
+        if groups is not None:
+            shares = in_best_groups(shares, *groups)
+        share, chosen = shares.topk(top_k, -1)
         if normed:
             share = share / share.sum(-1, keepdim=True)
+        if scaling != 1.0:
+            share = share * scaling
         share = share.to(x.dtype)
         return through_experts(x, experts, chosen, share)
 
     return mixture
+
+
+def in_best_groups(shares: torch.Tensor, groups: int, best: int) -> torch.Tensor:
+    """Shares (r, experts), 0 outside the groups whose largest shares are largest."""
+    grouped = shares.view(len(shares), groups, -1)
+    largest = grouped.amax(-1)
+    outside = torch.ones_like(largest, dtype=torch.bool).scatter_(1, largest.topk(best, -1).indices, value=False)
+    return grouped.masked_fill(outside[..., None], 0.0).view_as(shares)
 
 
 def through_experts(x: torch.Tensor, experts: Sequence[Map], chosen: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
@@ -270,14 +316,14 @@ class DecoderLayer:
             self._mlp_norm = self._attn_norm
         self._sinks = sinks_by_head(own.take("sinks"), shape) if spec.attention_sinks else None
         order = head_order(shape)
-        rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
-        self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
+        if spec.latent is None:
+            rows = torch.cat([order, torch.arange(len(order), len(order) + 2 * shape.kv_heads * shape.head_dim)])
+            self._qkv, self._o = own.linear("qkv", rows=rows), own.linear("o", columns=order)
+        else:
+            latent = own.latent(spec.latent, shape.heads)
+            self._qkv, self._o = latent.qkv, latent.output
         self._qk_norm = own.qk_norm(shape, order)
-        self.feed_forward = (
-            make_moe(spec, own.linear("router"), own.experts("gate_up"), own.experts("down"))
-            if layer.moe
-            else make_mlp(spec, own.linear("gate_up"), own.linear("down"))
-        )
+        self.feed_forward = own.mixture() if layer.moe else make_mlp(spec, own.linear("gate_up"), own.linear("down"))
 
     def run(
         self, x: torch.Tensor, step: Step, rotations: Rotations, *, attention: bool = True, mlp: bool = True

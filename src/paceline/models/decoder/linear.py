@@ -61,6 +61,19 @@ def make_linear(
     return keeping_rows(linear, weight, weight.device, (packed, bias is None), row_invariant)
 
 
+def make_head_linear(weight_hoi: torch.Tensor, *, row_invariant: RowInvariance = True) -> Map:
+    """x (r, heads * in) -> (r, heads * out): each head's inputs by its own weights, of (heads, out, in)."""
+    heads, outputs, inputs = weight_hoi.shape
+    turned = weight_hoi.transpose(1, 2).contiguous()
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        by_head = x.view(len(x), heads, inputs).transpose(0, 1)
+        return torch.bmm(by_head, turned).transpose(0, 1).flatten(1)
+
+    sizes = torch.empty(heads * outputs, heads * inputs, dtype=weight_hoi.dtype, device="meta")
+    return keeping_rows(linear, sizes, weight_hoi.device, ("heads", heads), row_invariant)
+
+
 def keeping_rows(
     linear: Map, weight: torch.Tensor, device: torch.device, kind: tuple[object, ...], row_invariant: RowInvariance
 ) -> Map:

@@ -27,7 +27,8 @@ read it.
 
 
 class ConfigKeys:
-    """`config.json` over a family's defaults. An explicit null stays None; only a missing key takes the default.
+    """`config.json` over a family's defaults. An explicit null stays None; only a missing key takes the default. A
+    sliding window of 0 is none for Qwen2-MoE, for which transformers writes it.
 
     Attributes:
         family: `model_type`, for messages.
@@ -35,6 +36,8 @@ class ConfigKeys:
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], family: str) -> None:
         self._values = {**defaults, **config}
+        if family == "qwen2_moe" and self._values.get("sliding_window") == 0:
+            self._values["sliding_window"] = None
         self._defaults = defaults
         self.family = family
 
@@ -227,7 +230,8 @@ def _rotated(keys: ConfigKeys, count: int) -> list[bool]:
 def _sparse(keys: ConfigKeys, count: int) -> list[bool]:
     """Which layers are mixtures of experts."""
     dense, step = keys.integers("mlp_only_layers") or [], keys.size("decoder_sparse_step")
-    return [layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
+    first = keys.count("first_k_dense_replace")
+    return [layer >= first and layer not in dense and (layer + 1) % step == 0 for layer in range(count)]
 
 
 ROPE_NEEDED: Mapping[str, tuple[str, ...]] = {

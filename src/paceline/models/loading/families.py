@@ -6,13 +6,14 @@ A family is one line of `FAMILIES`. What a file asks for and the decoder cannot 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
-from paceline.models.model_spec import LayerSpec, ModelSpec, MoeSpec, RopeSpec
+from paceline.models.model_spec import LatentSpec, LayerSpec, ModelSpec, MoeSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
@@ -99,6 +100,14 @@ def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
     return {"moe": _moe(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
 
 
+def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
+    moe = _moe(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    moe = replace(moe, shared=keys.size("shared_expert_intermediate_size"), shared_gate=True)
+    if keys.flag("use_sliding_window"):
+        raise UnsupportedModelError(f"{keys.family}: use_sliding_window=True is not implemented")
+    return {"moe": moe, "qkv_bias": keys.flag("qkv_bias")}
+
+
 def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
     biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
     return biases | {"norm": "layer", "norm_bias": True, "norm_eps": keys.share("norm_epsilon"), "gated": False}
@@ -128,8 +137,56 @@ def _gpt_oss(keys: ConfigKeys) -> dict[str, Any]:
     }
 
 
+def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
+    method = keys.get("topk_method")
+    for key, fine in {"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)}.items():
+        if keys.get(key) not in (None, *fine):
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
+    latent = LatentSpec(
+        rank=keys.size("kv_lora_rank"),
+        nope=keys.size("qk_nope_head_dim"),
+        rope=keys.size("qk_rope_head_dim"),
+        value=keys.size("v_head_dim"),
+        query_rank=keys.optional_size("q_lora_rank"),
+    )
+    rope = replace(rope_spec(keys, latent.rope), interleaved=True)
+    inner = keys.size("moe_intermediate_size")
+    moe = replace(
+        _moe(keys, "n_routed_experts", inner, norm_top_k=False),
+        shared=inner * (keys.optional_size("n_shared_experts") or 0),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=_expert_groups(keys) if method == "group_limited_greedy" else None,
+    )
+    return {
+        "latent": latent,
+        "num_kv_heads": 1,
+        "head_dim": latent.rank + latent.rope,
+        "attention_scale": (latent.nope + latent.rope) ** -0.5 * _length_scale(rope) ** 2,
+        "ropes": {"default": rope},
+        "moe": moe,
+    }
+
+
+def _expert_groups(keys: ConfigKeys) -> tuple[int, int]:
+    groups, best, experts = keys.size("n_group"), keys.size("topk_group"), keys.size("n_routed_experts")
+    if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
+        raise CheckpointError(
+            f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
+        )
+    return groups, best
+
+
+def _length_scale(rope: RopeSpec) -> float:
+    """What DeepSeek multiplies queries and keys by where the context is stretched."""
+    scaling: Any = rope.scaling
+    factor, share = float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0)
+    return 1.0 if factor <= 1 else 1.0 + 0.1 * share * math.log(factor)
+
+
 def _moe(keys: ConfigKeys, name: str, inner: int, *, norm_top_k: bool) -> MoeSpec:
-    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}[name]
+    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}.get(name, name)
     experts = keys.optional_size(other) or keys.size(name)
     top_k = keys.size("num_experts_per_tok")
     if top_k > experts:
@@ -143,6 +200,7 @@ _COMMON: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "decoder_sparse_step": 1,
+    "first_k_dense_replace": 0,
     "max_position_embeddings": 2048,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
@@ -175,6 +233,8 @@ _SMOLLM3 = {
 _MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 _MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_QWEN2_MOE = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True}
+_QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 _GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
 _STARCODER2 = {
     "hidden_act": "gelu_pytorch_tanh",
@@ -216,6 +276,19 @@ _GPT_OSS = {
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,
 }
+_DEEPSEEK_V2 = {
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "greedy",
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 
 FAMILIES: Mapping[str, Family] = {
@@ -239,10 +312,12 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(defaults=_GRANITE, mlp_bias=True, extra=_granite),
     "mixtral": Family(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
     "qwen3_moe": Family(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "qwen2_moe": Family(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
     "starcoder2": Family(defaults=_STARCODER2, windows="all", attention_bias="no", extra=_starcoder2),
     "glm4": Family(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
     "cohere2": Family(defaults=_COHERE2, windows="types", rope_in_windows=True, rope_interleaved=True, extra=_cohere2),
     "gpt_oss": Family(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
+    "deepseek_v2": Family(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
 }
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Families whose text part, `text_config`, runs natively."""

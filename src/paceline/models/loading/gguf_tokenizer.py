@@ -51,7 +51,13 @@ _LLAMA3 = Cutting((LLAMA3,), whole=True, begins=True)
 _QWEN2 = Cutting((QWEN2,))
 _PLAIN = Cutting((GPT2,))
 _CASED3 = Cutting((GPT4O,))
-_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_LATER = r"\x{560}-\x{588}\x{10c7}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}\x{a790}-\x{a7fa}\x{ab30}-\x{ab68}"
+_LATER += r"\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df1e}"
+"""Letters with a case that the rule of DeepSeek leaves out."""
+_SIGNS = r"!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}"
+_CJK = "[一-龥ࠀ-一가-퟿]+"
+_LLM = (r"[\r\n]", rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_LATER}]]+", rf"\s?[{_SIGNS}]+", r"\s+$", _CJK, r"\p{N}+")
+_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 
 PRE: Mapping[str, Cutting] = {
     "default": Cutting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
@@ -64,6 +70,7 @@ PRE: Mapping[str, Cutting] = {
     "tekken": Cutting((TEKKEN,), whole=True, begins=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _CASED3),
     "deepseek-coder": Cutting(_CODER),
+    "deepseek-llm": Cutting(_LLM),
 }
 """Rules by the name that files give them; several models share one."""
 
@@ -76,9 +83,13 @@ ENDS = (
     "<|eom_id|>",
     "<|end_of_text|>",
     "<|return|>",
+    "<|call|>",
     "<|end_of_role|>",
 )
 """Control tokens that end an answer, whether the file says so or not."""
+
+HARMONY = {"<|return|>", "<|call|>"}
+"""Tokens of gpt-oss, of whose answers "<|end|>" ends one message of several."""
 
 
 def gguf_tokenizer(path: Path) -> tuple[Any, dict[str, str], str | None]:
@@ -222,4 +233,5 @@ def gguf_end_ids(path: Path) -> tuple[int, ...]:
         return ()
     named = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     index = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind == CONTROL}
-    return tuple(dict.fromkeys([one for one in named if isinstance(one, int)] + [index[t] for t in ENDS if t in index]))
+    ends = [token for token in ENDS if token in index and not (token == "<|end|>" and index.keys() >= HARMONY)]
+    return tuple(dict.fromkeys([one for one in named if isinstance(one, int)] + [index[token] for token in ends]))

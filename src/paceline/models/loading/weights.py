@@ -8,7 +8,9 @@ all key-value heads):
     layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), or (i, d) without a gate, .down (d, i)
     layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
     layers.N.sinks (h,)
+    layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
     layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
+    layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
 
 Norms and matrices are each .weight and perhaps .bias. Stored names may begin with `model.`, `language_model.model.` or
 `model.language_model.`; experts may be stored one by one or stacked. Rows of rotary embeddings that pair neighbours are
@@ -81,7 +83,7 @@ def targets(spec: ModelSpec) -> Iterator[Target]:
     if not spec.tied:
         yield _same("head.weight", (v, d), "lm_head.weight")
     for index in range(spec.num_layers):
-        yield from _attention(spec, f"layers.{index}.")
+        yield from (_latent_attention if spec.latent else _attention)(spec, f"layers.{index}.")
         for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
             yield from _norm(spec, f"layers.{index}.{name}", *(f"layers.{index}.{one}" for one in stored))
         yield from _transformation(spec, index)
@@ -161,6 +163,33 @@ def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
         yield _same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
 
 
+def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    """Queries, or what they are made of, stand above (rotated key, latent); rotated rows come first in each head."""
+    latent = spec.latent
+    assert latent is not None
+    d, heads, at = spec.hidden_size, spec.num_heads, f"{layer}self_attn."
+    query, rank, rotated = latent.nope + latent.rope, latent.query_rank, f"{at}kv_a_proj_with_mqa.weight"
+    turned = partial(_rotated_first, head_dim=query, dims=latent.rope)
+    arrange = {rotated: partial(_rotated_first, head_dim=latent.rank + latent.rope, dims=latent.rope)}
+    first = (f"{at}q_proj.weight", heads * query) if rank is None else (f"{at}q_a_proj.weight", rank)
+    if rank is None:
+        arrange[first[0]] = turned
+    yield _fused(f"{layer}qkv.weight", (first, (rotated, latent.rank + latent.rope)), (d,), "", arrange)
+    if rank is not None:
+        yield _same(f"{layer}q_norm.weight", (rank,), f"{at}q_a_layernorm.weight")
+        yield _same(f"{layer}q_b.weight", (heads * query, rank), f"{at}q_b_proj.weight", arrange=turned)
+    yield _same(f"{layer}kv_norm.weight", (latent.rank,), f"{at}kv_a_layernorm.weight")
+    yield _same(f"{layer}kv_b.weight", (heads * (latent.nope + latent.value), latent.rank), f"{at}kv_b_proj.weight")
+    yield _same(f"{layer}o.weight", (d, heads * latent.value), f"{at}o_proj.weight")
+
+
+def _rotated_first(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
+    """Rows of heads whose last `dims`, pairs of neighbours, come first, as pairs (i, i + dims / 2)."""
+    index = torch.arange(head_dim)
+    order = torch.cat((evens_then_odds(index[-dims:]), index[:-dims]))
+    return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
+
+
 def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
     d, inner = spec.hidden_size, spec.intermediate_size
     for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
@@ -175,41 +204,67 @@ def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
         yield _same(f"{layer}down.bias", (d,), *(f"{name}.bias" for name in down))
 
 
+GATE_UP, DOWN = (("gate_proj", "w1"), ("up_proj", "w3")), (("down_proj", "w2"),)
+
+
+def _one_by_one(
+    layer: str, count: int, parts: Sequence[Sequence[str]], shape: Shape, kind: str = "weight"
+) -> tuple[StoredTensor, ...]:
+    """Experts that are stored each by itself, in parts of `shape` one after another."""
+    blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
+
+    def names(expert: int, spellings: Sequence[str]) -> tuple[str, ...]:
+        return tuple(f"{block}experts.{expert}.{name}.{kind}" for block in blocks for name in spellings)
+
+    return tuple(
+        StoredTensor(names(expert, spellings), shape, number * shape[0], expert)
+        for number, spellings in enumerate(parts)
+        for expert in range(count)
+    )
+
+
 def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
     moe = spec.moe
     assert moe is not None
     d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
     blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
 
-    def one(expert: int, *names: str) -> tuple[str, ...]:
-        return tuple(f"{block}experts.{expert}.{name}.weight" for block in blocks for name in names)
-
     def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
         return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
 
     yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
-    gates = [StoredTensor(one(e, "gate_proj", "w1"), (inner, d), 0, e) for e in range(count)]
-    ups = [StoredTensor(one(e, "up_proj", "w3"), (inner, d), inner, e) for e in range(count)]
-    shape = (count, 2 * inner, d)
-    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), tuple(gates + ups)))
-    downs = [StoredTensor(one(e, "down_proj", "w2"), (d, inner), 0, e) for e in range(count)]
-    shape = (count, d, inner)
-    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), tuple(downs)))
+    shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
+    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
+    shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
+    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
+    if moe.shared:
+        at = f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
+        parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
+        yield _fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
+        yield _same(f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight")
+    if moe.shared_gate:
+        yield _same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
 
 
 def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
-    """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4."""
+    """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4; or
+    one by one.
+    """
     moe = spec.moe
     assert moe is not None
     d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
     yield _same(f"{layer}router.weight", (count, d), f"{layer}mlp.router.weight")
     yield _same(f"{layer}router.bias", (count,), f"{layer}mlp.router.bias")
-    for name, outputs, inputs in (("gate_up", 2 * inner, d), ("down", d, inner)):
+    for name, parts, width, inputs in (("gate_up", GATE_UP, inner, d), ("down", DOWN, d, inner)):
         stored, order = f"{layer}mlp.experts.{name}_proj", _gate_then_up if name == "gate_up" else None
+        outputs = len(parts) * width
         flat = StoredTensor((stored,), (count, inputs, outputs), arrange=partial(_outputs_first, order=order))
         packed = StoredTensor((f"{stored}_blocks",), (count, outputs, inputs), arrange=order)
-        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), ((flat,), (packed,)))
-        yield _same(f"{layer}experts.{name}.bias", (count, outputs), f"{stored}_bias", arrange=order)
+        alone = _one_by_one(layer, count, parts, (width, inputs))
+        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), (alone, (flat,), (packed,)))
+        bias = StoredTensor((f"{stored}_bias",), (count, outputs), arrange=order)
+        alone = _one_by_one(layer, count, parts, (width,), "bias")
+        yield Target(f"{layer}experts.{name}.bias", (count, outputs), (alone, (bias,)))
 
 
 def _gate_then_up(stack: torch.Tensor) -> torch.Tensor:
