@@ -285,20 +285,14 @@ def test_rows_too_long_for_integer_sums_are_rejected(monkeypatch):
 def test_packing_half_bytes_keeps_every_weight_and_scale_once(outputs, inputs):
     pairs, scale, _ = case("int4", outputs, inputs, 1)
     blocks = pack(pairs, Pages(), scale=scale).strips
-    body = blocks[:, :, integer_products.SCALES :].view(len(blocks), -1, 4, 64, 1, 4)
-    whole = (
-        torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1).to(torch.int8) - 8
-    )
+    kept, moved, body = blocks.split((128, 64, 1024), -1)
+    body = body.view(len(blocks), -1, 4, 64, 1, 4)
+    whole = torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1)
     assert torch.equal(whole[:outputs, :inputs], unpacked(pairs))
     assert not whole[:outputs, inputs:].any()
-    scales = (
-        blocks[:, :, : integer_products.SCALES]
-        .contiguous()
-        .view(torch.bfloat16)
-        .transpose(1, 2)
-        .reshape(64 * len(blocks), -1)
-    )
-    assert torch.equal(scales[:outputs], scale)
+    scales, zeros = kept.contiguous().view(torch.bfloat16), moved.float() / 8 - 8
+    scales, zeros = (one.transpose(1, 2).reshape(64 * len(blocks), -1) for one in (scales, zeros))
+    assert torch.equal(torch.stack((scales, zeros), -1)[:outputs], scale.float())
     assert not scales[outputs:].any()
 
 

@@ -71,14 +71,15 @@ class Packed:
 
 def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
     """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with
-    theirs.
+    theirs (out, groups, 2).
 
     With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both
     at hand.
     """
     outputs, inputs = weight.shape
     if scale is not None and weight.dtype is torch.uint8:
-        strips = pack_nibbles(_in_strips(weight, paired=paired), _in_strips(scale, paired=paired), pages)
+        ordered = _in_strips(scale.flatten(1), paired=paired).unflatten(1, (-1, 2))
+        strips = pack_nibbles(_in_strips(weight, paired=paired), ordered, pages)
         return Packed(strips, 2 * inputs, outputs)
     if scale is not None:
         ordered = _in_strips(scale[:, None], paired=paired)[:, 0]
