@@ -168,19 +168,6 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
 
 
 @njit(error_model="numpy")
-def product(frame: int) -> int:
-    """The kind of a pass's matrix products in the layers."""
-    quantized = read(frame + at.QUANTIZED)
-    return BYTES - 1 + quantized if quantized > 0 else read(frame + at.KIND)
-
-
-@njit(error_model="numpy")
-def head_product(frame: int) -> int:
-    """The kind of the head's product."""
-    return min(BYTES, product(frame))
-
-
-@njit(error_model="numpy")
 def steps_of(kind: int, inputs: int) -> int:
     """Steps of a strip."""
     if kind == BYTES:
@@ -224,17 +211,19 @@ def when_prepared(frame: int, team: int, rows: int) -> None:
 
 
 @njit(error_model="numpy")
-def convert_rows(frame: int, source: int, pitch: int, size: int, target: int, first: int, stop: int) -> None:
-    """Rows first .. stop - 1 of float32, as `integer_products.to_bytes` leaves them."""
+def convert_rows(
+    frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int
+) -> None:  # fmt: skip
+    """Rows first .. stop - 1 of float32, as `integer_products.to_bytes` leaves them for a kind of product."""
     own = read(frame + at.NORMED_PITCH)
     for row in range(first, stop):
-        to_bytes(source + row * pitch, size, target + row * own, own, product(frame) == NIBBLES)
+        to_bytes(source + row * pitch, size, target + row * own, own, kind == NIBBLES)
 
 
 @njit(error_model="numpy")
-def as_bytes(frame: int, me: int, team: int, source: int, pitch: int, rows: int, size: int) -> int:
-    """Address of rows of float32 turned into bytes."""
+def as_bytes(frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int) -> int:
+    """Address of rows of float32 turned into bytes for a kind of product."""
     target, first, stop = share_of(frame, me, team, rows)
-    convert_rows(frame, source, pitch, size, target, first, stop)
+    convert_rows(frame, kind, source, pitch, size, target, first, stop)
     when_prepared(frame, team, rows)
     return target
