@@ -24,7 +24,7 @@ from paceline.models.decoder.linear import RowInvariance
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
-from paceline.models.loading.quantization import form_of, is_quantized
+from paceline.models.loading.quantization import form_of, is_mixed, is_quantized
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
@@ -75,7 +75,7 @@ class NativeRunner:
         strict: bool = False,
     ) -> None:
         weight_bytes = bytes_read(spec, weights)
-        quantization = form_of(weights)
+        quantization, mixed = form_of(weights), is_mixed(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
@@ -97,7 +97,9 @@ class NativeRunner:
             device=device,
             dtype=dtype,
             weight_bytes=weight_bytes,
-            fingerprint=fingerprint(spec, dtype) + (f"-{quantization}" if quantization else ""),
+            fingerprint=fingerprint(spec, dtype)
+            + (f"-{quantization}" if quantization else "")
+            + ("-mixed" if mixed else ""),
             quantization=quantization,
         )
 

@@ -16,6 +16,7 @@ from .hub import read_config as read_config
 from .hub import resolve as resolve
 from .quantization import GROUP as GROUP
 from .quantization import Form as Form
+from .quantization import Forms as Forms
 from .quantization import dequantized as dequantized
 from .quantization import form_of as form_of
 from .quantization import is_quantized as is_quantized

@@ -26,6 +26,9 @@ from paceline.models.model_spec import ModelSpec
 
 Form = Literal["int8", "int4"]
 
+Forms = Form | Mapping[str, Form]
+"""One form for all matrices of the layers, or each one's by its canonical name; the head is int8 always."""
+
 NATIVE_ONLY = "needs a model of the native runner; leave quantization out, or take a checkpoint of a supported family"
 
 MATRICES = re.compile(
@@ -144,8 +147,14 @@ def scale_of(name: str) -> str:
     return name.removesuffix(".weight") + ".scale"
 
 
+def _form(forms: Forms, name: str) -> Form:
+    if name in {"embed.weight", "head.weight"}:
+        return "int8"
+    return forms if isinstance(forms, str) else forms[name]
+
+
 def quantized(
-    name: str, weight: torch.Tensor, spec: ModelSpec, form: Form = "int8"
+    name: str, weight: torch.Tensor, spec: ModelSpec, form: Forms = "int8"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that take the place of a canonical one."""
     if name == "embed.weight":
@@ -153,7 +162,7 @@ def quantized(
         if spec.tied:
             yield from quantized("head.weight", weight, spec)
     elif MATRICES.match(name):
-        rounded = quantize_groups if form == "int4" and not name.startswith("head.") else quantize_rows
+        rounded = quantize_groups if _form(form, name) == "int4" else quantize_rows
         whole, scale = rounded(weight.flatten(0, -2))
         outer = weight.shape[:-1]
         yield name, whole.view(*outer, -1)
@@ -162,7 +171,7 @@ def quantized(
         yield name, weight
 
 
-def quantize(weights: Mapping[str, torch.Tensor], spec: ModelSpec, form: Form = "int8") -> dict[str, torch.Tensor]:
+def quantize(weights: Mapping[str, torch.Tensor], spec: ModelSpec, form: Forms = "int8") -> dict[str, torch.Tensor]:
     """All canonical weights with `quantized` ones in their place."""
     return {name: tensor for whole, weight in weights.items() for name, tensor in quantized(whole, weight, spec, form)}
 
@@ -183,21 +192,31 @@ def is_quantized(weights: Mapping[str, torch.Tensor]) -> bool:
 
 
 def form_of(weights: Mapping[str, torch.Tensor]) -> Form | None:
-    """How canonical weights were quantised."""
+    """How canonical weights were quantised: int4 where any matrix is."""
     if not is_quantized(weights):
         return None
-    return "int4" if weights["layers.0.qkv.weight"].dtype is torch.uint8 else "int8"
+    return "int4" if torch.uint8 in _dtypes(weights) else "int8"
 
 
-def quantized_sizes(spec: ModelSpec, dtype: torch.dtype, form: Form = "int8") -> dict[str, int]:
+def is_mixed(weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether matrices of the layers have both forms."""
+    return {torch.uint8, torch.int8} <= _dtypes(weights)
+
+
+def _dtypes(weights: Mapping[str, torch.Tensor]) -> set[torch.dtype]:
+    return {weight.dtype for name, weight in weights.items() if MATRICES.match(name) and name != "head.weight"}
+
+
+def quantized_sizes(spec: ModelSpec, dtype: torch.dtype, form: Forms = "int8") -> dict[str, int]:
     """Canonical name -> bytes of a model whose other weights are in `dtype`; a tied embedding counts its head."""
     sizes = {}
     for target in targets(spec):
         count, inputs = torch.Size(target.shape).numel(), target.shape[-1]
         small = count + 4 * (count // inputs)
-        if form == "int4" and target.name not in {"embed.weight", "head.weight"}:
+        rounded = MATRICES.match(target.name)
+        if rounded and _form(form, target.name) == "int4":
             small = count // 2 + 4 * (count // inputs) * -(-inputs // GROUP)
-        sizes[target.name] = small if MATRICES.match(target.name) else count * dtype.itemsize
+        sizes[target.name] = small if rounded else count * dtype.itemsize
         if target.name == "embed.weight" and spec.tied:
             sizes[target.name] += small
     return sizes
