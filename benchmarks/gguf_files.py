@@ -2,10 +2,12 @@
 
 usage: gguf_files.py --data FOLDER [--wheel FILE] [--vocabularies FOLDER] [--texts 1000] [--windows 4] [--only PARTS]
 
-values   SmolLM2's own Q4_1 file, and Q8_0 and F16 files of the values in it: our int4, int8 and "none" (bfloat16) on
-         windows of 512 tokens, every token given, against llama.cpp on the same file: share of positions with the same
-         most likely token, and divergence in nats of our distribution from its. llama.cpp's own rounding shows in its
-         Q4_1 against its F16. A file whose MLPs are scaled by 1.1 is the control: it must diverge far more.
+values   SmolLM2's own Q4_1 file, Q8_0 and F16 files of the values in it, and files that llama.cpp makes of the F16 one
+         (Q4_0, IQ4_NL; Q4_K_M, of whose matrices only down projections can be Q4_K or Q6_K, the others being Q5_0 and
+         Q8_0): our default, int4, int8 and "none" (bfloat16) on windows of 512 tokens, every token given, against
+         llama.cpp on the same file: share of positions with the same most likely token, and divergence in nats of our
+         distribution from its. llama.cpp's own rounding shows in its files against its F16. A file whose MLPs are
+         scaled by 1.1 is the control: it must diverge far more.
 tokens   ids equal to llama.cpp's on texts from --data (lines of .jsonl and .txt files), for the model and for every
          file in --vocabularies; the control is the model's file with another rule of cutting text
 loading  seconds of a fresh process, and its peak memory over the size of the weights that it holds then
@@ -36,8 +38,11 @@ from paceline.models import load_runner
 from paceline.models.loading import Tokenizer
 
 FORMS = ("int4", "int8", "none")
+DEFAULT = "default"
 WINDOW, SCALE = 512, 1.1
 KINDS = {name: gguf.GGMLQuantizationType[name] for name in ("Q8_0", "F16")}
+MADE = {"Q4_0": 2, "Q4_K_M": 15, "IQ4_NL": 25}
+"""Numbers of llama.cpp's own file types."""
 
 LOGITS = """
 import json, sys
@@ -50,6 +55,14 @@ for number, window in enumerate(given["windows"]):
     model.reset()
     model.eval(window)
     np.save(f"{given['to']}/{number}.npy", model.scores[: len(window)])
+"""
+QUANTIZE = """
+import ctypes, json, sys
+import llama_cpp
+given = json.load(sys.stdin)
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype, params.nthread = given["type"], 1
+sys.exit(llama_cpp.llama_model_quantize(given["file"].encode(), given["to"].encode(), ctypes.byref(params)))
 """
 TOKENS = """
 import json, sys
@@ -164,8 +177,8 @@ def theirs(file: Path, windows: Sequence[Sequence[int]], work: Path) -> list[tor
     return [torch.from_numpy(np.load(work / f"{i}.npy")).log_softmax(-1) for i in range(len(windows))]
 
 
-def ours(file: Path, windows: Sequence[Sequence[int]], form: str | None) -> list[torch.Tensor]:
-    runner = load_runner(file, quantization=form)
+def ours(file: Path, windows: Sequence[Sequence[int]], form: str) -> list[torch.Tensor]:
+    runner = load_runner(file, quantization=None if form == DEFAULT else form)
     found = [runner.extend([runner.open()], [list(one)], all_logits=True).logits for one in windows]
     return [logits.float().log_softmax(-1) for logits in found]
 
@@ -181,7 +194,7 @@ def values(files: Mapping[str, Path], control: Path, windows: Sequence[Sequence[
     found: dict[str, Any] = {"positions": sum(map(len, windows))}
     reference = {name: theirs(file, windows, work) for name, file in files.items()}
     for name, file in files.items():
-        found[name] = {form: compared(reference[name], ours(file, windows, form)) for form in FORMS}
+        found[name] = {form: compared(reference[name], ours(file, windows, form)) for form in (DEFAULT, *FORMS)}
         found[name]["llama.cpp, F16"] = compared(reference["F16"], reference[name])
         print(name, found[name])
     own = next(iter(files))
@@ -248,8 +261,11 @@ def main() -> None:
         if "values" in parts:
             ids = Tokenizer.load(files["Q4_1"]).encode("\n".join(texts))
             windows = [ids[at : at + WINDOW] for at in range(0, given.windows * WINDOW, WINDOW)]
+            made = {kind: work / f"{kind}.gguf" for kind in MADE}
+            for kind, path in made.items():
+                llama_cpp(QUANTIZE, file=str(files["F16"]), to=str(path), type=MADE[kind])
             control = rewritten(files["Q4_1"], work / "control.gguf", scale=SCALE)
-            result["values"] = values(files, control, windows, work)
+            result["values"] = values(files | made, control, windows, work)
         if "tokens" in parts:
             more = sorted(given.vocabularies.glob("*.gguf")) if given.vocabularies else []
             control = rewritten(files["Q4_1"], work / "rule.gguf", rule="gpt-2")

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from models.checkpoints import SIZES, perturb
 from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
+from paceline.models.decoder import NativeRunner
 from paceline.models.loading import Tokenizer, block_values, dequantized, gguf_checkpoint, quantize_groups, read_gguf
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -219,12 +221,12 @@ def write(
     path: Path,
     name: str,
     model: Any,
-    kind: Kind = Kind.F32,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
     tokenizer: Callable[..., None] | None = None,
     pattern: int | list[bool] | None = None,
     window: int | None = None,
 ) -> Path:
-    """Write a model; matrices in `kind`, of MXFP4 only experts, the rest in float32.
+    """Write a model; matrices in `kind`, which may depend on the name, of MXFP4 only experts, the rest in float32.
 
     Args:
         pattern: which layers slide, as the file says it.
@@ -244,9 +246,10 @@ def write(
         writer.add_tensor(key, np.array(values, np.float32))
     for key, tensor in stored(name, model).items():
         array = tensor.contiguous().numpy()
-        rounded = "exps.weight" in key if kind is Kind.MXFP4 else array.ndim > 1 and "gate_inp" not in key
-        if rounded and kind is not Kind.F32:
-            writer.add_tensor(key, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        own = kind if isinstance(kind, Kind) else kind(key)
+        rounded = "exps.weight" in key if own is Kind.MXFP4 else array.ndim > 1 and "gate_inp" not in key
+        if rounded and own is not Kind.F32:
+            writer.add_tensor(key, gguf.quants.quantize(array, own), raw_dtype=own)
         else:
             writer.add_tensor(key, array)
     finish(writer)
@@ -439,13 +442,13 @@ TYPES = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q5_1, Kind.Q5
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_1, Kind.Q4_0, Kind.Q4_1])
 def test_weights_are_rounded_by_default(tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
-    """Files of type Q4_0 to int4, all others to int8, said in one line; "none" keeps the values, in bfloat16."""
+    """Files of four bits to int4, all others to int8, said in one line; "none" keeps the values, in bfloat16."""
     path = write(tmp_path / "model.gguf", "llama", oracle("llama"), kind)
-    form = "int4" if kind is Kind.Q4_0 else "int8"
+    form = "int4" if kind in {Kind.Q4_0, Kind.Q4_1} else "int8"
     assert load_runner(path).info.quantization == form
     (line,) = [one for one in caplog.messages if "rounded" in one]
-    assert f"(mostly {kind.name}) are rounded to {form}, which " in line
-    assert line.endswith("quantization='none' keeps them as they are, in bfloat16")
+    assert f"(mostly {kind.name}) are rounded to {form}" in line
+    assert line.endswith("; quantization='none' keeps them as they are, in bfloat16")
     caplog.clear()
     kept = load_runner(path, quantization="none").info
     assert (kept.quantization, kept.dtype) == (None, torch.bfloat16)
@@ -454,20 +457,58 @@ def test_weights_are_rounded_by_default(tmp_path: Path, kind: Kind, caplog: pyte
     assert not [one for one in caplog.messages if "rounded" in one]
 
 
-def test_int4_keeps_the_steps_of_the_type_that_it_is_the_default_for() -> None:
-    """Rounding the file's values again errs by a small part of what its own did, with other types by as much."""
+def test_int4_keeps_the_steps_of_types_with_a_scale_and_a_minimum() -> None:
+    """Rounding the file's values again errs by a small part of what its own did, with finer types by more."""
     weights, errors = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)), {}
-    for kind in (Kind.Q4_0, Kind.Q4_1):
+    for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q5_1):
         kept = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weights.numpy(), kind), kind))
         pairs, scale = quantize_groups(kept.bfloat16())
         again = dequantized({"a.weight": pairs, "a.scale": scale})["a.weight"]
         errors[kind] = float((again - kept).norm() / (kept - weights).norm())
     assert errors[Kind.Q4_0] < 0.05
-    assert errors[Kind.Q4_1] > 0.5
+    assert errors[Kind.Q4_1] < 0.2
+    assert errors[Kind.Q5_1] > 1.0
+
+
+def test_each_matrix_is_rounded_as_its_types_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """int4 where all parts have four bits, as files of type Q4_K_M mean it; a form that is asked for is for all."""
+    wide = {"blk.0.attn_v.weight": Kind.Q8_0, "blk.1.ffn_down.weight": Kind.Q5_1, "output.weight": Kind.Q4_0}
+    path = write(tmp_path / "model.gguf", "llama", oracle("llama"), lambda name: wide.get(name, Kind.Q4_1))
+    found: dict[str, torch.Tensor] = {}
+    make = NativeRunner.__init__
+
+    def keep(self: Any, spec: Any, weights: dict[str, torch.Tensor], **options: Any) -> None:
+        found.update(weights)
+        make(self, spec, weights, **options)
+
+    monkeypatch.setattr(NativeRunner, "__init__", keep)
+    runner = load_runner(path, dtype="float32")
+    bytes_of = {name for name, weight in found.items() if weight.dtype is torch.int8}
+    assert bytes_of == {"layers.0.qkv.weight", "layers.1.down.weight", "head.weight"}
+    assert "rounded to int4, and to int8 where more than four bits are stored;" in caplog.text
+    near = {name: weight.float() for name, weight in dequantized(found).items()}
+    small, exact = runner.extend([runner.open()], [TEXT], all_logits=True).logits, values_of(path)
+    assert (small - exact).abs().mean() < 0.05 * exact.std()
+    plain = make_plain(runner, near)
+    assert (small - plain).abs().max() < 1e-3 * exact.std()
+    assert runner.info.quantization == "int4"
+    assert runner.info.fingerprint != load_runner(path, dtype="float32", quantization="int4").info.fingerprint
+    assert {weight.dtype for name, weight in found.items() if name == "layers.0.qkv.weight"} == {torch.uint8}
+
+
+def make_plain(runner: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits for TEXT of the model with other weights."""
+    cpu = torch.device("cpu")
+    plain = NativeRunner(
+        replace(runner.spec, tied=False), weights, name="t", device=cpu, dtype=torch.float32, compiled=False
+    )
+    return plain.extend([plain.open()], [TEXT], all_logits=True).logits
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q2_K, Kind.Q3_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.MXFP4])
-def test_the_main_type_decides_on_the_precision(tmp_path: Path, kind: Kind) -> None:
+def test_the_bits_of_types(tmp_path: Path, kind: Kind) -> None:
     rng, (block, _) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[kind]
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     raw = random_blocks(rng, kind, 64)
@@ -475,7 +516,8 @@ def test_the_main_type_decides_on_the_precision(tmp_path: Path, kind: Kind) -> N
     writer.add_tensor("blk.0.ffn_down.weight", np.zeros((2, block), np.float32))
     finish(writer)
     file = read_gguf(tmp_path / "model.gguf")
-    assert (file.kind, file.quantization) == (kind.name, "int8")
+    assert (file.kind, file.is_narrow("blk.0.ffn_up.weight")) == (kind.name, kind not in {Kind.Q5_K, Kind.Q6_K})
+    assert not file.is_narrow("blk.0.ffn_down.weight")
     found = file.read("blk.0.ffn_up.weight").flatten()
     assert torch.equal(found, block_values(torch.from_numpy(raw).flatten(), kind.name))
 

@@ -34,14 +34,13 @@ from paceline.models.loading import (
     Checkpoint,
     Form,
     dequantized,
-    factors,
     load_weights,
     quantize,
     quantize_groups,
     quantize_rows,
     read_config,
     spec_from_config,
-    unpacked,
+    values_of,
 )
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -191,7 +190,7 @@ def test_dense_weights_are_rounded_once(rounded: Rounded, dtype: torch.dtype) ->
     weight, scale, _ = case(rounded, 6, 72)
     want = dequantized({"a.weight": weight, "a.scale": scale})["a.weight"]
     assert torch.equal(dense(weight, scale, dtype), want.float().to(dtype))
-    twice = unpacked(weight).to(dtype) * factors(scale, weight).to(dtype)
+    twice = values_of(weight, scale.to(dtype))
     assert torch.equal(twice, want.float().to(dtype)) == (dtype is torch.float32 or rounded is quantize_groups)
 
 

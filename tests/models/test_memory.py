@@ -52,10 +52,10 @@ def test_quantised_weights_take_a_byte_each_and_one_dense_tensor_at_a_time(tied:
     assert need.weights < estimate(spec, torch.bfloat16, CPU).weights * (0.8 if tied else 0.7)
 
 
-def test_int4_weights_take_half_a_byte_and_a_scale_a_group() -> None:
+def test_int4_weights_take_half_a_byte_and_a_scale_and_a_zero_a_group() -> None:
     need, embed = estimate(SPEC, torch.bfloat16, CPU, quantization="int4"), 2 * 128 * 64
     inputs = ((128, 64), (64, 64), (192, 64), (64, 96))  # qkv, o, the MLP
-    layer = sum(out * wide // 2 + 2 * out * wide // 32 for out, wide in inputs) + 2 * 2 * 64
+    layer = sum(out * wide // 2 + 4 * out * wide // 32 for out, wide in inputs) + 2 * 2 * 64
     assert need.weights == embed + (128 * 64 + 4 * 128) + 2 * 64 + 3 * layer
     assert need.total(100) < estimate(SPEC, torch.bfloat16, CPU, quantization="int8").total(100)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoint import write
+from tiny_checkpoint import edit_weights, write
 from tiny_llama import spec_of, tiny_llama, weights_of
 
 from paceline import LLM, SamplingParams
@@ -28,6 +28,7 @@ from paceline.models.loading import (  # fmt: skip
     quantized_sizes,
     scale_of,
     unpacked,
+    values_of,
 )
 from paceline.models.loading import quantization as module
 
@@ -59,7 +60,7 @@ def test_rows_of_zeros_and_rows_that_are_not_finite() -> None:
 
 def spread(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """The scale of every weight."""
-    return scale.double().repeat_interleave(GROUP, 1)[:, : weight.shape[1]]
+    return scale[..., 0].double().repeat_interleave(GROUP, 1)[:, : weight.shape[1]]
 
 
 @pytest.mark.parametrize("inputs", [24, 32, 100])
@@ -68,13 +69,14 @@ def test_groups_are_rounded_to_sixteen_values(inputs: int, dtype: torch.dtype) -
     weight = torch.randn(1030, inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
     pairs, scale = quantize_groups(weight)
     assert (pairs.dtype, pairs.shape) == (torch.uint8, (1030, inputs // 2))
-    assert (scale.dtype, scale.shape) == (torch.bfloat16, (1030, -(-inputs // GROUP)))
+    assert (scale.dtype, scale.shape) == (torch.bfloat16, (1030, -(-inputs // GROUP), 2))
     whole, near = unpacked(pairs), dequantized({"a.weight": pairs, "a.scale": scale})["a.weight"]
-    assert whole.unique().tolist() == list(range(-8, 8))
-    unclipped = (whole > -8) & (whole < 7)
+    assert whole.unique().tolist() == list(range(16))
+    assert torch.equal(scale[..., 1] * 8, (scale[..., 1] * 8).round())
+    unclipped = (whole > 0) & (whole < 15)
     error = (near - weight.double()).abs() / spread(weight, scale).abs()
     assert (error[unclipped] <= 0.5001).all()
-    assert torch.equal(whole[:, 0], (pairs[:, 0] & 15).to(torch.int8) - 8)
+    assert torch.equal(whole[:, 0], (pairs[:, 0] & 15).to(torch.int8))
     plain = weight.double().abs().amax(1, keepdim=True) / 7
     assert (near - weight.double()).square().mean() < (
         (weight.double() / plain).round() * plain - weight.double()
@@ -82,26 +84,50 @@ def test_groups_are_rounded_to_sixteen_values(inputs: int, dtype: torch.dtype) -
     assert not (error[unclipped] <= 0.4).all()
 
 
-def test_of_the_scales_the_one_of_least_error_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def near_values(pairs: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return values_of(pairs, scale.float())
+
+
+def test_of_the_grids_the_one_of_least_error_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
 
     def error() -> float:
-        pairs, scale = quantize_groups(weight)
-        return float((dequantized({"a.weight": pairs, "a.scale": scale})["a.weight"] - weight).square().mean())
+        return float((near_values(*quantize_groups(weight)) - weight).square().mean())
 
-    best = error()
-    for share in module.SHARES:
+    best, shares = error(), module.SHARES
+    monkeypatch.setattr(module, "STEPS", ())
+    assert error() > 1.01 * best
+    for share in shares:
         monkeypatch.setattr(module, "SHARES", (share,))
-        assert error() > 1.01 * best
+        assert error() > 1.02 * best
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 15])
+def test_numbers_on_a_grid_of_up_to_sixteen_values_are_found_again(steps: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, steps + 1, (64, GROUP), generator=generator)
+    numbers[:, 0], numbers[:, 1] = 0, steps
+    for zero in (8.0, steps / 2, 0.25, -2.0):
+        values = (numbers - zero) * 0.0137
+        near = near_values(*quantize_groups(values))
+        assert (near - values).abs().max() < 0.0137 * 15 * 2.0**-8
+        assert (near_values(*quantize_groups(values + torch.randn(64, GROUP) * 0.004)) - values).abs().max() > 0.001
+
+
+@pytest.mark.parametrize("values", [(1.0, 1.0), (-1.0, -1.0), (1.0, 1.01), (-3.0, -2.5), (0.0, 1e-30), (-1e30, 1e30)])
+def test_groups_whose_zero_lies_far_outside(values: tuple[float, float]) -> None:
+    weight = torch.tensor(values).repeat(2, GROUP // 2)
+    near = near_values(*quantize_groups(weight))
+    assert ((near - weight).abs() <= 0.04 * weight.abs().max()).all()
 
 
 def test_groups_of_zeros_and_groups_that_are_not_finite() -> None:
     weight = torch.ones(4, 64)
     weight[0, :32], weight[1, 3], weight[2, 40] = 0.0, torch.inf, torch.nan
     pairs, scale = quantize_groups(weight)
-    assert scale[0, 0] == 1
-    assert not unpacked(pairs)[0, :32].any()
-    assert scale.isnan().tolist() == [[False, False], [True, False], [False, True], [False, False]]
+    assert scale[0, 0, 0] == 1
+    assert not values_of(pairs, scale)[0, :32].any()
+    assert scale[..., 0].isnan().tolist() == [[False, False], [True, False], [False, True], [False, False]]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -173,6 +199,7 @@ def test_pytorchs_operators_serve_where_compiled_passes_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
 ) -> None:
     folder = small_llama(tmp_path)
+    edit_weights(folder, lambda weights: weights.update({name: one.half() for name, one in weights.items()}))
     compiled: Any = load_runner(folder, quantization=form, dtype="float32")
     half: Any = load_runner(folder, quantization=form, dtype="float16")
     monkeypatch.setattr(eligibility, "machine_lacks", lambda dtype, quantization: "a CPU")
@@ -199,7 +226,7 @@ def ids(llm: LLM, count: int = len(PROMPTS)) -> list[list[int]]:
 def test_the_bundled_model_keeps_nearly_all_of_its_greedy_tokens(small: LLM) -> None:
     dense: Any = load_runner(BUNDLED_TARGET)
     runner: Any = small.runner
-    share, argmax, error = {"int8": (0.5, 0.9, 0.05), "int4": (0.33, 0.8, 0.15)}[runner.info.quantization]
+    share, argmax, error = {"int8": (0.5, 0.9, 0.05), "int4": (0.36, 0.8, 0.15)}[runner.info.quantization]
     assert 0.8 * share < runner.info.weight_bytes / dense.info.weight_bytes < 1.1 * share
     text = [token for one in ids(small) for token in one]
     logits = [one.extend([one.open()], [text], all_logits=True).logits.float() for one in (dense, runner)]

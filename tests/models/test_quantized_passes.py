@@ -48,6 +48,7 @@ WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size"
 IDS = tokens(150)
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
 FORMS = {"int8": quantize_rows, "int4": quantize_groups}
+MIXED = pytest.mark.parametrize("form", [*FORMS, "mixed"])
 EACH = pytest.mark.parametrize("form", FORMS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
@@ -196,13 +197,15 @@ def test_the_instruction_and_its_replacement_give_the_same_integers():
 
 def small_runner(form, dtype=torch.float32, **changes):
     model = tiny_llama(**WIDE | changes).to(dtype)
-    weights = quantize(weights_of(model), spec_of(model.config), form)
+    weights = weights_of(model)
+    mixed = {name: "int8" if ".1.qkv" in name or ".0.down" in name else "int4" for name in weights}
+    weights = quantize(weights, spec_of(model.config), mixed if form == "mixed" else form)
     runner = NativeRunner(spec_of(model.config), dict(weights), name="t", device=CPU, dtype=dtype, cache_slots=64)
     assert isinstance(runner.passes, CompiledDecoder)
     return runner, weights
 
 
-@EACH
+@MIXED
 @pytest.mark.parametrize("tied", [False, True])
 def test_passes_are_those_of_the_weights_that_bytes_stand_for(form, tied):
     runner, weights = small_runner(form, tie_word_embeddings=tied, initializer_range=0.1)
@@ -218,7 +221,7 @@ def test_passes_are_those_of_the_weights_that_bytes_stand_for(form, tied):
         assert (plain(weights | {wrong: weights[wrong].roll(1, -1)}) - want).abs().max() > 10 * error * want.std()
 
 
-@EACH
+@MIXED
 @DTYPES
 def test_a_row_has_the_same_bits_however_the_text_is_fed(form, dtype):
     runner, _ = small_runner(form, dtype)
@@ -229,7 +232,7 @@ def test_a_row_has_the_same_bits_however_the_text_is_fed(form, dtype):
     assert not torch.equal(plain[1:], plain[:-1])
 
 
-@EACH
+@MIXED
 @DTYPES
 def test_a_row_has_the_same_bits_beside_others_and_in_trees(form, dtype):
     runner, _ = small_runner(form, dtype)
@@ -302,20 +305,14 @@ def test_what_compiled_passes_do_not_cover(family: str, reason: str) -> None:
 def test_packing_half_bytes_keeps_every_weight_and_scale_once(outputs, inputs):
     pairs, scale, _ = case("int4", outputs, inputs, 1)
     blocks = pack(pairs, Pages(), scale=scale).strips
-    body = blocks[:, :, integer_products.SCALES :].view(len(blocks), -1, 4, 64, 1, 4)
-    whole = (
-        torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1).to(torch.int8) - 8
-    )
+    kept, moved, body = blocks.split((128, 64, 1024), -1)
+    body = body.view(len(blocks), -1, 4, 64, 1, 4)
+    whole = torch.cat((body & 15, body >> 4), -2).permute(0, 3, 1, 2, 4, 5).reshape(64 * len(blocks), -1)
     assert torch.equal(whole[:outputs, :inputs], unpacked(pairs))
     assert not whole[:outputs, inputs:].any()
-    scales = (
-        blocks[:, :, : integer_products.SCALES]
-        .contiguous()
-        .view(torch.bfloat16)
-        .transpose(1, 2)
-        .reshape(64 * len(blocks), -1)
-    )
-    assert torch.equal(scales[:outputs], scale)
+    scales, zeros = kept.contiguous().view(torch.bfloat16), moved.float() / 8 - 8
+    scales, zeros = (one.transpose(1, 2).reshape(64 * len(blocks), -1) for one in (scales, zeros))
+    assert torch.equal(torch.stack((scales, zeros), -1)[:outputs], scale.float())
     assert not scales[outputs:].any()
 
 

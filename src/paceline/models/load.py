@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.lora import AdaptedCheckpoint
-from paceline.models.loading.quantization import NATIVE_ONLY, Form, quantized
-from paceline.models.loading.weights import Replacement, load_weights, untie_if_different
+from paceline.models.loading.quantization import MATRICES, NATIVE_ONLY, Form, Forms, quantized
+from paceline.models.loading.weights import Replacement, load_weights, sources, untie_if_different
 from paceline.models.memory import check_files, fit_context
 from paceline.models.model_spec import ModelSpec
 from paceline.models.remapped_tokens import HeadRows, MappedRunner
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 
-ROUNDED: Mapping[Form, str] = {
-    "int8": "which changes little; quantization='none' keeps them as they are, in bfloat16",
-    "int4": "which keeps their steps; quantization='none' keeps them as they are, in bfloat16",
+ROUNDED: Mapping[frozenset[Form], str] = {
+    frozenset({"int8"}): "int8, which changes little",
+    frozenset({"int4"}): "int4",
+    frozenset({"int8", "int4"}): "int4, and to int8 where more than four bits are stored",
 }
-"""What rounding costs, and how to avoid it (benchmarks/gguf_files.py)."""
+"""What the weights of a GGUF file become (benchmarks/gguf_files.py)."""
+
+UNEVEN = re.compile("^(IQ|MXFP|NVFP)")
+"""Types whose steps differ in size, which those of int4 do not."""
 
 
 def load_runner(
@@ -178,7 +183,8 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     if declared_dtype(config) is None:
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
-    spec, form = untie_if_different(checkpoint, spec), _form(checkpoint, wanted)
+    spec = untie_if_different(checkpoint, spec)
+    form = _form(checkpoint, spec, wanted)
     if wanted.lora is not None:
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
@@ -202,18 +208,30 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     return runner if rows is None else MappedRunner.of_head(runner, rows)
 
 
-def _form(checkpoint: Checkpoint, wanted: _LoadRequest) -> Form | None:
-    """What the weights are rounded to; those of a GGUF file are by default."""
+def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest) -> Forms | None:
+    """What the weights are rounded to.
+
+    Matrices of a GGUF file are by default: to int4 where all parts of one have four bits or fewer, else to int8.
+    """
     if wanted.quantization is not None:
         return QUANTIZATIONS.get(wanted.quantization)
     if not isinstance(checkpoint, GgufCheckpoint):
         return None
-    file, form = checkpoint.file, checkpoint.file.quantization
-    log.warning("%s: its weights (mostly %s) are rounded to %s, %s", wanted.name, file.kind, form, ROUNDED[form])
-    return form
+    forms: dict[str, Form] = {
+        name: "int4" if all(checkpoint.is_narrow(one) for one in stored) else "int8"
+        for name, stored in sources(checkpoint, spec).items()
+        if MATRICES.match(name) and name != "head.weight"
+    }
+    kind, which = checkpoint.file.kind, frozenset(forms.values())
+    nearer = "quantization='int8' is nearer, and " if "int4" in which and UNEVEN.match(kind) else ""
+    log.warning(
+        "%s: its weights (mostly %s) are rounded to %s; %squantization='none' keeps them as they are, in bfloat16",
+        wanted.name, kind, ROUNDED[which], nearer,
+    )  # fmt: skip
+    return forms
 
 
-def _instead(spec: ModelSpec, form: Form | None, rows: HeadRows | None) -> Replacement | None:
+def _instead(spec: ModelSpec, form: Forms | None, rows: HeadRows | None) -> Replacement | None:
     """What takes the place of each canonical weight: the tensors of a smaller head, all of them rounded."""
     if rows is None:
         return None if form is None else functools.partial(quantized, spec=spec, form=form)

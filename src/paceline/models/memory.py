@@ -19,7 +19,7 @@ from paceline.models.cpu.eligibility import unsupported
 from paceline.models.decoder.linear import can_pack
 from paceline.models.decoder.window_slots import windows_of
 from paceline.models.loading.checkpoint import DTYPES, Checkpoint
-from paceline.models.loading.quantization import Form, quantized_sizes
+from paceline.models.loading.quantization import Forms, quantized_sizes
 from paceline.models.loading.weights import weight_bytes
 from paceline.models.model_spec import ModelSpec
 
@@ -73,7 +73,7 @@ class MemoryNeed:
 
 
 def estimate(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Forms | None = None
 ) -> MemoryNeed:
     """What a model needs; quantised weights are rounded one tensor at a time, so that one is held in `dtype` too."""
     dense = weight_bytes(spec, dtype)
@@ -137,7 +137,7 @@ def fit_context(
     device: torch.device,
     max_context: int | None,
     budget: int | None = None,
-    quantization: Form | None = None,
+    quantization: Forms | None = None,
 ) -> int:
     """The context to run with.
 
@@ -157,7 +157,7 @@ def fit_context(
         return wanted
     least = min(wanted, MIN_CONTEXT) if max_context is None else wanted
     if need.total(least) > budget:
-        held = quantization or _short(dtype)
+        held = _held(quantization) or _short(dtype)
         raise OutOfMemoryError(
             f"{name} needs {_gib(need.total(least))} on {device} ({_gib(need.weights)} weights in {held}, "
             f"{_gib(need.packing)} while packing, {_gib(need.cache(least))} cache for {least} tokens), but "
@@ -186,6 +186,10 @@ def check_files(checkpoint: Checkpoint, *, name: str, dtype: torch.dtype | None,
             f"{name} needs {_gib(need)} for its weights on {device}, but {_gib(budget)} can be used; use a smaller "
             "dtype or model"
         )
+
+
+def _held(forms: Forms | None) -> str | None:
+    return forms if forms is None or isinstance(forms, str) else " and ".join(sorted(set(forms.values())))
 
 
 def _gib(size: int) -> str:

@@ -22,7 +22,7 @@ from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.threads import find_team
-from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
+from paceline.models.cpu.tiles import ACTIVATION, BYTES, DOT, FULL, HALF, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES, has_bfloat
 from paceline.models.cpu.visible_slots import SlotLists, address, fill
 from paceline.models.decoder.arena import Arena
@@ -31,7 +31,7 @@ from paceline.models.decoder.eager import PassResult
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
-from paceline.models.loading.quantization import GROUP, form_of
+from paceline.models.loading.quantization import GROUP, is_quantized
 from paceline.models.model_spec import AttentionShape, ModelSpec
 
 Weights = dict[str, torch.Tensor]
@@ -60,11 +60,14 @@ class Table:
 
 
 class Packing:
-    """Takes a model's weights out of the mapping one by one, packs them, and keeps them alive."""
+    """Takes a model's weights out of the mapping one by one, packs them, and keeps them alive.
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights) -> None:
-        self._spec, self._weights, self._order = spec, weights, head_order(shape)
-        self.quantized = {None: 0, "int8": 1, "int4": 2}[form_of(weights)]
+    Args:
+        kind: of the products with matrices that are not quantised.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights, kind: int) -> None:
+        self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
         self._pages = Pages()
         self.kept: list[torch.Tensor | Packed] = []
 
@@ -81,11 +84,13 @@ class Packing:
         norm = self._norm(f"{name}attn_norm")
         return {
             at.ATTENTION_NORM: norm,
+            at.QKV_KIND: self._kind_of(qkv),
             at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
             at.Q_NORM: self._vector(q_norm),
             at.K_NORM: self._vector(self._scaled(f"{name}k_norm.weight")),
             at.SINKS: self._sinks(f"{name}sinks"),
+            at.O_KIND: self._kind_of(o),
             at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
             at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
@@ -95,21 +100,28 @@ class Packing:
         }
 
     def _mlp(self, name: str) -> dict[int, int]:
+        gate_up, down = self._take_matrix(f"{name}gate_up"), self._take_matrix(f"{name}down")
         return {
-            at.GATE_UP_WEIGHT: self._matrix(*self._take_matrix(f"{name}gate_up"), paired=self._spec.gated),
+            at.GATE_UP_KIND: self._kind_of(gate_up[0]),
+            at.GATE_UP_WEIGHT: self._matrix(*gate_up, paired=self._spec.gated),
             at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=self._spec.gated),
-            at.DOWN_WEIGHT: self._matrix(*self._take_matrix(f"{name}down")),
+            at.DOWN_KIND: self._kind_of(down[0]),
+            at.DOWN_WEIGHT: self._matrix(*down),
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
 
     def _mixture(self, name: str) -> dict[int, int]:
+        kinds = [self._kind_of(self._weights[f"{name}experts.{kind}"]) for kind in ("gate_up", "down")]
         columns = [self._experts(f"{name}experts.{kind}", paired=kind == "gate_up") for kind in ("gate_up", "down")]
         weights, biases = zip(*columns, strict=True)
         table = torch.tensor([*weights, *biases]).T.contiguous()
         self.kept.append(table)
         router = self._matrix(self._weights.pop(f"{name}router.weight").float())
         bias = self._vector(self._take(f"{name}router.bias"))
-        return {at.ROUTER: router, at.ROUTER_BIAS: bias, at.EXPERT_WEIGHTS: table.data_ptr()}
+        return {
+            at.GATE_UP_KIND: kinds[0], at.DOWN_KIND: kinds[1],
+            at.ROUTER: router, at.ROUTER_BIAS: bias, at.EXPERT_WEIGHTS: table.data_ptr(),
+        }  # fmt: skip
 
     def _experts(self, name: str, *, paired: bool) -> tuple[list[int], list[int]]:
         """Addresses of one matrix of all experts, and of the biases."""
@@ -121,9 +133,13 @@ class Packing:
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
-        tied = self._spec.tied and not self.quantized
+        tied = self._spec.tied and "head.weight" not in self._weights
         head = (self._weights["embed.weight"], None) if tied else self._take_matrix("head")
-        return {at.FINAL_NORM: self._norm("final_norm"), at.HEAD: self._matrix(*head)}
+        kind = self._kind_of(head[0])
+        return {at.FINAL_NORM: self._norm("final_norm"), at.HEAD_KIND: kind, at.HEAD: self._matrix(*head)}
+
+    def _kind_of(self, weight: torch.Tensor) -> int:
+        return {torch.int8: BYTES, torch.uint8: NIBBLES}.get(weight.dtype, self._kind)
 
     def _take(self, name: str) -> torch.Tensor | None:
         return self._weights.pop(name, None)
@@ -180,10 +196,10 @@ class Packing:
         return own.data_ptr()
 
 
-def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: int = 0) -> dict[int, int | float]:
+def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int | float]:
     """The frame's fields that follow from the model's shape."""
     return {
-        at.KIND: kind, at.QUANTIZED: quantized, at.NARROW: int(dtype is torch.bfloat16),
+        at.KIND: kind, at.NARROW: int(dtype is torch.bfloat16),
         at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
@@ -208,7 +224,7 @@ def widest_inner(spec: ModelSpec) -> int:
 class Workspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
-    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
         item, self.threads = ACTIVATION[kind], threads
         heads = spec.num_heads * spec.head_dim
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
@@ -222,7 +238,7 @@ class Workspace:
             pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest_inner(spec)))
         spare = (ROWS if spec.moe else OWN_ROWS) * pitches[at.NORMED]
         own = spare + pitches[at.X] + (spare if spec.moe else 0)
-        sums = ROWS * 4 * STRIP * (1 + bool(quantized))
+        sums = ROWS * 4 * STRIP * (1 + quantized)
         query = MAX_QUERIES * (4 * spec.head_dim + 128 + 64)
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
@@ -273,10 +289,10 @@ class CompiledDecoder:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         self.embedding = weights["embed.weight"].contiguous()
         self.dtype = self.embedding.dtype
-        self._packing = Packing(spec, self.shape, weights)
-        self._kind = best_kind(self.dtype) if kind is None else kind
-        if self._packing.quantized and self._kind == DOT:
+        self._kind, self._quantized = best_kind(self.dtype) if kind is None else kind, is_quantized(weights)
+        if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
+        self._packing = Packing(spec, self.shape, weights, self._kind)
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
@@ -289,9 +305,7 @@ class CompiledDecoder:
             (5, ROWS), np.int64
         )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
-        self.frame.put(
-            constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends()
-        )
+        self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
@@ -382,7 +396,7 @@ class CompiledDecoder:
             return
         self._fitting = (0, -1, 0)
         if self._workspace is None or self._workspace.threads != threads:
-            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._packing.quantized)
+            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._quantized)
             self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
             self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
             self._scores = torch.zeros(0)

@@ -15,7 +15,7 @@ from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import LOWEST, softmax
-from paceline.models.cpu.matrix import convert_rows, own_rows, product, steps_of, strip_size, strip_sums
+from paceline.models.cpu.matrix import convert_rows, own_rows, steps_of, strip_size, strip_sums
 from paceline.models.cpu.sublayers import (
     STRIP_BYTES,
     add_bias,
@@ -127,9 +127,10 @@ def _gathered(frame: int, me: int, x: int, rows: int, count: int) -> int:
 @njit(error_model="numpy")
 def _inner(frame: int, layer: int, me: int, team: int) -> None:
     """Inner activations, in the order of the lists."""
-    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM))
+    kind = read(layer + at.GATE_UP_KIND)
+    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind)
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
-    kind, pitch, inner_pitch = product(frame), read(frame + at.NORMED_PITCH), read(frame + at.INNER_PITCH)
+    pitch, inner_pitch = read(frame + at.NORMED_PITCH), read(frame + at.INNER_PITCH)
     strips, steps = (2 * read(frame + at.EXPERT_INNER) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
     starts, rows, _ = _lists(frame, me)
     item = 2 if read(frame + at.KIND) == DOT else 4
@@ -159,7 +160,7 @@ def _add_shares(sums: int, rows: int, shares: int, count: int, out: int, pitch: 
 @njit(error_model="numpy")
 def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """Outputs of all experts, added up in this thread's columns of the buffer of queries, keys and values."""
-    sums, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), product(frame)
+    sums, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(layer + at.DOWN_KIND)
     inner, inner_pitch = read(frame + at.EXPERT_INNER), read(frame + at.INNER_PITCH)
     strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inner)
     begin, end = strips * me // team, strips * (me + 1) // team
@@ -175,7 +176,7 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
         x, pitch = read(frame + at.INNER) + first * inner_pitch, inner_pitch
         if kind >= BYTES:
             own = own_rows(frame, me)
-            convert_rows(frame, x, pitch, inner, own, 0, stop - first)
+            convert_rows(frame, kind, x, pitch, inner, own, 0, stop - first)
             x, pitch = own, read(frame + at.NORMED_PITCH)
         entry = read(layer + at.EXPERT_WEIGHTS) + 32 * expert
         weights, bias = read(entry + 8), read(entry + 24)

@@ -22,7 +22,7 @@ from paceline.models.cpu.attention import LOWEST, attend, copy_row, norm_row, so
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
 from paceline.models.cpu.integer_products import to_bytes
-from paceline.models.cpu.matrix import head_product, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
+from paceline.models.cpu.matrix import own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.matrix_unit import release
 from paceline.models.cpu.sublayers import STRIP_BYTES, down, gate_up, norm_all_heads, norm_or_copy, project, qkv
 from paceline.models.cpu.threads import wait_for_all
@@ -162,7 +162,7 @@ def _put_logits(frame: int, sums: int, column: int) -> None:
 def head_inputs(frame: int, me: int, team: int) -> int:
     """Address of the rows that the head takes, normed where there is a norm."""
     rows, pitch, hidden = read(frame + at.HEAD_ROWS), read(frame + at.NORMED_PITCH), read(frame + at.HIDDEN)
-    weight, kind = read(frame + at.FINAL_NORM), head_product(frame)
+    weight, kind = read(frame + at.FINAL_NORM), read(frame + at.HEAD_KIND)
     x, first, stop = share_of(frame, me, team, rows)
     spare = own_rows(frame, me) + read(frame + at.SPARE)
     for row in range(first, stop):
@@ -179,7 +179,7 @@ def head_inputs(frame: int, me: int, team: int) -> int:
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
     x, pitch = head_inputs(frame, me, team), read(frame + at.NORMED_PITCH)
-    kind, rows = head_product(frame), read(frame + at.HEAD_ROWS)
+    kind, rows = read(frame + at.HEAD_KIND), read(frame + at.HEAD_ROWS)
     sums, steps = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), steps_of(kind, read(frame + at.HIDDEN))
     strips = (read(frame + at.VOCAB) + STRIP - 1) // STRIP
     for strip in range(strips * me // team, strips * (me + 1) // team):
@@ -212,7 +212,7 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
         attend(frame, layer, me, team)
         wait_for_all(frame, team)
         project(
-            frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_BIAS),
+            frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_KIND), read(layer + at.O_BIAS),
             read(frame + at.MIXED), read(frame + at.MIXED_PITCH), read(frame + at.HEADS) * read(frame + at.HEAD_DIM),
             read(layer + at.POST_ATTENTION_NORM), narrow and skipped,
         )  # fmt: skip

@@ -7,11 +7,11 @@ bit.
 *Bytes* (int8): weights are kept plus 128, since the instruction multiplies unsigned by signed bytes; 128 times the sums
 of high and low are taken away at the end. The loop over a strip is that of models.cpu.tiles.
 
-*Half bytes* (int4): sixteen values, a scale for every 32 inputs of an output. A block holds 64 outputs of one group:
-their scales, then four steps of 256 bytes, a byte being two inputs of an output, four inputs apart. Two instructions
-unpack sixteen outputs. Within a group sums begin at -8 times the sum of the group's activations, since weights are kept
-plus 8. A group's sums of high and low bytes are one whole number of 24 bits; groups are added in float32 from the first
-to the last.
+*Half bytes* (int4): sixteen values, a scale and a zero for every 32 inputs of an output. A block holds 64 outputs of
+one group: their scales, their zeros (eighths, plus ZERO_OFFSET), then four steps of 256 bytes, a byte being two inputs
+of an output, four inputs apart. Two instructions unpack sixteen outputs. A group's sums of high and low bytes are one
+whole number of 25 bits; it is multiplied by the scale, the sum of the group's activations by scale times zero. Groups
+are added in float32 from the first to the last.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from paceline.models.cpu.tiles import (
 )
 from paceline.models.cpu.vectors import (
     F32V,
+    FLOAT,
     I8,
     I16V,
     I32,
@@ -76,7 +77,7 @@ from paceline.models.cpu.vectors import (
     write_float,
 )  # fmt: skip
 from paceline.models.loading.quantization import GROUP as WIDTH
-from paceline.models.loading.quantization import unpacked
+from paceline.models.loading.quantization import LOWEST_ZERO, ZEROS, unpacked
 
 TOP, ZERO = 32512, 128
 """Largest activation, 127 * 256; the stored byte of weight 0."""
@@ -152,10 +153,10 @@ def _store_bytes(builder: Builder, address: Value, whole: Value) -> None:
 
 @lowered(Nothing, Int, Int)
 def _sum_group(builder: Builder, source: Value, target: Value) -> None:
-    """Write the sum of WIDTH signed bytes times -8 as int32."""
+    """Write the sum of WIDTH signed bytes as int32."""
     group = builder.sext(load_at(builder, source, ir.VectorType(I8, WIDTH)), ir.VectorType(I32, WIDTH))
     whole = call_named(builder, f"llvm.vector.reduce.add.v{WIDTH}i32", I32, group)
-    store_at(builder, target, builder.mul(whole, ir.Constant(I32, -8)))
+    store_at(builder, target, whole)
 
 
 @lowered(Lanes, Int, Int, Float, Float)
@@ -184,8 +185,7 @@ def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = Fa
     Header and high bytes at `target`, low bytes half a `pitch` on, behind a gap.
 
     The row is read up to a multiple of sixteen; what lies there must be zero. Where a value is not finite, the scale is
-    NaN. With `grouped`, bytes are filled up to whole groups of WIDTH, and behind them go int32 sums of each group times
-    -8.
+    NaN. With `grouped`, bytes are filled up to whole groups of WIDTH, and behind them go int32 sums of each group.
     """
     zero = broadcast(np.float32(0.0))
     top, odd = zero, zero
@@ -222,32 +222,37 @@ def settle_bytes(scales: int, x: int, pitch: int, rows: int, sums: int) -> None:
             store(sums + row * (4 * STRIP) + i, mul(mul(value, factor), load(scales + i)))
 
 
-SCALES = 2 * STRIP
-NIBBLE_BLOCK = SCALES + GROUP * STEP
-"""Bytes of a strip's scales in one group, and of its block."""
+SCALES, SCALES_AND_ZEROS = 2 * STRIP, 3 * STRIP
+NIBBLE_BLOCK = SCALES_AND_ZEROS + GROUP * STEP
+"""Bytes of a strip's scales in one group, of them and its zeros, and of its block."""
+
+ZERO_OFFSET = int(-LOWEST_ZERO * ZEROS)
+"""What is added to eighths of zeros."""
 
 NIBBLE_CHUNK = 16
-"""Blocks of a strip (18 KiB) that all rows take before the next (see models.cpu.matrix)."""
+"""Blocks of a strip (19 KiB) that all rows take before the next (see models.cpu.matrix)."""
 
 LOW = integers(0x0F0F0F0F)
 MATRIX_UNIT = has_matrix_unit()
 
 
 def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
-    """Blocks of pairs (out, in / 2) uint8 with scales (out, groups) bfloat16 (models.loading.quantization), both in the
-    order of strips.
+    """Blocks of pairs (out, in / 2) uint8 with scales and zeros (out, groups, 2) bfloat16, both in the order of strips
+    (models.loading.quantization).
 
     Returns:
         (strips, groups, NIBBLE_BLOCK) uint8.
     """
     strips, groups = len(pairs) // STRIP, scale.shape[1]
     out = pages.take(strips * groups * NIBBLE_BLOCK).view(strips, groups, NIBBLE_BLOCK)
-    out[:, :, :SCALES].view(torch.bfloat16).copy_(scale.view(strips, STRIP, groups).transpose(1, 2))
+    factors, zeros = (one.view(strips, STRIP, groups).transpose(1, 2) for one in scale.unbind(-1))
+    out[:, :, :SCALES].view(torch.bfloat16).copy_(factors)
+    out[:, :, SCALES:SCALES_AND_ZEROS].copy_(zeros * ZEROS + ZERO_OFFSET)
     for own, rows in zip(out.split(AT_ONCE), pairs.split(AT_ONCE * STRIP), strict=True):
-        padded = torch.nn.functional.pad(rows, (0, groups * WIDTH // 2 - pairs.shape[1]), value=0x88)
-        whole = (unpacked(padded) + 8).view(torch.uint8).view(len(own), STRIP, groups, GROUP, 2, 4)
+        padded = torch.nn.functional.pad(rows, (0, groups * WIDTH // 2 - pairs.shape[1]))
+        whole = unpacked(padded).view(torch.uint8).view(len(own), STRIP, groups, GROUP, 2, 4)
         both = whole[..., 0, :] | whole[..., 1, :] << 4
-        own[:, :, SCALES:].view(len(own), groups, GROUP, STRIP, 4).copy_(both.permute(0, 2, 3, 1, 4))
+        own[:, :, SCALES_AND_ZEROS:].view(len(own), groups, GROUP, STRIP, 4).copy_(both.permute(0, 2, 3, 1, 4))
     return out
 
 
@@ -270,15 +275,14 @@ class _NibbleLoop:
         at = builder.add(weights, builder.mul(index, ir.Constant(I64, NIBBLE_BLOCK)))
         along = builder.add(x, builder.mul(index, ir.Constant(I64, WIDTH)))
         starts = builder.add(x_sums, builder.mul(index, ir.Constant(I64, 4)))
-        whole = []
-        for offset in offsets:
-            whole += [splat(builder, load_at(builder, builder.add(starts, offset), I32))] * COLUMNS
+        whole = [integers(0)] * (COLUMNS * len(offsets))
         line = builder.add(ahead, builder.mul(index, ir.Constant(I64, 64 * self.lines)))
         whole = self._group(at, [builder.add(along, offset) for offset in offsets], whole, line)
         scales = scales_of(builder, at)
         for row in range(self.rows):
             high, low = (whole[(2 * row + half) * COLUMNS :][:COLUMNS] for half in (0, 1))
-            add_group(builder, high, low, scales, builder.add(sums, ir.Constant(I64, 4 * STRIP * row)))
+            taken = [load_at(builder, builder.add(starts, offset), I32) for offset in offsets[2 * row : 2 * row + 2]]
+            add_group(builder, high, low, taken, scales, builder.add(sums, ir.Constant(I64, 4 * STRIP * row)))
         following = builder.add(index, ir.Constant(I64, 1))
         index.add_incoming(following, builder.block)
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
@@ -300,20 +304,36 @@ class _NibbleLoop:
 
 def nibbles(builder: Builder, block: Value, step: int) -> tuple[list[Value], list[Value]]:
     """Emit the bytes of the first and of the last four inputs of a step, for each column of a block."""
-    both = [load_at(builder, block, I32V, SCALES + step * STEP + column * 64) for column in range(COLUMNS)]
+    start = SCALES_AND_ZEROS + step * STEP
+    both = [load_at(builder, block, I32V, start + column * 64) for column in range(COLUMNS)]
     return [builder.and_(one, LOW) for one in both], [builder.and_(builder.lshr(one, integers(4)), LOW) for one in both]
 
 
-def scales_of(builder: Builder, block: Value) -> list[Value]:
-    """Emit the scales of a block's columns."""
-    return [widen(builder, load_at(builder, block, I16V, 32 * column)) for column in range(COLUMNS)]
+def scales_of(builder: Builder, block: Value) -> list[tuple[Value, Value]]:
+    """Emit the scales of a block's columns, and what they make of zeros: -scale * zero."""
+    found = []
+    for column in range(COLUMNS):
+        scale = widen(builder, load_at(builder, block, I16V, 32 * column))
+        kept = builder.zext(load_at(builder, block, ir.VectorType(I8, LANES), SCALES + 16 * column), I32V)
+        zero = fused(builder, builder.sitofp(kept, F32V), floats(-1 / ZEROS), floats(ZERO_OFFSET / ZEROS))
+        found.append((scale, builder.fmul(scale, zero)))
+    return found
 
 
-def add_group(builder: Builder, high: list[Value], low: list[Value], scales: list[Value], sums: Value) -> None:
-    """Emit one row's sums (64) plus a group's (256 * high + low) * scale; the whole number has at most 24 bits."""
-    for column, (one, other, scale) in enumerate(zip(high, low, scales, strict=True)):
-        both = builder.sitofp(builder.add(builder.shl(one, integers(8)), other), F32V)
-        store_at(builder, sums, fused(builder, both, scale, load_at(builder, sums, F32V, 64 * column)), 64 * column)
+def add_group(
+    builder: Builder, high: list[Value], low: list[Value], taken: list[Value], scales: list[tuple[Value, Value]],
+    sums: Value,
+) -> None:  # fmt: skip
+    """Emit one row's sums (64) plus a group's (256 * high + low) * scale, less its activations times scale * zero.
+
+    `taken`: the sums of the activations' high and low bytes.
+    """
+    activations = builder.add(builder.shl(taken[0], ir.Constant(I32, 8)), taken[1])
+    activations = splat(builder, builder.sitofp(activations, FLOAT))
+    for column, (one, other, (scale, offset)) in enumerate(zip(high, low, scales, strict=True)):
+        moved = fused(builder, activations, offset, load_at(builder, sums, F32V, 64 * column))
+        whole = builder.sitofp(builder.add(builder.shl(one, integers(8)), other), F32V)
+        store_at(builder, sums, fused(builder, whole, scale, moved), 64 * column)
 
 
 NIBBLE_ROWS = MAX_ROWS // 2
@@ -408,9 +428,9 @@ def accumulate_nibble_tiles(
         scales, starts = scales_of(builder, at), builder.add(x_sums, builder.mul(index, ir.Constant(I64, 4)))
         with counted(builder, rows) as row:
             own = builder.mul(row, ir.Constant(I64, 2))
-            halves = []
-            for number in (own, builder.add(own, ir.Constant(I64, 1))):
-                less = splat(builder, load_at(builder, builder.add(starts, builder.mul(number, stride)), I32))
-                halves.append([builder.add(one, less) for one in unit.products(number)])
-            high, low = halves
-            add_group(builder, high, low, scales, builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP))))
+            halves = (own, builder.add(own, ir.Constant(I64, 1)))
+            high, low = (unit.products(number) for number in halves)
+            taken = [load_at(builder, builder.add(starts, builder.mul(number, stride)), I32) for number in halves]
+            add_group(
+                builder, high, low, taken, scales, builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP)))
+            )

@@ -71,14 +71,15 @@ class Packed:
 
 def pack(weight: torch.Tensor, pages: Pages, *, paired: bool = False, scale: torch.Tensor | None = None) -> Packed:
     """Strips of a weight (out, in), float32 or bfloat16, or int8 with `scale` (out,) float32, or pairs of int4 with
-    theirs.
+    theirs (out, groups, 2).
 
     With `paired` (gate over up, each half of the rows), a strip holds 32 outputs of each, so that one thread has both
     at hand.
     """
     outputs, inputs = weight.shape
     if scale is not None and weight.dtype is torch.uint8:
-        strips = pack_nibbles(_in_strips(weight, paired=paired), _in_strips(scale, paired=paired), pages)
+        ordered = _in_strips(scale.flatten(1), paired=paired).unflatten(1, (-1, 2))
+        strips = pack_nibbles(_in_strips(weight, paired=paired), ordered, pages)
         return Packed(strips, 2 * inputs, outputs)
     if scale is not None:
         ordered = _in_strips(scale[:, None], paired=paired)[:, 0]
@@ -167,19 +168,6 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
 
 
 @njit(error_model="numpy")
-def product(frame: int) -> int:
-    """The kind of a pass's matrix products in the layers."""
-    quantized = read(frame + at.QUANTIZED)
-    return BYTES - 1 + quantized if quantized > 0 else read(frame + at.KIND)
-
-
-@njit(error_model="numpy")
-def head_product(frame: int) -> int:
-    """The kind of the head's product."""
-    return min(BYTES, product(frame))
-
-
-@njit(error_model="numpy")
 def steps_of(kind: int, inputs: int) -> int:
     """Steps of a strip."""
     if kind == BYTES:
@@ -223,17 +211,19 @@ def when_prepared(frame: int, team: int, rows: int) -> None:
 
 
 @njit(error_model="numpy")
-def convert_rows(frame: int, source: int, pitch: int, size: int, target: int, first: int, stop: int) -> None:
-    """Rows first .. stop - 1 of float32, as `integer_products.to_bytes` leaves them."""
+def convert_rows(
+    frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int
+) -> None:  # fmt: skip
+    """Rows first .. stop - 1 of float32, as `integer_products.to_bytes` leaves them for a kind of product."""
     own = read(frame + at.NORMED_PITCH)
     for row in range(first, stop):
-        to_bytes(source + row * pitch, size, target + row * own, own, product(frame) == NIBBLES)
+        to_bytes(source + row * pitch, size, target + row * own, own, kind == NIBBLES)
 
 
 @njit(error_model="numpy")
-def as_bytes(frame: int, me: int, team: int, source: int, pitch: int, rows: int, size: int) -> int:
-    """Address of rows of float32 turned into bytes."""
+def as_bytes(frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int) -> int:
+    """Address of rows of float32 turned into bytes for a kind of product."""
     target, first, stop = share_of(frame, me, team, rows)
-    convert_rows(frame, source, pitch, size, target, first, stop)
+    convert_rows(frame, kind, source, pitch, size, target, first, stop)
     when_prepared(frame, team, rows)
     return target

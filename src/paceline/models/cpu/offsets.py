@@ -10,7 +10,7 @@ FIELD = 8
 
 (
     THREAD, TEAM, BARRIER,  # addresses of omp_get_thread_num, omp_get_num_threads, GOMP_barrier; THREAD 0: no team
-    KIND, NARROW,  # kind of product (models.cpu.tiles); 1 where embedding, cache and results are bfloat16
+    KIND, NARROW,  # how attention multiplies (models.cpu.tiles); 1 where embedding, cache and results are bfloat16
     ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
     X, X_PITCH,  # (rows, hidden) float32 residual stream
@@ -31,9 +31,9 @@ FIELD = 8
     ROUTE, ROUTE_PITCH, CHOICE, CHOICE_SIZE,
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
-    # the head's strips, count and (rows,) indices of its rows, result
-    HEAD, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,
-    QUANTIZED, SPARE,  # 1 where weights are bytes, KIND then says how attention multiplies; see OWN_NORMED
+    # the head's strips and their kind of product, count and (rows,) indices of its rows, result
+    HEAD, HEAD_KIND, HEAD_ROWS, PICKED, VOCAB, LOGITS, LOGIT_SCALE,
+    SPARE,  # see OWN_NORMED
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
@@ -44,6 +44,7 @@ FIELD = 8
     # a norm is 0 where there is none
     ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_ATTENTION_NORM,
     MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_MLP_NORM,
+    QKV_KIND, O_KIND, GATE_UP_KIND, DOWN_KIND,  # kinds of product, the last two also of experts
     SINKS,  # (heads,) float32 over the attention's scale, or 0
     # mixtures, else 0: the router's strips and bias, and per expert the addresses of gate_up, down and their biases
     ROUTER, ROUTER_BIAS, EXPERT_WEIGHTS,
@@ -53,7 +54,7 @@ FIELD = 8
     ROPE,  # address of the layer's rope record, or 0
     TAP,  # where the states behind this layer go, or 0
     LAYER_FIELDS,
-) = range(0, 26 * FIELD, FIELD)  # fmt: skip
+) = range(0, 30 * FIELD, FIELD)  # fmt: skip
 
 (
     COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows

@@ -18,7 +18,6 @@ from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import (
     as_bytes,
     own_rows,
-    product,
     share_of,
     steps_of,
     strip_size,
@@ -70,9 +69,9 @@ def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> No
 
 
 @njit(error_model="numpy")
-def normed_rows(frame: int, me: int, team: int, weight: int) -> int:
-    """Address of all rows, normed."""
-    rows, pitch, kind = read(frame + at.ROWS), read(frame + at.NORMED_PITCH), product(frame)
+def normed_rows(frame: int, me: int, team: int, weight: int, kind: int) -> int:
+    """Address of all rows, normed, for a kind of product."""
+    rows, pitch = read(frame + at.ROWS), read(frame + at.NORMED_PITCH)
     target, first, stop = share_of(frame, me, team, rows)
     spare = own_rows(frame, me) + read(frame + at.SPARE)
     for row in range(first, stop):
@@ -178,11 +177,11 @@ def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
 @njit(error_model="numpy")
 def qkv(frame: int, layer: int, me: int, team: int) -> None:
     """Queries, keys and values of all rows."""
-    x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM))
+    kind = read(layer + at.QKV_KIND)
+    x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind)
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
-    strips, rows, kind = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), product(frame)
-    steps = steps_of(kind, read(frame + at.HIDDEN))
+    strips, rows, steps = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), steps_of(kind, read(frame + at.HIDDEN))
     for strip in range(strips * me // team, strips * (me + 1) // team):
         weight = read(layer + at.QKV_WEIGHT) + strip * strip_size(kind, steps)
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
@@ -208,13 +207,14 @@ def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
 
 @njit(error_model="numpy")
 def project(
-    frame: int, me: int, team: int, weights: int, bias: int, x: int, pitch: int, inputs: int, norm: int, rounded: bool
+    frame: int, me: int, team: int, weights: int, kind: int, bias: int, x: int, pitch: int, inputs: int, norm: int,
+    rounded: bool,
 ) -> None:  # fmt: skip
     """A projection back to the residual stream, normed where `norm` is not 0."""
-    sums, rows, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS), product(frame)
+    sums, rows = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS)
     strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
     if kind >= BYTES:
-        x, pitch = as_bytes(frame, me, team, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
+        x, pitch = as_bytes(frame, me, team, kind, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
@@ -225,9 +225,10 @@ def project(
 @njit(error_model="numpy")
 def gate_up(frame: int, layer: int, me: int, team: int) -> None:
     """The MLP's inner activations of all rows."""
-    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM))
+    kind = read(layer + at.GATE_UP_KIND)
+    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind)
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
-    rows, kind, bias = read(frame + at.ROWS), product(frame), read(layer + at.GATE_UP_BIAS)
+    rows, bias = read(frame + at.ROWS), read(layer + at.GATE_UP_BIAS)
     each = STRIP // 2 if read(frame + at.GATED) == 1 else STRIP
     strips, steps = (read(frame + at.INTERMEDIATE) + each - 1) // each, steps_of(kind, read(frame + at.HIDDEN))
     item = 2 if read(frame + at.KIND) == DOT else 4
@@ -242,7 +243,7 @@ def gate_up(frame: int, layer: int, me: int, team: int) -> None:
 def down(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """The MLP's output of all rows, from its inner activations."""
     project(
-        frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_BIAS),
+        frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_KIND), read(layer + at.DOWN_BIAS),
         read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE),
         read(layer + at.POST_MLP_NORM), rounded,
     )  # fmt: skip

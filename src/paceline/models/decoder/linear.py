@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from paceline.models.loading.quantization import GROUP, factors, unpacked
+from paceline.models.loading.quantization import GROUP, unpacked, values_of
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 RowInvariance = bool | Literal["proven"]
@@ -230,15 +230,7 @@ bfloat16.
 
 def dense(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The weights (..., out, in) that whole numbers and scales stand for, rounded to `dtype` once."""
-    if dtype is torch.float32:
-        return unpacked(weight) * factors(scale.float(), weight)
-    out = torch.empty(
-        *weight.shape[:-1],
-        weight.shape[-1] * (1 if weight.dtype is torch.int8 else 2),
-        dtype=dtype,
-        device=weight.device,
-    )
-    return torch.mul(unpacked(weight), factors(scale.float(), weight), out=out)
+    return values_of(weight, scale.float()).to(dtype)
 
 
 def make_quantized_linear(
@@ -328,9 +320,10 @@ def _direct_int4(weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor |
         packed, multiply = torch._convert_weight_to_int4pack(swapped, INNER_TILES), torch._weight_int4pack_mm
     else:
         aten = torch.ops.aten
-        packed = aten._convert_weight_to_int4pack_for_cpu(unpacked(weight).int().add_(8), INNER_TILES)
+        packed = aten._convert_weight_to_int4pack_for_cpu(unpacked(weight).int(), INNER_TILES)
         multiply = aten._weight_int4pack_mm_for_cpu
-    both = torch.stack((scale, torch.zeros_like(scale)), -1).transpose(0, 1).contiguous()
+    factor, zero = scale.unbind(-1)  # the operator's numbers begin at -8, and it adds an offset
+    both = torch.stack((factor, (8 - zero) * factor), -1).transpose(0, 1).contiguous()
 
     def linear(x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = multiply(x.contiguous(), packed, GROUP, both)

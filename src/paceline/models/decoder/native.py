@@ -25,7 +25,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.quantization import form_of, is_quantized
+from paceline.models.loading.quantization import form_of, is_mixed, is_quantized
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
@@ -79,7 +79,7 @@ class NativeRunner:
         let_go: bool = True,
     ) -> None:
         weight_bytes = bytes_read(spec, weights)
-        quantization = form_of(weights)
+        quantization, mixed = form_of(weights), is_mixed(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
@@ -102,7 +102,9 @@ class NativeRunner:
             device=device,
             dtype=dtype,
             weight_bytes=weight_bytes,
-            fingerprint=fingerprint(spec, dtype) + (f"-{quantization}" if quantization else ""),
+            fingerprint=fingerprint(spec, dtype)
+            + (f"-{quantization}" if quantization else "")
+            + ("-mixed" if mixed else ""),
             quantization=quantization,
         )
 

@@ -16,8 +16,8 @@ from .hub import read_config as read_config
 from .hub import resolve as resolve
 from .quantization import GROUP as GROUP
 from .quantization import Form as Form
+from .quantization import Forms as Forms
 from .quantization import dequantized as dequantized
-from .quantization import factors as factors
 from .quantization import form_of as form_of
 from .quantization import is_quantized as is_quantized
 from .quantization import quantize as quantize
@@ -27,6 +27,7 @@ from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
 from .quantization import scale_of as scale_of
 from .quantization import unpacked as unpacked
+from .quantization import values_of as values_of
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import same_tokenizer as same_tokenizer
 from .vocabulary_bytes import BYTE as BYTE

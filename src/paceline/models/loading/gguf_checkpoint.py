@@ -129,6 +129,10 @@ class GgufCheckpoint(Checkpoint):
         self._places[stored] = _Place(keys, values=values)
         self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
 
+    def is_narrow(self, name: str) -> bool:
+        """Whether a tensor is stored in four bits a weight or fewer."""
+        return self.file.is_narrow(self._places[name].source)
+
     def dtype(self) -> torch.dtype:
         """What is computed in, whatever the file's types are."""
         return torch.bfloat16

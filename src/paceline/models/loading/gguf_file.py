@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +30,8 @@ SCALARS: Mapping[int, str] = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6:
 STRING, ARRAY = 8, 9
 MOST_TENSORS, MOST_FIELDS, MOST_DIMS = 2**20, 2**16, 4
 SPLIT = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
-INT4_TYPES = frozenset({"Q4_0"})
-"""Types whose numbers int4 keeps: it errs by 2 % of what the file's own rounding did. Types with an offset or other
-steps would be rounded a second time by as much as the first (Q4_1: 97 %), where int8 errs by 10 %.
-"""
+INT4_BITS = 5
+"""Most bits of a weight, scales counted, in types of four bits or fewer (Q4_1 has 5, Q5_0 5.5)."""
 
 Metadata = dict[str, Any]
 
@@ -152,10 +150,10 @@ class GgufFile:
                 total[tensor.kind] = total.get(tensor.kind, 0) + tensor.nbytes
         return max(total, key=lambda kind: total[kind], default="F32")
 
-    @property
-    def quantization(self) -> Literal["int8", "int4"]:
-        """What weights are quantised to where the user says nothing: int4 for types that it keeps, else int8."""
-        return "int4" if self.kind in INT4_TYPES else "int8"
+    def is_narrow(self, name: str) -> bool:
+        """Whether a tensor is stored in four bits a weight or fewer, its scales left out."""
+        tensor = self.tensors[name]
+        return 8 * tensor.nbytes <= INT4_BITS * math.prod(tensor.shape)
 
 
 def is_gguf(path: str | Path) -> bool:

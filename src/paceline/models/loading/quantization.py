@@ -1,11 +1,12 @@
 """Weight-only quantisation: which weights become int8 or int4, and how they are rounded.
 
-Rounding is symmetric, to the nearest whole number, ties to even. *int8*: scale = largest magnitude of an output's
-weights / 127, what torchao calls int8_weight_only, written down here because four lines need no dependency. *int4*: a
-scale for every GROUP inputs of an output; the weight of largest magnitude becomes -8, so that all sixteen numbers are
-used, and of five scales that clip a little or not at all the one of least squared error is taken. On the bundled target
-logits then err by 0.077 of their standard deviation; with the plain scale of largest / 7 by 0.090, with an offset
-beside each scale (half a bit more per weight) by 0.071.
+Rounding is to the nearest whole number, ties to even. *int8*: scale = largest magnitude of an output's weights / 127,
+what torchao calls int8_weight_only, written down here because four lines need no dependency. *int4*: a scale and a zero
+for every GROUP inputs of an output, weight = (number - zero) * scale, the zero in eighths. Of several grids the one of
+least squared error is taken: those that clip a little of the group's range, and those that divide it into fewer than 15
+steps. The latter find the numbers again that other 4-bit formats wrote, as those of GGUF files of types Q4_0, Q4_1 and
+Q4_K, whose groups have the same size. On the bundled target logits err by 0.069 of their standard deviation, with
+symmetric numbers (half a bit less per weight) by 0.076.
 
 The linear layers, the experts of mixtures and the head are quantised, the head to int8 always; embeddings, norms,
 routers and biases are not. A tied embedding is kept beside the quantised head.
@@ -18,13 +19,15 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
-from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError
 from paceline.models.loading.weights import empty, targets
 from paceline.models.model_spec import ModelSpec
 
 Form = Literal["int8", "int4"]
+
+Forms = Form | Mapping[str, Form]
+"""One form for all matrices of the layers, or each one's by its canonical name; the head is int8 always."""
 
 NATIVE_ONLY = "needs a model of the native runner; leave quantization out, or take a checkpoint of a supported family"
 
@@ -37,10 +40,17 @@ HIGHEST, ROWS = 127, 64
 """The largest int8; rows that are rounded at a time, so that their float32 copies stay in the processor's cache."""
 
 GROUP = 32
-"""Inputs that share a scale in int4; the last group of a row may have fewer."""
+"""Inputs that share a scale and a zero in int4; the last group of a row may have fewer."""
 
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Scales that are tried for a group, as parts of the one that clips nothing."""
+HIGHEST_NUMBER = 15
+SHARES = (1.0, 0.95, 0.9, 0.85)
+"""Parts of a group's range, around its middle, that are tried as the range of all sixteen numbers."""
+
+STEPS = (14, 13, 12, 11, 10, 9, 8)
+"""Numbers of steps that are tried for the whole range beside it."""
+
+ZEROS, LOWEST_ZERO, HIGHEST_ZERO = 8, -8.0, 23.875
+"""Parts of one in which zeros are kept, and the range that a byte has room for."""
 
 
 def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,9 +69,10 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int4 of a weight (out, in): pairs (out, in / 2) uint8 and scales (out, groups) bfloat16.
+    """int4 of a weight (out, in): pairs (out, in / 2) uint8, and (out, groups, 2) bfloat16 of scales and zeros.
 
-    A byte holds inputs 2j (low half) and 2j + 1, each plus 8. A group of zeros has scale 1, one that is not finite NaN.
+    A byte holds the numbers of inputs 2j (low half) and 2j + 1. A group of zeros has scale 1, one that is not finite
+    NaN.
     """
     outputs, inputs = weight.shape
     if inputs % 2:
@@ -70,43 +81,65 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         )
     groups, device = -(-inputs // GROUP), weight.device
     pairs = empty((outputs, inputs // 2), torch.uint8, device)
-    scale = empty((outputs, groups), torch.bfloat16, device)
+    scale = empty((outputs, groups, 2), torch.bfloat16, device)
     for block, out, factor in zip(weight.split(ROWS), pairs.split(ROWS), scale.split(ROWS), strict=True):
-        wide = F.pad(block.float(), (0, groups * GROUP - inputs)).view(-1, groups, GROUP)
-        whole, found = _nearest(wide)
-        factor.copy_(found.squeeze(-1))
-        moved = whole.view(len(block), -1)[:, :inputs].add_(8).to(torch.uint8)
+        filling = block[:, -1:].expand(-1, groups * GROUP - inputs)
+        whole, found = _nearest(torch.cat((block, filling), 1).float().view(-1, groups, GROUP))
+        factor.copy_(found)
+        moved = whole.view(len(block), -1)[:, :inputs].to(torch.uint8)
         torch.bitwise_or(moved[:, ::2], moved[:, 1::2] << 4, out=out)
     return pairs, scale
 
 
 def _nearest(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers -8 .. 7 (out, groups, GROUP) and scales (out, groups, 1), both float32, of least squared error."""
-    extreme = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))
-    extreme = torch.where(extreme.isfinite(), extreme, torch.nan)
-    scales = torch.cat([extreme * (-share / 8) for share in SHARES], -1).bfloat16().float()
-    scales = torch.where(scales == 0, 1.0, scales)
-    errors = torch.empty_like(scales)
-    for i in range(len(SHARES)):
-        scaled = wide / scales[..., i : i + 1]
-        scaled.sub_(scaled.round().clamp_(-8, 7))
-        torch.sum(scaled.square_(), -1, out=errors[..., i])
-    best = scales.gather(-1, errors.mul_(scales.square()).argmin(-1, keepdim=True))
-    return (wide / best).round_().clamp_(-8, 7).nan_to_num_(), best
+    """Numbers 0 .. 15 (out, groups, GROUP) with scales and zeros (out, groups, 2) of least squared error, float32."""
+    low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)
+    odd = ~(low.isfinite() & high.isfinite())
+    low, high = low.masked_fill(odd, 0.0), high.masked_fill(odd, 0.0)
+    tries = [(share / HIGHEST_NUMBER, (1.0 - share) / 2) for share in SHARES] + [(1.0 / steps, 0.0) for steps in STEPS]
+    best, least = wide.new_ones(*low.shape[:-1], 2), torch.full_like(low, torch.inf)
+    for step, cut in tries:
+        grid = torch.cat(_grid(low, high - low, step, cut), -1)
+        moved = _on_grid(wide, grid)
+        moved.sub_(moved.round().clamp_(0, HIGHEST_NUMBER))
+        errors = moved.square_().sum(-1, keepdim=True).sqrt_().mul_(grid[..., :1])
+        better = errors < least
+        best, least = torch.where(better, grid, best), torch.where(better, errors, least)
+    numbers = _on_grid(wide, best).round_().clamp_(0, HIGHEST_NUMBER).nan_to_num_()
+    best[..., :1].masked_fill_(odd, torch.nan)
+    return numbers, best
+
+
+def _grid(low: torch.Tensor, span: torch.Tensor, step: float, cut: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale `step` * span and the zero of a range that begins `cut` * span above `low`, rounded as they are kept.
+
+    The scale is larger where the zero would have no room.
+    """
+    start = low + cut * span
+    least = torch.maximum(-start / HIGHEST_ZERO, start / -LOWEST_ZERO)
+    scale = torch.maximum(span * step, least).bfloat16().float()
+    scale = torch.where(scale == 0, 1.0, scale)
+    zero = (-start / scale).mul_(ZEROS).round_().div_(ZEROS).clamp_(LOWEST_ZERO, HIGHEST_ZERO)
+    return scale, zero
+
+
+def _on_grid(wide: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return wide.div(grid[..., :1]).add_(grid[..., 1:])
 
 
 def unpacked(weight: torch.Tensor) -> torch.Tensor:
     """Whole numbers (..., in) int8 of an int8 weight, which stays as it is, or of pairs (..., in / 2) uint8."""
     if weight.dtype is torch.int8:
         return weight
-    return torch.stack((weight & 15, weight >> 4), -1).flatten(-2).to(torch.int8).sub_(8)
+    return torch.stack((weight & 15, weight >> 4), -1).flatten(-2).to(torch.int8)
 
 
-def factors(scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Scales that `unpacked(weight)` is multiplied by, of a shape that fits: (..., out, 1) or (..., out, in)."""
+def values_of(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The weights (..., out, in) that whole numbers stand for, in the dtype of `scale`, scales and zeros."""
     if weight.dtype is torch.int8:
-        return scale.unsqueeze(-1)
-    return scale.repeat_interleave(GROUP, -1)[..., : 2 * weight.shape[-1]]
+        return weight * scale.unsqueeze(-1)
+    factor, zero = (one.repeat_interleave(GROUP, -1)[..., : 2 * weight.shape[-1]] for one in scale.unbind(-1))
+    return unpacked(weight).to(scale.dtype).sub_(zero).mul_(factor)
 
 
 def scale_of(name: str) -> str:
@@ -114,8 +147,14 @@ def scale_of(name: str) -> str:
     return name.removesuffix(".weight") + ".scale"
 
 
+def _form(forms: Forms, name: str) -> Form:
+    if name in {"embed.weight", "head.weight"}:
+        return "int8"
+    return forms if isinstance(forms, str) else forms[name]
+
+
 def quantized(
-    name: str, weight: torch.Tensor, spec: ModelSpec, form: Form = "int8"
+    name: str, weight: torch.Tensor, spec: ModelSpec, form: Forms = "int8"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that take the place of a canonical one."""
     if name == "embed.weight":
@@ -123,7 +162,7 @@ def quantized(
         if spec.tied:
             yield from quantized("head.weight", weight, spec)
     elif MATRICES.match(name):
-        rounded = quantize_groups if form == "int4" and not name.startswith("head.") else quantize_rows
+        rounded = quantize_groups if _form(form, name) == "int4" else quantize_rows
         whole, scale = rounded(weight.flatten(0, -2))
         outer = weight.shape[:-1]
         yield name, whole.view(*outer, -1)
@@ -132,7 +171,7 @@ def quantized(
         yield name, weight
 
 
-def quantize(weights: Mapping[str, torch.Tensor], spec: ModelSpec, form: Form = "int8") -> dict[str, torch.Tensor]:
+def quantize(weights: Mapping[str, torch.Tensor], spec: ModelSpec, form: Forms = "int8") -> dict[str, torch.Tensor]:
     """All canonical weights with `quantized` ones in their place."""
     return {name: tensor for whole, weight in weights.items() for name, tensor in quantized(whole, weight, spec, form)}
 
@@ -143,7 +182,7 @@ def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, weight in weights.items():
         scale = weights.get(scale_of(name))
         if not name.endswith(".scale"):
-            found[name] = weight if scale is None else unpacked(weight).double() * factors(scale.double(), weight)
+            found[name] = weight if scale is None else values_of(weight, scale.double())
     return found
 
 
@@ -153,21 +192,31 @@ def is_quantized(weights: Mapping[str, torch.Tensor]) -> bool:
 
 
 def form_of(weights: Mapping[str, torch.Tensor]) -> Form | None:
-    """How canonical weights were quantised."""
+    """How canonical weights were quantised: int4 where any matrix is."""
     if not is_quantized(weights):
         return None
-    return "int4" if weights["layers.0.qkv.weight"].dtype is torch.uint8 else "int8"
+    return "int4" if torch.uint8 in _dtypes(weights) else "int8"
 
 
-def quantized_sizes(spec: ModelSpec, dtype: torch.dtype, form: Form = "int8") -> dict[str, int]:
+def is_mixed(weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether matrices of the layers have both forms."""
+    return {torch.uint8, torch.int8} <= _dtypes(weights)
+
+
+def _dtypes(weights: Mapping[str, torch.Tensor]) -> set[torch.dtype]:
+    return {weight.dtype for name, weight in weights.items() if MATRICES.match(name) and name != "head.weight"}
+
+
+def quantized_sizes(spec: ModelSpec, dtype: torch.dtype, form: Forms = "int8") -> dict[str, int]:
     """Canonical name -> bytes of a model whose other weights are in `dtype`; a tied embedding counts its head."""
     sizes = {}
     for target in targets(spec):
         count, inputs = torch.Size(target.shape).numel(), target.shape[-1]
         small = count + 4 * (count // inputs)
-        if form == "int4" and target.name not in {"embed.weight", "head.weight"}:
-            small = count // 2 + 2 * (count // inputs) * -(-inputs // GROUP)
-        sizes[target.name] = small if MATRICES.match(target.name) else count * dtype.itemsize
+        rounded = MATRICES.match(target.name)
+        if rounded and _form(form, target.name) == "int4":
+            small = count // 2 + 4 * (count // inputs) * -(-inputs // GROUP)
+        sizes[target.name] = small if rounded else count * dtype.itemsize
         if target.name == "embed.weight" and spec.tied:
             sizes[target.name] += small
     return sizes

@@ -320,6 +320,16 @@ class StoredNames:
         return stored
 
 
+def sources(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[str]]:
+    """Canonical name -> the names that its pieces are stored under.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: see `load_weights`.
+    """
+    names = StoredNames(checkpoint)
+    return {target.name: [names.stored[one] for _, one in _choose(names, target)] for target in targets(spec)}
+
+
 def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
     """Untie a spec whose files hold another head than the embedding, whatever config.json says (as transformers)."""
     if not spec.tied:
