@@ -123,8 +123,10 @@ class GgufCheckpoint(Checkpoint):
         values = keys.replace("attn_k_b", "attn_v_b")
         if values not in self.file.tensors:
             raise CheckpointError(f"{self.folder} lacks {values}; download it again")
-        tensor, heads = self.file.tensors[keys], self.file.number("attention.head_count")
-        shape = (heads * (tensor.shape[-1] + self.file.tensors[values].shape[-2]), tensor.shape[-2])
+        tensor, other = self.file.tensors[keys], self.file.tensors[values].shape
+        if len(tensor.shape) != 3 or len(other) != 3 or (tensor.shape[0], tensor.shape[1]) != (other[0], other[2]):
+            raise CheckpointError(f"{self.folder}: {keys} and {values} do not fit each other; download it again")
+        shape = (tensor.shape[0] * (tensor.shape[2] + other[1]), tensor.shape[1])
         stored = f"layers.{layer}.self_attn.kv_b_proj.weight"
         self._places[stored] = _Place(keys, values=values)
         self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
@@ -287,7 +289,7 @@ def _deepseek2(file: GgufFile) -> Metadata:
         "kv_lora_rank": file.get("attention.kv_lora_rank"),
         "q_lora_rank": file.get("attention.q_lora_rank"),
         "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": file.get("attention.key_length_mla", file.number("attention.key_length")) - rope,
+        "qk_nope_head_dim": file.number("attention.key_length_mla", file.number("attention.key_length")) - rope,
         "v_head_dim": file.get("attention.value_length_mla", file.get("attention.value_length")),
         "n_routed_experts": file.get("expert_count"),
         "n_shared_experts": file.get("expert_shared_count") or None,
