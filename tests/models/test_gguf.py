@@ -24,7 +24,15 @@ from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.decoder import NativeRunner
-from paceline.models.loading import Tokenizer, block_values, dequantized, gguf_checkpoint, quantize_groups, read_gguf
+from paceline.models.loading import (
+    Tokenizer,
+    block_values,
+    dequantized,
+    gguf_checkpoint,
+    quantize_groups,
+    read_config,
+    read_gguf,
+)
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LETTERS = [chr(i) for i in range(33, 127)]
@@ -402,6 +410,17 @@ def test_windows_of_a_family_that_has_none(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="olmo2: layer_types that differ"):
         values_of(data)
     assert torch.equal(values_of(write(tmp_path / "zero.gguf", "phi3", oracle("phi3"), window=0)), whole)
+
+
+def test_queries_that_grow_with_their_positions_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "mistral3")
+    describe(writer, "mistral3", oracle("llama").config)
+    writer.add_float32("mistral3.attention.temperature_scale", 0.1)
+    byte_level(writer)
+    finish(writer)
+    with pytest.raises(UnsupportedModelError, match="temperature_scale"):
+        read_config(path)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

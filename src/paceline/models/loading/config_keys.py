@@ -28,7 +28,7 @@ read it.
 
 class ConfigKeys:
     """`config.json` over a family's defaults. An explicit null stays None; only a missing key takes the default. A
-    sliding window of 0 is none for Qwen2-MoE, for which transformers writes it.
+    sliding window of 0 is none where `use_sliding_window` is off, as transformers writes it for Qwen2-MoE.
 
     Attributes:
         family: `model_type`, for messages.
@@ -36,7 +36,7 @@ class ConfigKeys:
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], family: str) -> None:
         self._values = {**defaults, **config}
-        if family == "qwen2_moe" and self._values.get("sliding_window") == 0:
+        if self._values.get("use_sliding_window") is False and self._values.get("sliding_window") == 0:
             self._values["sliding_window"] = None
         self._defaults = defaults
         self.family = family

@@ -123,8 +123,10 @@ class GgufCheckpoint(Checkpoint):
         values = keys.replace("attn_k_b", "attn_v_b")
         if values not in self.file.tensors:
             raise CheckpointError(f"{self.folder} lacks {values}; download it again")
-        tensor, heads = self.file.tensors[keys], self.file.number("attention.head_count")
-        shape = (heads * (tensor.shape[-1] + self.file.tensors[values].shape[-2]), tensor.shape[-2])
+        tensor, other = self.file.tensors[keys], self.file.tensors[values].shape
+        if len(tensor.shape) != 3 or len(other) != 3 or (tensor.shape[0], tensor.shape[1]) != (other[0], other[2]):
+            raise CheckpointError(f"{self.folder}: {keys} and {values} do not fit each other; download it again")
+        shape = (tensor.shape[0] * (tensor.shape[2] + other[1]), tensor.shape[1])
         stored = f"layers.{layer}.self_attn.kv_b_proj.weight"
         self._places[stored] = _Place(keys, values=values)
         self.entries[stored] = Entry(tensor.path, "F32", shape, tensor.nbytes)
@@ -256,6 +258,15 @@ def _mixtral(file: GgufFile) -> Metadata:
     return {"num_local_experts": file.get("expert_count"), "num_experts_per_tok": file.get("expert_used_count")}
 
 
+def _mistral3(file: GgufFile) -> Metadata:
+    if scale := file.get("attention.temperature_scale"):
+        raise UnsupportedModelError(
+            f"{file.path.name}: attention.temperature_scale={scale} (queries that grow with their positions) is not "
+            "supported yet; take a model without it"
+        )
+    return {}
+
+
 def _olmo2(file: GgufFile) -> Metadata:
     return _windows(file, period=4)  # of OLMo 3, which has the same name
 
@@ -291,7 +302,7 @@ def _deepseek2(file: GgufFile) -> Metadata:
         "kv_lora_rank": file.get("attention.kv_lora_rank"),
         "q_lora_rank": file.get("attention.q_lora_rank"),
         "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": file.get("attention.key_length_mla", file.number("attention.key_length")) - rope,
+        "qk_nope_head_dim": file.number("attention.key_length_mla", file.number("attention.key_length")) - rope,
         "v_head_dim": file.get("attention.value_length_mla", file.get("attention.value_length")),
         "n_routed_experts": file.get("expert_count"),
         "n_shared_experts": file.get("expert_shared_count") or None,
@@ -337,7 +348,7 @@ DEEPSEEK2 = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(model_type="llama", turned=True),
-    "mistral3": Architecture(model_type="llama", turned=True),
+    "mistral3": Architecture(model_type="llama", turned=True, extra=_mistral3),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen3": Architecture(model_type="qwen3"),
     "qwen2moe": Architecture(model_type="qwen2_moe", names=QWEN2_MOE, extra=_qwen2_moe),
