@@ -67,7 +67,7 @@ class EngineConfig:
             self-test at start, or the model is rejected; "auto": the fastest form, which is strict too where that costs
             nothing.
         quantization: "int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head
-            to int8; "none" leaves them, and so does None but for GGUF files (models.loading.gguf_file).
+            to int8; "none" leaves them, and so does None but for GGUF files (models.load).
     """
 
     dtype: str = "auto"

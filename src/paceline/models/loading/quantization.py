@@ -43,11 +43,14 @@ GROUP = 32
 """Inputs that share a scale and a zero in int4; the last group of a row may have fewer."""
 
 HIGHEST_NUMBER = 15
-SHARES = (1.0, 0.95, 0.9, 0.85)
-"""Parts of a group's range, around its middle, that are tried as the range of all sixteen numbers."""
+STEPS = (15, 14, 13, 12, 11, 10, 9, 8)
+"""Numbers of steps that are tried for a group's range."""
 
-STEPS = (14, 13, 12, 11, 10, 9, 8)
-"""Numbers of steps that are tried for the whole range beside it."""
+SHARES = (0.95, 0.9, 0.85)
+"""Parts of the range, around its middle, that are tried with 15 steps."""
+
+FOUND = 0.6
+"""Error of a group, in steps (a tenth of one per weight), below which it was rounded to this grid before."""
 
 ZEROS, LOWEST_ZERO, HIGHEST_ZERO = 8, -8.0, 23.875
 """Parts of one in which zeros are kept, and the range that a byte has room for."""
@@ -84,27 +87,37 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = empty((outputs, groups, 2), torch.bfloat16, device)
     for block, out, factor in zip(weight.split(ROWS), pairs.split(ROWS), scale.split(ROWS), strict=True):
         filling = block[:, -1:].expand(-1, groups * GROUP - inputs)
-        whole, found = _nearest(torch.cat((block, filling), 1).float().view(-1, groups, GROUP))
-        factor.copy_(found)
+        whole, found = _nearest(torch.cat((block, filling), 1).float().view(-1, GROUP))
+        factor.copy_(found.view_as(factor))
         moved = whole.view(len(block), -1)[:, :inputs].to(torch.uint8)
         torch.bitwise_or(moved[:, ::2], moved[:, 1::2] << 4, out=out)
     return pairs, scale
 
 
 def _nearest(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers 0 .. 15 (out, groups, GROUP) with scales and zeros (out, groups, 2) of least squared error, float32."""
+    """Numbers 0 .. 15 (n, GROUP) of groups, with scales and zeros (n, 2) of least squared error, all float32.
+
+    Groups whose numbers are found again need no further grids.
+    """
     low, high = wide.amin(-1, keepdim=True), wide.amax(-1, keepdim=True)
     odd = ~(low.isfinite() & high.isfinite())
     low, high = low.masked_fill(odd, 0.0), high.masked_fill(odd, 0.0)
-    tries = [(share / HIGHEST_NUMBER, (1.0 - share) / 2) for share in SHARES] + [(1.0 / steps, 0.0) for steps in STEPS]
-    best, least = wide.new_ones(*low.shape[:-1], 2), torch.full_like(low, torch.inf)
+    tries = [(1.0 / steps, 0.0) for steps in STEPS]
+    tries += [(share / HIGHEST_NUMBER, (1.0 - share) / 2) for share in SHARES]
+    best, least = wide.new_ones(len(wide), 2), torch.full_like(low, torch.inf)
+    rest, groups, span = torch.arange(len(wide), device=wide.device), wide, high - low
     for step, cut in tries:
-        grid = torch.cat(_grid(low, high - low, step, cut), -1)
-        moved = _on_grid(wide, grid)
+        grid = torch.cat(_grid(low, span, step, cut), -1)
+        moved = _on_grid(groups, grid)
         moved.sub_(moved.round().clamp_(0, HIGHEST_NUMBER))
-        errors = moved.square_().sum(-1, keepdim=True).sqrt_().mul_(grid[..., :1])
-        better = errors < least
-        best, least = torch.where(better, grid, best), torch.where(better, errors, least)
+        steps = moved.square_().sum(-1, keepdim=True).sqrt_()
+        errors = steps * grid[..., :1]
+        better = errors < least[rest]
+        best[rest] = torch.where(better, grid, best[rest])
+        least[rest] = torch.where(better, errors, least[rest])
+        lost = (steps > FOUND).squeeze(-1)
+        if int(lost.sum()) < len(rest) // 2:
+            rest, groups, low, span = rest[lost], groups[lost], low[lost], span[lost]
     numbers = _on_grid(wide, best).round_().clamp_(0, HIGHEST_NUMBER).nan_to_num_()
     best[..., :1].masked_fill_(odd, torch.nan)
     return numbers, best
