@@ -11,6 +11,8 @@ from .matrix import pack as pack
 from .matrix import steps_of as steps_of
 from .matrix import strip_size as strip_size
 from .matrix import strip_sums as strip_sums
+from .padding import padded as padded
+from .padding import padded_spec as padded_spec
 from .pages import SLAB as SLAB
 from .pages import Pages as Pages
 from .pages import zeros as zeros

@@ -187,6 +187,7 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int, *, quantized: int 
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
         at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
+        at.HEAD_EPSILON: float(spec.qk_norm_eps or spec.norm_eps),
         at.NORM_BIAS: -(-spec.hidden_size // STRIP) * STRIP * 4 if spec.norm == "layer" else 0,
         at.RESIDUAL: float(spec.residual_multiplier), at.PARALLEL: int(spec.parallel), at.GATED: int(spec.gated),
         at.ALPHA: float(spec.swiglu_alpha), at.LIMIT: float(spec.swiglu_limit),
@@ -314,7 +315,7 @@ class CompiledDecoder:
             {at.BEST: address(self._best), at.SOURCE: rows, at.SLOT: rows + 8 * ROWS, at.PICKED: rows + 24 * ROWS}
         )
         for key, table in self._ropes.items():
-            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
+            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].width or spec.ropes[key].dims})
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor, the family's multiplier included."""

@@ -24,7 +24,7 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
     inner = 0 if spec.moe is None else spec.moe.intermediate
     even = spec.hidden_size % 32 == spec.head_dim % 32 == spec.intermediate_size % 8 == inner % 8 == 0
-    whole = even and all(spec.ropes[key].dims % 32 == 0 for key in ropes)
+    whole = even and all((spec.ropes[key].width or spec.ropes[key].dims) % 32 == 0 for key in ropes)
     reasons = {
         "the device is not the CPU": device.type == "cpu",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
