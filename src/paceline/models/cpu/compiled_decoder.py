@@ -20,10 +20,11 @@ from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.processor import has_bfloat
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.threads import find_team
 from paceline.models.cpu.tiles import ACTIVATION, DOT, FULL, HALF, STRIP
-from paceline.models.cpu.vectors import LANES, has_bfloat
+from paceline.models.cpu.vectors import LANES
 from paceline.models.cpu.visible_slots import Ints, SlotLists, address, fill
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan, attention_shape, head_order
@@ -246,7 +247,7 @@ class Workspace:
 
 
 def best_kind(dtype: torch.dtype) -> int:
-    """The fastest kind of product that this CPU has for weights of a dtype."""
+    """The fastest kind of product that the processor has for weights of a dtype."""
     if dtype is torch.float32:
         return FULL
     return DOT if has_bfloat() else HALF

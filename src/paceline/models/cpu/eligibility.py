@@ -57,14 +57,12 @@ def fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantizat
 def machine_lacks(dtype: torch.dtype, quantization: Form | None = None) -> str | None:
     """What this machine lacks for compiled passes in a dtype, or None."""
     try:
-        from llvmlite import binding
-
+        from paceline.models.cpu.processor import features
         from paceline.models.cpu.self_test import agrees
         from paceline.models.cpu.threads import find_team
     except (ImportError, OSError, AttributeError) as reason:  # a broken installation shows as any of them
         return f"numba cannot be imported ({reason})"
-    features = binding.get_host_cpu_features()
-    if not (features.get("fma") or features.get("neon")):
+    if not (features().get("fma") or features().get("neon")):
         return "fused multiply-add"
     if find_team() is None and torch.get_num_threads() > 1:
         return "an OpenMP runtime with GNU entry points"

@@ -14,6 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from paceline.models.cpu.processor import has_bfloat, has_dot_bytes
 from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
@@ -28,7 +29,6 @@ from paceline.models.cpu.vectors import (
     Value,
     call_named,
     fused,
-    has_bfloat,
     integers,
     load_at,
     lowered,
@@ -75,13 +75,6 @@ def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, 
         other = builder.ashr(builder.shl(signed, integers(24 - 8 * place)), integers(24))
         sums = builder.add(sums, builder.mul(one, other))
     return sums
-
-
-def has_dot_bytes() -> bool:
-    """Whether this CPU multiplies four pairs of bytes in one instruction."""
-    from llvmlite import binding
-
-    return bool(binding.get_host_cpu_features().get("avx512vnni"))
 
 
 class StripLoop:
