@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from paceline.models.cpu.processor import has_bfloat, has_dot_bytes
+from paceline.models.cpu.processor import features, has_bfloat, has_dot_bytes
 from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
@@ -40,8 +40,8 @@ DOT, HALF, FULL, BYTES, NIBBLES = 0, 1, 2, 3, 4
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
-MAX_ROWS = 6
-"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512."""
+MAX_ROWS = 2 if features().get("avx2") and not features().get("avx512f") else 6
+"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512, the sums of two rows the 16 of AVX2."""
 
 INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8}
 """Inputs per step."""
