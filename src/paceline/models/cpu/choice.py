@@ -114,10 +114,11 @@ def least_seconds(passes: tuple[Pass, Pass]) -> list[float]:
 
 def part_passes(spec: ModelSpec, dtype: torch.dtype, quantization: Form | None, make: Make) -> tuple[Pass, Pass]:
     """Compiled passes of a model of random weights, and PyTorch's."""
+    weights, device = dict(random_weights(spec, dtype, quantization)), torch.device("cpu")
 
     def runs(*, compiled: bool) -> Pass:
-        weights, device = dict(random_weights(spec, dtype, quantization)), torch.device("cpu")
-        runner = make(spec, weights, name="measured", device=device, dtype=dtype, cache_slots=64, compiled=compiled)
+        own = dict(weights)
+        runner = make(spec, own, name="measured", device=device, dtype=dtype, cache_slots=64, compiled=compiled)
         cache = runner.open()
         runner.extend([cache], [range(PROMPT)])
         trees: Mapping[int, TokenTree] = {n: TokenTree.chain(range(1, n)) if n > 1 else EMPTY_TREE for n in ROWS}
