@@ -372,7 +372,7 @@ def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, mo
         monkeypatch.setattr(team, "find_team", lambda: None)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     else:
-        monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", dict)
+        monkeypatch.setattr("paceline.models.cpu.processor.features", dict)
     with caplog.at_level(logging.DEBUG, logger="paceline"):
         runner = runner_of(tiny_llama(**WIDE))
     eligibility.machine_lacks.cache_clear()

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError
 from paceline.models import load_runner
+from paceline.models.cpu import padded
 from paceline.models.decoder import (
     Map,
     NativeRunner,
@@ -280,8 +281,9 @@ def test_every_family_runs_the_model_that_its_small_weights_stand_for(folders: A
     assert runner.info.quantization == form
     spec = spec_from_config(read_config(folder))
     plain = load_weights(Checkpoint(folder), spec, device=CPU, dtype=torch.float32)
-    small = {key: value.float() for key, value in dequantized(quantize(plain, spec, form)).items()}
-    untied = replace(spec, tied=False)
+    read = {key: padded(key, value, spec) for key, value in plain.items()} if runner.spec != spec else plain
+    small = {key: value.float() for key, value in dequantized(quantize(read, runner.spec, form)).items()}
+    untied = replace(runner.spec, tied=False)
     want = logits(type(runner)(untied, small, name="t", device=CPU, dtype=torch.float32, compiled=False))
     assert near(logits(runner), want)
     dense = logits(type(runner)(spec, plain, name="t", device=CPU, dtype=torch.float32, compiled=False))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,8 @@ import torch
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
+from paceline.models.cpu.eligibility import fits
+from paceline.models.cpu.padding import padded, padded_spec
 from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
@@ -189,10 +190,14 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
     rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, spec.vocab_size)
-    counted = spec if rows is None else replace(spec, tied=False)
+    wide = padded_spec(spec)
+    kinds = form.values() if isinstance(form, Mapping) else [form]
+    if wide is not spec and not all(fits(wide, chosen, device, quantization=kind) for kind in set(kinds)):
+        wide = spec
+    counted = wide if rows is None else replace(wide, tied=False)
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
-    weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, form, rows))
-    spec = spec if rows is None else rows.spec(spec)
+    weights = load_weights(checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, wide, form, rows))
+    spec = wide if rows is None else rows.spec(wide)
     if wanted.group_size is not None:
         from paceline.models.decoder.grouped import GroupedRunner
 
@@ -231,15 +236,15 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest) -> Form
     return forms
 
 
-def _instead(spec: ModelSpec, form: Forms | None, rows: HeadRows | None) -> Replacement | None:
-    """What takes the place of each canonical weight: the tensors of a smaller head, all of them rounded."""
-    if rows is None:
-        return None if form is None else functools.partial(quantized, spec=spec, form=form)
-    smaller = rows.spec(spec)
+def _instead(spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRows | None) -> Replacement:
+    """What takes the place of each canonical weight: the tensors of a smaller head, padded to `wide`, all rounded."""
+    smaller = spec if rows is None else rows.spec(spec)
 
     def instead(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        for own, part in rows.weights(name, weight, spec):
-            yield from [(own, part)] if form is None else quantized(own, part, smaller, form)
+        parts: Iterable[tuple[str, torch.Tensor]] = [(name, weight)]
+        for own, part in parts if rows is None else rows.weights(name, weight, spec):
+            fitting = part if wide is spec else padded(own, part, spec)
+            yield from [(own, fitting)] if form is None else quantized(own, fitting, smaller, form)
 
     return instead
 

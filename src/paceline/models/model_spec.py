@@ -19,6 +19,8 @@ class RopeSpec:
         max_position: max_position_embeddings of the checkpoint.
         interleaved: the checkpoint pairs dimensions 2i and 2i + 1; its rows are reordered as they are read
             (models.loading.weights), so that everything else sees pairs (i, i + dims / 2).
+        width: of the tables, where that is more than `dims`: pairs (i, i + width / 2) are rotated for i < dims / 2, and
+            the others pass unchanged (models.cpu.padding).
     """
 
     theta: float
@@ -27,6 +29,7 @@ class RopeSpec:
     scaling: Mapping[str, object] = field(default_factory=dict)
     max_position: int = 2048
     interleaved: bool = False
+    width: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,7 @@ class ModelSpec:
         parallel: attention and MLP read the same normed state, and both outputs are added to it (Cohere).
         norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
         qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
-            embedding.
+            embedding; `qk_norm_eps` where its epsilon is another than `norm_eps`.
         attention_scale: factor on q.k.
         attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
         embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output
@@ -131,6 +134,7 @@ class ModelSpec:
     norm_offset: bool = False
     parallel: bool = False
     qk_norm: Literal["head", "full"] | None = None
+    qk_norm_eps: float | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

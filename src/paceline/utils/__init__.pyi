@@ -8,6 +8,7 @@ from .prompt_files import PROMPT_FORMATS as PROMPT_FORMATS
 from .prompt_files import Conversation as Conversation
 from .prompt_files import Workload as Workload
 from .prompt_files import read_prompts as read_prompts
+from .store import Store as Store
 from .traces import Arrival as Arrival
 from .traces import parse_trace as parse_trace
 from .validation import MAX_COUNT as MAX_COUNT

@@ -117,7 +117,7 @@ def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: i
     size, rope, by_head = read(frame + at.HEAD_DIM), read(layer + at.ROPE), read(frame + at.WHOLE_NORM) == 0
     source = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * head * size
     if weight != 0 and by_head:
-        scaled_norm(source, size, weight, read_float(frame + at.EPSILON), source, False)
+        scaled_norm(source, size, weight, read_float(frame + at.HEAD_EPSILON), source, False)
     if rope != 0:
         _rotate(source, rope, row)
     copy_row(source, size, target, half)

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from paceline.models.cpu.processor import has_bfloat
 from paceline.models.cpu.tiles import DOT, FULL, HALF, dot_pairs, prefetch
 from paceline.models.cpu.vectors import (
     F32V,
@@ -25,7 +26,6 @@ from paceline.models.cpu.vectors import (
     Nothing,
     Value,
     fused,
-    has_bfloat,
     integers,
     load_at,
     lowered,

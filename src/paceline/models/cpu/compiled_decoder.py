@@ -20,10 +20,11 @@ from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.processor import has_bfloat
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.threads import find_team
 from paceline.models.cpu.tiles import ACTIVATION, BYTES, DOT, FULL, HALF, NIBBLES, STRIP
-from paceline.models.cpu.vectors import LANES, has_bfloat
+from paceline.models.cpu.vectors import LANES
 from paceline.models.cpu.visible_slots import SlotLists, address, fill
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan, attention_shape, head_order
@@ -204,6 +205,7 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
         at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
+        at.HEAD_EPSILON: float(spec.qk_norm_eps or spec.norm_eps),
         at.NORM_BIAS: -(-spec.hidden_size // STRIP) * STRIP * 4 if spec.norm == "layer" else 0,
         at.RESIDUAL: float(spec.residual_multiplier), at.PARALLEL: int(spec.parallel), at.GATED: int(spec.gated),
         at.ALPHA: float(spec.swiglu_alpha), at.LIMIT: float(spec.swiglu_limit),
@@ -262,7 +264,7 @@ class Workspace:
 
 
 def best_kind(dtype: torch.dtype) -> int:
-    """The fastest kind of product that this CPU has for weights of a dtype."""
+    """The fastest kind of product that the processor has for weights of a dtype."""
     if dtype is torch.float32:
         return FULL
     return DOT if has_bfloat() else HALF
@@ -326,7 +328,7 @@ class CompiledDecoder:
             self.layers.put(self._packing.record(index) | places, index)
         self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
-            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].dims})
+            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].width or spec.ropes[key].dims})
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor, the family's multiplier included."""

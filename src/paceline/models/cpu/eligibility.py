@@ -24,7 +24,7 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
     inner = 0 if spec.moe is None else spec.moe.intermediate
     even = spec.hidden_size % 32 == spec.head_dim % 32 == spec.intermediate_size % 8 == inner % 8 == 0
-    whole = even and all(spec.ropes[key].dims % 32 == 0 for key in ropes)
+    whole = even and all((spec.ropes[key].width or spec.ropes[key].dims) % 32 == 0 for key in ropes)
     reasons = {
         "the device is not the CPU": device.type == "cpu",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
@@ -60,14 +60,12 @@ def fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantizat
 def machine_lacks(dtype: torch.dtype, quantization: Form | None = None) -> str | None:
     """What this machine lacks for compiled passes in a dtype, or None."""
     try:
-        from llvmlite import binding
-
+        from paceline.models.cpu.processor import features
         from paceline.models.cpu.self_test import agrees
         from paceline.models.cpu.threads import find_team
     except (ImportError, OSError, AttributeError) as reason:  # a broken installation shows as any of them
         return f"numba cannot be imported ({reason})"
-    features = binding.get_host_cpu_features()
-    if not (features.get("fma") or features.get("neon")):
+    if not (features().get("fma") or features().get("neon")):
         return "fused multiply-add"
     if find_team() is None and torch.get_num_threads() > 1:
         return "an OpenMP runtime with GNU entry points"

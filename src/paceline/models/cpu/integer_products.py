@@ -25,6 +25,7 @@ from numba import njit
 
 from paceline.models.cpu.matrix_unit import TILE_ROWS, NibbleTiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.processor import has_dot_bytes
 from paceline.models.cpu.tiles import (
     AHEAD,
     BYTES,
@@ -35,7 +36,6 @@ from paceline.models.cpu.tiles import (
     STEP,
     STRIP,
     dot_bytes,
-    has_dot_bytes,
     prefetch,
 )
 from paceline.models.cpu.vectors import (

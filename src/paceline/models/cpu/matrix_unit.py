@@ -16,8 +16,9 @@ import functools
 import platform
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
+from paceline.models.cpu.processor import features
 from paceline.models.cpu.tiles import BYTES, COLUMNS, DOT, STEP, STRIP, prefetch
 from paceline.models.cpu.vectors import (
     I8,
@@ -52,9 +53,8 @@ VOID, WIDTH = ir.VoidType(), 64
 
 @functools.cache
 def has_matrix_unit() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16 and of bytes, and this process may."""
-    features = binding.get_host_cpu_features()
-    if platform.system() != "Linux" or not (features.get("amx-bf16") and features.get("amx-int8")):
+    """Whether the processor multiplies tiles of bfloat16 and of bytes, and this process may."""
+    if platform.system() != "Linux" or not (features().get("amx-bf16") and features().get("amx-int8")):
         return False
     return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 

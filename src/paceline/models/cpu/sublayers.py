@@ -195,7 +195,7 @@ def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
     """Norms over all heads of the queries and over all heads of the keys, the rows divided among threads (OLMo-2)."""
     if read(frame + at.WHOLE_NORM) == 0:
         return
-    rows, size, epsilon = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read_float(frame + at.EPSILON)
+    rows, size, epsilon = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read_float(frame + at.HEAD_EPSILON)
     queries, keys = read(frame + at.HEADS) * size, read(frame + at.KV_HEADS) * size
     for row in range(rows * me // team, rows * (me + 1) // team):
         start = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH)

@@ -14,6 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from paceline.models.cpu.processor import features, has_bfloat, has_dot_bytes
 from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
@@ -28,7 +29,6 @@ from paceline.models.cpu.vectors import (
     Value,
     call_named,
     fused,
-    has_bfloat,
     integers,
     load_at,
     lowered,
@@ -40,8 +40,8 @@ DOT, HALF, FULL, BYTES, NIBBLES = 0, 1, 2, 3, 4
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
-MAX_ROWS = 6
-"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512."""
+MAX_ROWS = 2 if features().get("avx2") and not features().get("avx512f") else 6
+"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512, the sums of two rows the 16 of AVX2."""
 
 INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8}
 """Inputs per step."""
@@ -75,13 +75,6 @@ def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, 
         other = builder.ashr(builder.shl(signed, integers(24 - 8 * place)), integers(24))
         sums = builder.add(sums, builder.mul(one, other))
     return sums
-
-
-def has_dot_bytes() -> bool:
-    """Whether this CPU multiplies four pairs of bytes in one instruction."""
-    from llvmlite import binding
-
-    return bool(binding.get_host_cpu_features().get("avx512vnni"))
 
 
 class StripLoop:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
+
+from paceline.models.cpu.processor import has_bfloat
 
 
 class Bfloat(ir.Type):
@@ -28,11 +30,6 @@ class Bfloat(ir.Type):
 
     def __hash__(self) -> int:
         return hash(Bfloat)
-
-
-def has_bfloat() -> bool:
-    """Whether this CPU rounds to bfloat16 and multiplies pairs of it in one instruction (avx512bf16)."""
-    return bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
 LANES = 16

@@ -129,7 +129,8 @@ class OwnWeights:
 
     def qk_norm(self, shape: AttentionShape, order: torch.Tensor) -> Callable[[torch.Tensor], None] | None:
         """In place on the first heads + kv_heads rows of (r, heads + 2 * kv_heads, head dim)."""
-        kind, eps, offset = self._spec.qk_norm, self._spec.norm_eps, self._spec.norm_offset
+        spec = self._spec
+        kind, eps, offset = spec.qk_norm, spec.qk_norm_eps or spec.norm_eps, spec.norm_offset
         if kind is None:
             return None
         q, k = self.take("q_norm.weight"), self.take("k_norm.weight")

@@ -41,8 +41,8 @@ class NativeRunner:
         cache_slots: cache slots allocated at first; the cache grows by doubling.
         row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is
             faster for tiny float32 models, such as drafts. Compiled passes always keep it.
-        compiled: run in compiled passes where the model and the CPU allow it (models.cpu); False takes PyTorch's
-            operators.
+        compiled: True runs in compiled passes where the model and the CPU allow it (models.cpu), False by PyTorch's
+            operators, None in what serves better (models.cpu.choice).
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
             gather.
         let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
@@ -74,7 +74,7 @@ class NativeRunner:
         cache_slots: int = 2048,
         copy_limit: int = 1024,
         row_invariant: bool = True,
-        compiled: bool = True,
+        compiled: bool | None = None,
         strict: bool = False,
         let_go: bool = True,
     ) -> None:
@@ -89,7 +89,11 @@ class NativeRunner:
             )  # fmt: skip
             self.memory = ArenaMemory(self.arena)
             self.passes, self.graphs = self._prepare(
-                weights, dtype, device, "proven" if strict else row_invariant, compiled
+                weights,
+                dtype,
+                device,
+                "proven" if strict else row_invariant,
+                True if strict and compiled is None else compiled,
             )
         self.info = ModelInfo(
             name=name,
@@ -109,13 +113,21 @@ class NativeRunner:
         )
 
     def _prepare(
-        self, weights: Weights, dtype: torch.dtype, device: torch.device, row_invariant: RowInvariance, compiled: bool
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        row_invariant: RowInvariance,
+        compiled: bool | None,
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
-        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
+        form = form_of(weights)
+        if compiled is not False and fits(self.spec, dtype, device, quantization=form):
+            from paceline.models.cpu.choice import compiled_serves
             from paceline.models.cpu.compiled_decoder import CompiledDecoder
 
-            return CompiledDecoder(self.spec, weights, self.arena), None
+            if compiled or compiled_serves(self.spec, dtype, form, NativeRunner):
+                return CompiledDecoder(self.spec, weights, self.arena), None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError
 from paceline.models.model_spec import RopeSpec
@@ -46,7 +47,7 @@ class Rope:
         return KINDS[self.spec.kind](self.spec, length).to(self.device)
 
     def cos_sin(self, positions: torch.Tensor, length: int) -> Table:
-        """Cosines and sines of positions (r,) int64 in a sequence of `length` tokens; each (r, dims) float32."""
+        """Cosines and sines of positions (r,) int64 in a sequence of `length` tokens; each (r, width) float32."""
         if self.spec.kind == "dynamic" and length > self.spec.max_position:
             return self._compute(positions, length)
         regime = int(self.spec.kind == "longrope" and length > _original(self.spec))
@@ -59,8 +60,10 @@ class Rope:
 
     def _compute(self, positions: torch.Tensor, length: int) -> Table:
         angles = torch.outer(positions.float(), self.inverse_frequencies(length))
-        angles = torch.cat((angles, angles), -1)
-        return angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        unrotated = (0, ((self.spec.width or self.spec.dims) - self.spec.dims) // 2)
+        cos, sin = F.pad(cos, unrotated, value=1.0), F.pad(sin, unrotated)
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
 
 def _number(spec: RopeSpec, key: str) -> float:

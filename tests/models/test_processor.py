@@ -1,0 +1,78 @@
+"""Kernels for processors with AVX2 alone: compiled and run in a process that numba is told such a processor in, which
+those with AVX-512 can execute.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from paceline.models.cpu import features
+
+HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"}
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() not in {"x86_64", "AMD64"} or not features().get("avx2"), reason="needs a processor with AVX2"
+)
+
+PRODUCTS = """
+import re
+from numba import njit
+from paceline.models.cpu import load, store_half, strip_sums, to_bytes
+
+@njit(error_model="numpy")
+def products(kind, weights, x, sums):
+    to_bytes(x, 64, sums, 640, False)
+    store_half(x, load(x))
+    strip_sums(kind, weights, 4, x, 640, 8, sums)
+
+products.compile("void(int64, int64, int64, int64)")
+assembly = "".join(products.inspect_asm().values())
+print(len(re.findall("%zmm", assembly)), len(re.findall("%ymm", assembly)), "tdp" in assembly)
+"""
+
+SELF_TEST = """
+import torch
+from paceline.models.cpu import self_test
+from paceline.models.cpu.processor import features, has_bfloat, has_dot_bytes
+from paceline.models.cpu.matrix_unit import has_matrix_unit
+
+torch.set_num_threads(1)
+assert not (has_bfloat() or has_dot_bytes() or has_matrix_unit())
+for dtype in (torch.float32, torch.bfloat16):
+    print(*(self_test.agrees(dtype, quantization=form) for form in (None, "int8", "int4")))
+right = self_test.expected
+self_test.expected = lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]])
+print(self_test.agrees(torch.bfloat16), features().get("avx2"))
+"""
+
+
+def printed(program: str, **environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.split()
+
+
+def test_products_for_avx2_have_no_wider_registers() -> None:
+    wide, narrow, tiles = printed(PRODUCTS, **HASWELL)
+    assert int(wide) == 0
+    assert int(narrow) > 100
+    assert tiles == "False"
+
+
+@pytest.mark.skipif(not features().get("avx512f"), reason="needs a processor with AVX-512")
+def test_products_for_this_processor_have() -> None:
+    wide, _, _ = printed(PRODUCTS)
+    assert int(wide) > 100
+
+
+def test_whole_passes_for_avx2_are_right() -> None:
+    """Compiled once for a version of the sources, beside the kernels of this processor."""
+    found = printed(SELF_TEST, **HASWELL)
+    assert found == ["True"] * 6 + ["False", "True"]
