@@ -39,6 +39,9 @@ MATRICES = re.compile(
 HIGHEST, ROWS = 127, 64
 """The largest int8; rows that are rounded at a time, so that their float32 copies stay in the processor's cache."""
 
+AT_ONCE = 2**18
+"""Weights that are rounded to int4 at a time: what many small steps cost counts more than the cache."""
+
 GROUP = 32
 """Inputs that share a scale and a zero in int4; the last group of a row may have fewer."""
 
@@ -85,7 +88,8 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups, device = -(-inputs // GROUP), weight.device
     pairs = empty((outputs, inputs // 2), torch.uint8, device)
     scale = empty((outputs, groups, 2), torch.bfloat16, device)
-    for block, out, factor in zip(weight.split(ROWS), pairs.split(ROWS), scale.split(ROWS), strict=True):
+    rows = max(1, AT_ONCE // inputs)
+    for block, out, factor in zip(weight.split(rows), pairs.split(rows), scale.split(rows), strict=True):
         filling = block[:, -1:].expand(-1, groups * GROUP - inputs)
         whole, found = _nearest(torch.cat((block, filling), 1).float().view(-1, GROUP))
         factor.copy_(found.view_as(factor))
