@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,12 +36,9 @@ log = logging.getLogger("paceline")
 ROUNDED: Mapping[frozenset[Form], str] = {
     frozenset({"int8"}): "int8, which changes little",
     frozenset({"int4"}): "int4",
-    frozenset({"int8", "int4"}): "int4, and to int8 where more than four bits are stored",
+    frozenset({"int8", "int4"}): "int4, and to int8 where that would lose much",
 }
 """What the weights of a GGUF file become (benchmarks/gguf_files.py)."""
-
-UNEVEN = re.compile("^(IQ|MXFP|NVFP)")
-"""Types whose steps differ in size, which those of int4 do not."""
 
 
 def load_runner(
@@ -216,7 +212,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
 def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest) -> Forms | None:
     """What the weights are rounded to.
 
-    Matrices of a GGUF file are by default: to int4 where all parts of one have four bits or fewer, else to int8.
+    Matrices of a GGUF file are by default: to int4 where it keeps all parts of one, else to int8.
     """
     if wanted.quantization is not None:
         return QUANTIZATIONS.get(wanted.quantization)
@@ -228,10 +224,9 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest) -> Form
         if MATRICES.match(name) and name != "head.weight"
     }
     kind, which = checkpoint.file.kind, frozenset(forms.values())
-    nearer = "quantization='int8' is nearer, and " if "int4" in which and UNEVEN.match(kind) else ""
     log.warning(
-        "%s: its weights (mostly %s) are rounded to %s; %squantization='none' keeps them as they are, in bfloat16",
-        wanted.name, kind, ROUNDED[which], nearer,
+        "%s: its weights (mostly %s) are rounded to %s; quantization='none' keeps them as they are, in bfloat16",
+        wanted.name, kind, ROUNDED[which],
     )  # fmt: skip
     return forms
 

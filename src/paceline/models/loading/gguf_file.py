@@ -33,6 +33,9 @@ SPLIT = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
 INT4_BITS = 5
 """Most bits of a weight, scales counted, in types of four bits or fewer (Q4_1 has 5, Q5_0 5.5)."""
 
+UNEVEN = re.compile("^(IQ|MXFP|NVFP)")
+"""Types whose steps differ in size, which those of int4 do not: rounding them again would cost as much as they cost."""
+
 Metadata = dict[str, Any]
 
 
@@ -151,9 +154,9 @@ class GgufFile:
         return max(total, key=lambda kind: total[kind], default="F32")
 
     def is_narrow(self, name: str) -> bool:
-        """Whether a tensor is stored in four bits a weight or fewer, its scales left out."""
+        """Whether int4 keeps a tensor: of four bits a weight or fewer, its scales left out, in even steps."""
         tensor = self.tensors[name]
-        return 8 * tensor.nbytes <= INT4_BITS * math.prod(tensor.shape)
+        return not UNEVEN.match(tensor.kind) and 8 * tensor.nbytes <= INT4_BITS * math.prod(tensor.shape)
 
 
 def is_gguf(path: str | Path) -> bool:
