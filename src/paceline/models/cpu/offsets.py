@@ -21,6 +21,7 @@ FIELD = 8
     SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
     SCORES, SCORES_PITCH, SCORES_SIZE, QUERY, QUERY_SIZE,  # scores and queries of a block, one copy a thread
     HEADS, KV_HEADS, HEAD_DIM, ATTENTION_SCALE, SLOT_PITCH,
+    IN_STRIPS, PACKED,  # 1 where the matrix unit attends; keys for which there is room behind a thread's scores
     EPSILON, NORM_BIAS,  # NORM_BIAS: bytes from the weights of a layer norm to its bias, 0 for RMS norms
     RESIDUAL, PARALLEL, INTERMEDIATE,  # PARALLEL: 1 where attention and MLP read the same normed state
     ACTIVATE, GATED, ALPHA, LIMIT,  # models.cpu.sublayers; ALPHA and LIMIT of the clamped activation
@@ -38,7 +39,7 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 71 * FIELD, FIELD)  # fmt: skip
+) = range(0, 73 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
