@@ -431,7 +431,7 @@ def _one_block(
     frame: int, layer: int, me: int, kv_head: int, row: int, run: int, first: int, queries: int, new: bool
 ) -> None:
     """A block of queries of `run` rows that share their list. `new`: the thread's first block of these."""
-    if read(frame + at.IN_STRIPS) == 0:
+    if read(layer + at.IN_STRIPS) == 0:
         _block(frame, layer, me, kv_head, row, first, queries, row + run)
         return
     several = queries < run * (read(frame + at.HEADS) // read(frame + at.KV_HEADS))
@@ -455,7 +455,7 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups = read(frame + at.HEADS) // kv_heads
     _write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
-    in_strips = read(frame + at.IN_STRIPS) == 1
+    in_strips = read(layer + at.IN_STRIPS) == 1
     most = QUERIES if in_strips else MAX_QUERIES
     if kv_heads % team:
         if not in_strips:

@@ -296,11 +296,8 @@ class CompiledDecoder:
         self.frame.put(
             constants(spec, self.dtype, self._kind, quantized=self._packing.quantized) | self._packing.ends()
         )
-        in_strips = has_matrix_unit() and (
-            self._kind == DOT or (self.dtype is torch.bfloat16 and self._packing.quantized > 0)
-        )
-        self._queries = QUERIES if in_strips else MAX_QUERIES
-        self.frame.put({at.IN_STRIPS: int(in_strips)})
+        halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._packing.quantized > 0)
+        self._in_strips = halves and has_matrix_unit()
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
@@ -316,8 +313,11 @@ class CompiledDecoder:
         start, size = address(self.seen), self.seen[0].nbytes
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
+            in_strips = self._in_strips and layer.window is None  # rows with a window share no list of slots
             self.layers.put(
-                self._packing.record(index) | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index]}, index
+                self._packing.record(index)
+                | {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.IN_STRIPS: int(in_strips)},
+                index,
             )
         rows = address(self._rows)
         self.frame.put(
@@ -400,10 +400,11 @@ class CompiledDecoder:
             self._room = 0
         if longest > self._room:
             self._room = 2 * longest
+            queries = QUERIES if self._in_strips else MAX_QUERIES
             pitch = ((self._room + STRIP + 2 * LANES) // LANES | 1) * 64  # an odd number of lines
-            packed = -(-self._room // CHUNK) * CHUNK if self._queries == QUERIES else 0
+            packed = -(-self._room // CHUNK) * CHUNK if self._in_strips else 0
             head_dim = self.spec.head_dim + -(-self.spec.head_dim // STRIP) * STRIP  # values come in whole strips
-            size = self._queries * pitch + 2 * packed * head_dim
+            size = queries * pitch + 2 * packed * head_dim
             self._scores = torch.empty(threads * size + 64, dtype=torch.uint8)
             start = -(-self._scores.data_ptr() // 64) * 64
             self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size, at.PACKED: packed})
