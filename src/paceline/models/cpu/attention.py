@@ -3,6 +3,9 @@
 Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the
 tree) follows as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its
 keys are shared as well. Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
+
+Where the matrix unit multiplies bfloat16, a layer without a window attends in it (models.cpu.attention_strips), in
+every pass and for every row.
 """
 
 from __future__ import annotations
@@ -13,9 +16,20 @@ import numpy as np
 from numba import njit
 
 from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention_strips import (
+    BLOCK,
+    QUERIES,
+    half_softmax,
+    pack_keys,
+    pack_values,
+    strip_scores,
+    strip_weigh,
+    strip_weigh_own,
+)
 from paceline.models.cpu.attention_tiles import HALF_MAX_QUERIES, MAX_QUERIES, fetch, score, weigh
+from paceline.models.cpu.matrix_unit import TILE_ROWS
 from paceline.models.cpu.threads import wait_for_all
-from paceline.models.cpu.tiles import DOT
+from paceline.models.cpu.tiles import DOT, STRIP
 from paceline.models.cpu.vectors import (
     LANES,
     add,
@@ -145,16 +159,21 @@ def soft_cap(lanes: Any, cap: np.float32) -> Any:
 
 
 @njit(error_model="numpy")
-def softmax(scores: int, count: int, scale: np.float32, cap: np.float32) -> np.float32:
-    """Replace scores by exp(scale * (score - largest)), scaled scores being capped unless `cap` is 0; returns their
-    sum.
+def cap_scores(scores: int, count: int, scale: np.float32, cap: np.float32) -> np.float32:
+    """Scale and cap scores unless `cap` is 0; returns the scale that is left."""
+    if cap == 0:
+        return scale
+    for i in range(0, count, LANES):
+        store(scores + 4 * i, soft_cap(mul(load(scores + 4 * i), broadcast(scale)), cap))
+    return np.float32(1.0)
+
+
+@njit(error_model="numpy")
+def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
+    """Replace scores by exp(scale * (score - largest)); returns their sum.
 
     Sixteen scores behind the last are overwritten.
     """
-    if cap > 0:
-        for i in range(0, count, LANES):
-            store(scores + 4 * i, soft_cap(mul(load(scores + 4 * i), broadcast(scale)), cap))
-        scale = np.float32(1.0)
     store(scores + 4 * count, broadcast(LOWEST))
     top = broadcast(LOWEST)
     for i in range(0, count, LANES):
@@ -263,13 +282,20 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
 
 
 @njit(error_model="numpy")
-def _shares(frame: int, layer: int, scores: int, count: int, head: int) -> np.float32:
-    """Replace a query's scores by what `softmax` makes of them and of its head's sink; returns their sum."""
+def _shares(frame: int, layer: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
+    """Replace a query's scores by shares that are not yet divided by their sum, which counts its head's sink; returns
+    it. With `in_strips` they are bfloat16.
+    """
     sinks = read(layer + at.SINKS)
     if sinks != 0:  # one more score, which has no value
         write_float(scores + 4 * count, read_float(sinks + 4 * head))
         count += 1
-    return softmax(scores, count, read_float(frame + at.ATTENTION_SCALE), read_float(frame + at.ATTENTION_CAP))
+    scale = cap_scores(scores, count, read_float(frame + at.ATTENTION_SCALE), read_float(frame + at.ATTENTION_CAP))
+    if not in_strips:
+        return softmax(scores, count, scale)
+    for i in range(count, count + STRIP, LANES):
+        store(scores + 4 * i, broadcast(LOWEST))
+    return half_softmax(scores, count, scale)
 
 
 @njit(error_model="numpy")
@@ -303,7 +329,8 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     wholes = sums + 128 * MAX_QUERIES
     for q in range(queries):
         _, more = _own_slots(seen, row + (first + q) // groups)
-        whole = _shares(frame, layer, scores + q * out_pitch, shared + more, (first + q) % groups * kv_heads + kv_head)
+        head = (first + q) % groups * kv_heads + kv_head
+        whole = _shares(frame, layer, scores + q * out_pitch, shared + more, head, False)
         store(wholes + 64 * q, broadcast(whole))
     part = 0
     while part < size:
@@ -315,6 +342,105 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
             target = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH) + item * place
             _put_mixed(sums + 4 * width * q, width, load(wholes + 64 * q), target, half)
         part += width
+
+
+@njit(error_model="numpy")
+def _packed(frame: int, me: int) -> tuple[int, int]:
+    """Where a thread packs keys, and values."""
+    scores = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE)
+    keys = scores + QUERIES * read(frame + at.SCORES_PITCH)
+    return keys, keys + read(frame + at.PACKED) * 2 * read(frame + at.HEAD_DIM)
+
+
+@njit(error_model="numpy")
+def _pack_run(frame: int, layer: int, me: int, kv_head: int, row: int, run: int) -> None:
+    """Pack all that rows see in common, for several blocks of queries."""
+    size, slot_pitch, seen = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(layer + at.SEEN)
+    own_keys, own_values = _packed(frame, me)
+    shared, count = _shared_slots(seen, row)
+    count += _common_own_slots(seen, row, row + run)[1]
+    keys = read(layer + at.CACHE) + kv_head * size * 2
+    if count > 0:
+        pack_keys(keys, shared, slot_pitch, count, size // 32, own_keys)
+    for part in range(0, size if count > 0 else 0, STRIP):
+        values, lines = keys + (read(frame + at.KV_HEADS) * size + part) * 2, min(STRIP, size - part) // 32
+        pack_values(values, shared, slot_pitch, count, lines, own_values + part * 2 * read(frame + at.PACKED))
+
+
+@njit(error_model="numpy")
+def _strip_block(
+    frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, ready: bool
+) -> None:
+    """`_block` by the matrix unit. `ready`: after `_pack_run`."""
+    size, kv_heads, seen = read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS), read(layer + at.SEEN)
+    groups, slot_pitch, pitch = (
+        read(frame + at.HEADS) // kv_heads,
+        read(frame + at.SLOT_PITCH),
+        read(frame + at.SCORES_PITCH),
+    )
+    scores, query = (
+        read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE),
+        read(frame + at.QUERY) + me * read(frame + at.QUERY_SIZE),
+    )
+    sums = query + QUERIES * 2 * size
+    wholes, mixed = sums + QUERIES * 4 * STRIP, sums + QUERIES * (4 * STRIP + 64)
+    own_keys, own_values = _packed(frame, me)
+    for q in range(queries):
+        own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
+        _prepare(frame, layer, own, head, read(layer + at.Q_NORM), query + q * 2 * size, True)
+    _, most = _common_own_slots(seen, row + first // groups, row + (first + queries + groups - 1) // groups)
+    keys, (shared, count) = read(layer + at.CACHE) + kv_head * size * 2, _shared_slots(seen, row)
+    strip_scores(keys, shared, slot_pitch, count + most, size, queries, query, scores, pitch, own_keys, ready)
+    q = queries if most > 0 else 0
+    while q < queries:
+        slots, more = _own_slots(seen, row + (first + q) // groups)
+        together, own = min(groups - (first + q) % groups, queries - q, TILE_ROWS), scores + q * pitch + 4 * count
+        strip_scores(
+            keys, slots, slot_pitch, more, size, together, query + q * 2 * size, own, pitch, mixed + 8 * BLOCK, False
+        )
+        q += together
+    for q in range(queries):
+        head, shares = (first + q) % groups * kv_heads + kv_head, scores + q * pitch
+        _, more = _own_slots(seen, row + (first + q) // groups)
+        whole = _shares(frame, layer, shares, count + more, head, True)
+        store(wholes + 64 * q, broadcast(whole))
+        for i in range(count + more, count + max(most, more) + BLOCK, LANES):
+            store_half(shares + 2 * i, broadcast(np.float32(0.0)))
+    for part in range(0, size, STRIP):
+        width, values = min(STRIP, size - part), keys + (kv_heads * size + part) * 2
+        strip = own_values + (part * 2 * read(frame + at.PACKED) if ready else 0)
+        for i in range(0, queries * STRIP, LANES):
+            store(sums + 4 * i, broadcast(np.float32(0.0)))
+        together = count + most if most > 0 else count - count % BLOCK
+        strip_weigh(values, shared, slot_pitch, together, width // 32, queries, scores, pitch, sums, strip, ready)
+        q = queries if most > 0 else 0
+        while q < queries:
+            slots, more = _own_slots(seen, row + (first + q) // groups)
+            together = min(groups - (first + q) % groups, queries - q, TILE_ROWS)
+            strip_weigh_own(
+                values, shared, count, slots, more, slot_pitch, width // 32, together,
+                scores + q * pitch, pitch, sums + q * 4 * STRIP, mixed + 8 * BLOCK, mixed,
+            )  # fmt: skip
+            q += together
+        for q in range(queries):
+            own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
+            half, row_of = read(frame + at.KIND) == DOT, read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH)
+            target = row_of + (2 if half else 4) * (head * size + part)
+            _put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
+
+
+@njit(error_model="numpy")
+def _one_block(
+    frame: int, layer: int, me: int, kv_head: int, row: int, run: int, first: int, queries: int, new: bool
+) -> None:
+    """A block of queries of `run` rows that share their list. `new`: the thread's first block of these."""
+    if read(layer + at.IN_STRIPS) == 0:
+        _block(frame, layer, me, kv_head, row, first, queries, row + run)
+        return
+    several = queries < run * (read(frame + at.HEADS) // read(frame + at.KV_HEADS))
+    if several and new:
+        _pack_run(frame, layer, me, kv_head, row, run)
+    _strip_block(frame, layer, me, kv_head, row, first, queries, several)
 
 
 @njit(error_model="numpy")
@@ -332,9 +458,13 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups = read(frame + at.HEADS) // kv_heads
     _write_cache(frame, layer, kv_heads * rows * me // team, kv_heads * rows * (me + 1) // team)
-    most = MAX_QUERIES
+    in_strips = read(layer + at.IN_STRIPS) == 1
+    most = QUERIES if in_strips else MAX_QUERIES
     if kv_heads % team:
-        most = MAX_QUERIES // 2  # smaller blocks divide better among threads
+        if not in_strips:
+            most = MAX_QUERIES // 2  # smaller blocks divide better among threads
+        elif rows * groups >= QUERIES // 2:
+            most = min(most, (rows * groups + team - 1) // team)
         wait_for_all(frame, team)
     blocks, row = 0, 0
     while row < rows:
@@ -349,6 +479,7 @@ def attend(frame: int, layer: int, me: int, team: int) -> None:
             run = _run_of(seen, row, rows)
             for first in range(0, run * groups, most):
                 if begin <= index < end:
-                    _block(frame, layer, me, kv_head, row, first, min(most, run * groups - first), row + run)
+                    new = index == begin or first == 0
+                    _one_block(frame, layer, me, kv_head, row, run, first, min(most, run * groups - first), new)
                 index += 1
             row += run

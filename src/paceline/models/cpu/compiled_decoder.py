@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
+from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.processor import has_bfloat
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
@@ -241,7 +243,10 @@ class Workspace:
         spare = (ROWS if spec.moe else OWN_ROWS) * pitches[at.NORMED]
         own = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + quantized)
-        query = MAX_QUERIES * (4 * spec.head_dim + 128 + 64)
+        query = max(
+            MAX_QUERIES * (4 * spec.head_dim + 128 + 64),
+            QUERIES * (2 * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
+        )
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
         if spec.moe is not None:
@@ -308,11 +313,13 @@ class CompiledDecoder:
         )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
         self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
+        halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._quantized)
+        self._in_strips = halves and has_matrix_unit()
         self._pack_layers(spec)
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
-        self._scores, self._parts = torch.zeros(0), torch.zeros(0)
+        self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
         self.best, arena.masked = [], False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
@@ -324,7 +331,9 @@ class CompiledDecoder:
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
             slots = rows + 8 * ROWS * (1 if self._arena.near is None or layer.window is None else 4)
+            in_strips = self._in_strips and layer.window is None  # rows with a window share no list of slots
             places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
+            places[at.IN_STRIPS] = int(in_strips)
             self.layers.put(self._packing.record(index) | places, index)
         self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
@@ -401,13 +410,17 @@ class CompiledDecoder:
             self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._quantized)
             self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
             self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
-            self._scores = torch.zeros(0)
-        pitch = 4 * (longest + 3 * LANES)
-        if self._scores.numel() < threads * MAX_QUERIES * pitch // 4:
-            pitch *= 2
-            self._scores = torch.zeros(threads * MAX_QUERIES * pitch // 4)
-            start, size = self._scores.data_ptr(), MAX_QUERIES * pitch
-            self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size})
+            self._room = 0
+        if longest > self._room:
+            self._room = 2 * longest
+            queries = QUERIES if self._in_strips else MAX_QUERIES
+            pitch = ((self._room + STRIP + 2 * LANES) // LANES | 1) * 64  # an odd number of lines
+            packed = -(-self._room // CHUNK) * CHUNK if self._in_strips else 0
+            head_dim = self.spec.head_dim + -(-self.spec.head_dim // STRIP) * STRIP  # values come in whole strips
+            size = queries * pitch + 2 * packed * head_dim
+            self._scores = torch.empty(threads * size + 64, dtype=torch.uint8)
+            start = -(-self._scores.data_ptr() // 64) * 64
+            self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size, at.PACKED: packed})
         if self._version != version:
             self._version = version
             for index, layer in enumerate(self._arena.layers):

@@ -50,7 +50,7 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
 @njit(error_model="numpy")
 def _choose(scores: int, experts: int, top_k: int, chosen: int, shares: int) -> np.float32:
     """The likeliest experts of one row and their shares, likeliest first; returns the sum of these."""
-    whole, taken = softmax(scores, experts, np.float32(1.0), np.float32(0.0)), np.float32(0.0)
+    whole, taken = softmax(scores, experts, np.float32(1.0)), np.float32(0.0)
     if not whole > 0:  # logits that are not finite
         for rank in range(top_k):
             write(chosen + 8 * rank, rank)

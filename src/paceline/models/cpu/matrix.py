@@ -19,7 +19,7 @@ from paceline.models.cpu.integer_products import (
     settle_bytes,
     to_bytes,
 )
-from paceline.models.cpu.matrix_unit import TILE_ROWS, TILE_STEPS, accumulate_tiles, has_matrix_unit
+from paceline.models.cpu.matrix_unit import TILE_ROWS, TILE_STEPS, accumulate_tiles, configure, has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import (
@@ -128,24 +128,28 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
 def _multiply_tiles(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """`_multiply` by the matrix unit: rows in blocks of up to sixteen."""
     blocks = (rows + TILE_ROWS - 1) // TILE_ROWS
-    size = (rows + blocks - 1) // blocks
+    size, configured = (rows + blocks - 1) // blocks, 0
     for first in range(0, steps, TILE_CHUNK):
         count = min(TILE_CHUNK, steps - first) // TILE_STEPS
         for block in range(blocks):
             row = block * size
+            here = min(size, rows - row)
+            if here != configured:
+                configure(here)
+                configured = here
             accumulate_tiles(
-                kind, min(size, rows - row), weights + first * STEP, count, x + row * pitch + 4 * first, pitch,
+                kind, 1 if first == 0 else 0, weights + first * STEP, count, x + row * pitch + 4 * first, pitch,
                 sums + row * (4 * STRIP), 1 if block == 0 else 0,
             )  # fmt: skip
 
 
 @njit(error_model="numpy")
 def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
-    for i in range(4 * rows):
-        store(sums + 64 * i, broadcast(np.float32(0.0)))
     if MATRIX_UNIT and (kind == DOT or (kind == BYTES and rows > MAX_ROWS)) and steps % TILE_STEPS == 0:
         _multiply_tiles(kind, weights, steps, x, pitch, rows, sums)
         return
+    for i in range(4 * rows):
+        store(sums + 64 * i, broadcast(np.float32(0.0)))
     passes = (rows + MAX_ROWS - 1) // MAX_ROWS
     step_bytes = 8 if kind == HALF else 4
     at = 0

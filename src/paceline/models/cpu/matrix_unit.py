@@ -67,8 +67,7 @@ def _load(builder: Builder, tile: int, address: Value, pitch: Value) -> None:
     call_named(builder, "llvm.x86.tileloadd64", VOID, _tile(tile), pointer(builder, address), pitch)
 
 
-def _store(builder: Builder, column: int, address: Value) -> None:
-    pitch = ir.Constant(I64, 4 * STRIP)
+def _store(builder: Builder, column: int, address: Value, pitch: Value) -> None:
     call_named(builder, "llvm.x86.tilestored64", VOID, _tile(column), pointer(builder, address), pitch)
 
 
@@ -121,7 +120,7 @@ class NibbleTiles:
             offset = ir.Constant(I64, WIDTH * column)
             call_named(builder, "llvm.x86.tilezero", VOID, _tile(column))
             _multiply_column(builder, "tdpbsud", column, builder.add(self._weights, offset))
-            _store(builder, column, builder.add(self._sums, offset))
+            _store(builder, column, builder.add(self._sums, offset), ir.Constant(I64, 4 * STRIP))
 
     def products(self, row: Value) -> list[Value]:
         """The sums of one row of bytes."""
@@ -137,21 +136,44 @@ def release(builder: Builder) -> None:
         call_named(builder, "llvm.x86.tilerelease", VOID)
 
 
+@lowered(Nothing, Int, outlined=True)
+def configure(builder: Builder, rows: Value) -> None:
+    """Sizes of tiles with 1 to TILE_ROWS rows, for `accumulate_tiles` and `multiply_strips`; they last until others are
+    set.
+    """
+    if has_matrix_unit():
+        _configure(builder, rows)
+
+
+def _start(builder: Builder, fresh: Value, columns: list[Value], pitch: Value) -> None:
+    """Emit sums of 0 where `fresh` is 1, else those at the addresses of their columns."""
+    with builder.if_else(builder.icmp_signed("==", fresh, ir.Constant(I64, 1))) as (new, old):
+        with new:
+            for column in range(COLUMNS):
+                call_named(builder, "llvm.x86.tilezero", VOID, _tile(column))
+        with old:
+            for column, address in enumerate(columns):
+                _load(builder, column, address, pitch)
+
+
+def _columns(builder: Builder, sums: Value) -> list[Value]:
+    return [builder.add(sums, ir.Constant(I64, WIDTH * column)) for column in range(COLUMNS)]
+
+
 @lowered(Nothing, *[Int] * 8, outlined=True)
 def accumulate_tiles(
-    builder: Builder, kind: Value, rows: Value, weights: Value, blocks: Value, x: Value, pitch: Value, sums: Value,
+    builder: Builder, kind: Value, fresh: Value, weights: Value, blocks: Value, x: Value, pitch: Value, sums: Value,
     ahead: Value,
 ) -> Any:  # fmt: skip
-    """Add a stretch of a strip to sums (rows, 64), float32 or for bytes int32.
+    """Add a stretch of a strip to sums (rows, 64), float32 or for bytes int32, of as many rows as `configure` was told.
 
-    `kind`: DOT or BYTES. `rows`: 1 to TILE_ROWS. `blocks`: stretch of the strip, TILE_STEPS steps each. `pitch`: bytes
-    between rows of activations. `ahead`: 1 where what follows in memory is fetched.
+    `kind`: DOT or BYTES. `fresh`: 1 where the sums are 0, whatever is there. `blocks`: stretch of the strip, TILE_STEPS
+    steps each. `pitch`: bytes between rows of activations. `ahead`: 1 where what follows in memory is fetched.
     """
     if not has_matrix_unit():
         return
-    _configure(builder, rows)
-    for column in range(COLUMNS):
-        _load(builder, column, builder.add(sums, ir.Constant(I64, WIDTH * column)), ir.Constant(I64, 4 * STRIP))
+    columns, sums_pitch = _columns(builder, sums), ir.Constant(I64, 4 * STRIP)
+    _start(builder, fresh, columns, sums_pitch)
     done = builder.append_basic_block()
     switch = builder.switch(builder.add(builder.mul(kind, ir.Constant(I64, 2)), ahead), done)
     for number, product in ((DOT, "tdpbf16ps"), (BYTES, "tdpbsud")):
@@ -162,8 +184,27 @@ def accumulate_tiles(
             _blocks(builder, product, weights, blocks, x, pitch, fetching)
             builder.branch(done)
     builder.position_at_end(done)
-    for column in range(COLUMNS):
-        _store(builder, column, builder.add(sums, ir.Constant(I64, WIDTH * column)))
+    for column, address in enumerate(columns):
+        _store(builder, column, address, sums_pitch)
+
+
+@lowered(Nothing, *[Int] * 8, outlined=True)
+def multiply_strips(
+    builder: Builder, fresh: Value, strips: Value, weights: Value, blocks: Value, x: Value, pitch: Value, sums: Value,
+    sums_pitch: Value,
+) -> Any:  # fmt: skip
+    """Add products of rows of bfloat16 with strips of `blocks` blocks each to sums, 64 of a row behind those of the
+    strip before; see `accumulate_tiles`.
+    """
+    if not has_matrix_unit():
+        return
+    size = builder.mul(blocks, ir.Constant(I64, TILE_STEPS * STEP))
+    with counted(builder, strips) as strip:
+        columns = _columns(builder, builder.add(sums, builder.mul(strip, ir.Constant(I64, 4 * STRIP))))
+        _start(builder, fresh, columns, sums_pitch)
+        _blocks(builder, "tdpbf16ps", builder.add(weights, builder.mul(strip, size)), blocks, x, pitch, 0)
+        for column, address in enumerate(columns):
+            _store(builder, column, address, sums_pitch)
 
 
 def _blocks(

@@ -21,6 +21,7 @@ FIELD = 8
     SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
     SCORES, SCORES_PITCH, SCORES_SIZE, QUERY, QUERY_SIZE,  # scores and queries of a block, one copy a thread
     HEADS, KV_HEADS, HEAD_DIM, ATTENTION_SCALE, SLOT_PITCH,
+    PACKED,  # keys for which there is room behind a thread's scores
     EPSILON, HEAD_EPSILON, NORM_BIAS,  # NORM_BIAS: bytes from the weights of a layer norm to its bias, 0 for RMS norms
     RESIDUAL, PARALLEL, INTERMEDIATE,  # PARALLEL: 1 where attention and MLP read the same normed state
     ACTIVATE, GATED, ALPHA, LIMIT,  # models.cpu.sublayers; ALPHA and LIMIT of the clamped activation
@@ -37,7 +38,7 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 71 * FIELD, FIELD)  # fmt: skip
+) = range(0, 72 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -48,13 +49,14 @@ FIELD = 8
     SINKS,  # (heads,) float32 over the attention's scale, or 0
     # mixtures, else 0: the router's strips and bias, and per expert the addresses of gate_up, down and their biases
     ROUTER, ROUTER_BIAS, EXPERT_WEIGHTS,
+    IN_STRIPS,  # 1 where the matrix unit attends
     CACHE,  # address of the layer's slot 0
     SLOT,  # (rows,) slots that keys and values go to
     SEEN,  # address of the layer's kind of window: rows of the four fields below
     ROPE,  # address of the layer's rope record, or 0
     TAP,  # where the states behind this layer go, or 0
     LAYER_FIELDS,
-) = range(0, 30 * FIELD, FIELD)  # fmt: skip
+) = range(0, 31 * FIELD, FIELD)  # fmt: skip
 
 (
     COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows

@@ -257,7 +257,8 @@ def store_half(builder: Builder, address: Value, lanes: Value) -> None:
     store_at(builder, address, narrow(builder, lanes))
 
 
-def _fold(builder: Builder, value: Value, emit: Callable[[Builder, Value, Value], Value]) -> Value:
+def fold(builder: Builder, value: Value, emit: Callable[[Builder, Value, Value], Value]) -> Value:
+    """Emit one scalar of all lanes: halves are combined until one is left."""
     for width in (8, 4, 2, 1):
         turned = shuffle(builder, value, value, [(lane + width) % LANES for lane in range(LANES)])
         value = emit(builder, value, turned)
@@ -267,13 +268,13 @@ def _fold(builder: Builder, value: Value, emit: Callable[[Builder, Value, Value]
 @lowered(Float, Lanes)
 def total(builder: Builder, lanes: Value) -> Value:
     """Sum of the lanes: halves are added until one is left."""
-    return _fold(builder, lanes, lambda b, x, y: b.fadd(x, y))
+    return fold(builder, lanes, lambda b, x, y: b.fadd(x, y))
 
 
 @lowered(Float, Lanes)
 def largest(builder: Builder, lanes: Value) -> Value:
     """Largest lane."""
-    return _fold(builder, lanes, maximum)
+    return fold(builder, lanes, maximum)
 
 
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4

@@ -1,0 +1,271 @@
+"""Attention by the matrix unit: keys and values of bfloat16 as strips, as models.cpu.tiles has those of weights.
+
+64 keys are the outputs of a strip whose inputs are a head's dimensions; 64 dimensions of the values are the outputs of
+one whose inputs are keys. A chunk of keys is packed for all queries of a block. Queries, and the shares that weigh the
+values, are bfloat16; sums are float32. A sum over keys runs through blocks of 32 of a row's list, and a key behind the
+row's last has a share of 0: so a result depends on the sequence of visible keys alone, here too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+
+from paceline.models.cpu.matrix_unit import TILE_ROWS, configure, multiply_strips
+from paceline.models.cpu.tiles import STEP, STRIP, prefetch
+from paceline.models.cpu.vectors import (
+    F32V,
+    FLOAT,
+    I32V,
+    I64,
+    LANES,
+    Builder,
+    Float,
+    Int,
+    Nothing,
+    Value,
+    counted,
+    floats,
+    fold,
+    fused,
+    integers,
+    load_at,
+    lowered,
+    maximum,
+    narrow,
+    read,
+    shuffle,
+    splat,
+    store_at,
+    write,
+)  # fmt: skip
+
+BLOCK = 2 * LANES
+"""Keys whose weighted values are summed in one go."""
+CHUNK = 512
+"""Keys that are packed at a time where few queries see them; a multiple of 64."""
+QUERIES = 64
+"""Most queries of a block."""
+FETCHED = 64
+"""How many slots ahead keys and values are fetched; a guess that slots lie in order."""
+ROUNDING = 1.5 * 2.0**23
+"""What is added to a small float32 to round it to a whole number, which its lowest bits then hold."""
+POWER = (0.0095701017, 0.0559178603, 0.240247448, 0.693121815, 0.999999261)
+"""Of 2^x for -1/2 <= x <= 1/2, the highest power first."""
+HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+def _addresses(
+    builder: Builder, base: Value, slots: Value, pitch: Value, count: Value, first: Value, keys: int
+) -> list[Value]:
+    """Emit addresses of slots first .. first + keys - 1 of a list, where it has that many, else of its last."""
+    last, found = builder.sub(count, ir.Constant(I64, 1)), []
+    for i in range(keys):
+        index = builder.add(first, ir.Constant(I64, i))
+        index = builder.select(builder.icmp_signed("<", index, last), index, last)
+        slot = load_at(builder, builder.add(slots, builder.mul(index, ir.Constant(I64, 8))), I64)
+        found.append(builder.add(base, builder.mul(slot, pitch)))
+    return found
+
+
+def _turned(builder: Builder, rows: list[Value]) -> list[Value]:
+    """Emit the columns of sixteen rows of 32-bit lanes."""
+    for width in (8, 4, 2, 1):
+        low = [lane + (16 - width if lane & width else 0) for lane in range(LANES)]
+        high = [lane + (16 if lane & width else width) for lane in range(LANES)]
+        pairs = [(i, rows[i], rows[i + width]) for i in range(LANES) if not i & width]
+        rows = list(rows)
+        for i, a, b in pairs:
+            rows[i], rows[i + width] = shuffle(builder, a, b, low), shuffle(builder, a, b, high)
+    return rows
+
+
+@lowered(Nothing, *[Int] * 6, outlined=True)
+def pack_keys(
+    builder: Builder, base: Value, slots: Value, slot_pitch: Value, count: Value, blocks: Value, out: Value
+) -> Any:
+    """Pack the keys in `count` slots as strips of 64 keys; places behind the last hold anything.
+
+    `base`: address of the head's key in slot 0. `blocks`: of 32 dimensions.
+    """
+    ahead, size = builder.mul(slot_pitch, ir.Constant(I64, FETCHED)), builder.mul(blocks, ir.Constant(I64, 16 * STEP))
+    sixteens = builder.udiv(builder.add(count, ir.Constant(I64, LANES - 1)), ir.Constant(I64, LANES))
+    with counted(builder, sixteens) as index:
+        first = builder.mul(index, ir.Constant(I64, LANES))
+        addresses = _addresses(builder, base, slots, slot_pitch, count, first, LANES)
+        strip, column = (op(index, ir.Constant(I64, STRIP // LANES)) for op in (builder.udiv, builder.urem))
+        place = builder.add(builder.mul(strip, size), builder.mul(column, ir.Constant(I64, 64)))
+        place = builder.add(out, place)
+        with counted(builder, blocks) as block:
+            offset = builder.mul(block, ir.Constant(I64, 64))
+            rows = []
+            for address in addresses:
+                at = builder.add(address, offset)
+                prefetch(builder, builder.add(at, ahead), 0, 1)
+                rows.append(load_at(builder, at, I32V))
+            target = builder.add(place, builder.mul(block, ir.Constant(I64, 16 * STEP)))
+            for step, value in enumerate(_turned(builder, rows)):
+                store_at(builder, target, value, step * STEP)
+
+
+@lowered(Nothing, *[Int] * 6, outlined=True)
+def pack_values(
+    builder: Builder, base: Value, slots: Value, slot_pitch: Value, count: Value, lines: Value, out: Value
+) -> Any:
+    """Pack 32 (`lines` is 1) or 64 dimensions (2) of the values in `count` slots as a strip.
+
+    The last value fills up a block of 32. `base`: address of the first dimension in slot 0.
+    """
+    ahead = builder.mul(slot_pitch, ir.Constant(I64, FETCHED))
+    eights = builder.mul(
+        builder.udiv(builder.add(count, ir.Constant(I64, BLOCK - 1)), ir.Constant(I64, BLOCK)), ir.Constant(I64, 4)
+    )
+    masks = [[lane // 2 + 16 * half + 32 * (lane % 2) for lane in range(32)] for half in (0, 1)]
+    with counted(builder, eights) as index:
+        first = builder.mul(index, ir.Constant(I64, 8))
+        addresses = _addresses(builder, base, slots, slot_pitch, count, first, 8)
+        place = builder.add(out, builder.mul(index, ir.Constant(I64, 4 * STEP)))
+        with counted(builder, lines) as line:
+            offset, target = builder.mul(line, ir.Constant(I64, 64)), builder.mul(line, ir.Constant(I64, 128))
+            target, values = builder.add(place, target), []
+            for address in addresses:
+                at = builder.add(address, offset)
+                prefetch(builder, builder.add(at, ahead), 0, 1)
+                values.append(load_at(builder, at, HALVES))
+            for step in range(4):
+                for half, mask in enumerate(masks):
+                    lanes = ir.Constant(ir.VectorType(ir.IntType(32), 32), mask)
+                    pairs = builder.shuffle_vector(values[2 * step], values[2 * step + 1], lanes)
+                    store_at(builder, target, pairs, step * STEP + 64 * half)
+
+
+def _larger(builder: Builder, a: Value, b: Value) -> Value:
+    """Emit the larger of each pair of lanes, `b` where one is NaN: a single instruction."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _power(builder: Builder, lanes: Value) -> Value:
+    """Emit 2^x of lanes of 0 or less to 3e-6 of it, far less than shares are rounded by; 2^-126 below -126."""
+    x = _larger(builder, floats(-126.0), lanes)
+    turned = builder.fadd(x, floats(ROUNDING))
+    rest, value = builder.fsub(x, builder.fsub(turned, floats(ROUNDING))), floats(POWER[0])
+    for factor in POWER[1:]:
+        value = fused(builder, value, rest, floats(factor))
+    shift = builder.shl(builder.bitcast(turned, I32V), integers(23))
+    return builder.bitcast(builder.add(builder.bitcast(value, I32V), shift), F32V)
+
+
+@lowered(Float, Int, Int, Float)
+def half_softmax(builder: Builder, scores: Value, count: Value, scale: Value) -> Value:
+    """Replace scores by exp(scale * (score - largest)) as bfloat16; returns their sum before they are rounded.
+
+    The 64 scores behind the last are minus infinity.
+    """
+    each = range(STRIP // LANES)
+    pieces = builder.udiv(builder.add(count, ir.Constant(I64, STRIP - 1)), ir.Constant(I64, STRIP))
+
+    def over(start: float, emit: Any) -> list[Value]:
+        before = builder.block
+        with counted(builder, pieces) as index:
+            state = [builder.phi(F32V) for _ in each]
+            found = [emit(builder.mul(index, ir.Constant(I64, STRIP)), i, kept) for i, kept in enumerate(state)]
+            for phi, value in zip(state, found, strict=True):
+                phi.add_incoming(floats(start), before)
+                phi.add_incoming(value, builder.block)
+        return found
+
+    def at(first: Value, i: int, size: int) -> Value:
+        return builder.add(scores, builder.mul(builder.add(first, ir.Constant(I64, LANES * i)), ir.Constant(I64, size)))
+
+    def top(first: Value, i: int, kept: Value) -> Value:
+        return _larger(builder, kept, load_at(builder, at(first, i, 4), F32V))
+
+    tops = over(-math.inf, top)
+    high = fold(builder, functools.reduce(functools.partial(_larger, builder), tops), maximum)
+    factor = splat(builder, builder.fmul(scale, ir.Constant(FLOAT, math.log2(math.e))))
+    offset = builder.fneg(builder.fmul(splat(builder, high), factor))
+
+    def share(first: Value, i: int, kept: Value) -> Value:
+        value = _power(builder, fused(builder, load_at(builder, at(first, i, 4), F32V), factor, offset))
+        store_at(builder, at(first, i, 2), narrow(builder, value))
+        return builder.fadd(kept, value)
+
+    sums = over(0.0, share)
+    return fold(builder, functools.reduce(builder.fadd, sums), lambda b, x, y: b.fadd(x, y))
+
+
+@njit(error_model="numpy")
+def _tile_rows(queries: int) -> int:
+    """Rows of each of the fewest tiles that hold some queries."""
+    tiles = (queries + TILE_ROWS - 1) // TILE_ROWS
+    return (queries + tiles - 1) // tiles
+
+
+@njit(error_model="numpy")
+def strip_scores(
+    keys: int, slots: int, slot_pitch: int, count: int, size: int,
+    queries: int, query: int, scores: int, pitch: int, packed: int, ready: bool,
+) -> None:  # fmt: skip
+    """Scores (queries, count) float32 of queries (queries, size) bfloat16 with the keys in `count` slots.
+
+    `ready`: whether all of these are packed already, else they are chunk by chunk. Up to 15 rows more are written.
+    """
+    rows = _tile_rows(queries)
+    configure(rows)
+    for first in range(0, count, CHUNK):
+        here, place = min(CHUNK, count - first), packed
+        if ready:
+            place += first * 2 * size
+        else:
+            pack_keys(keys, slots + 8 * first, slot_pitch, here, size // 32, packed)
+        for q in range(0, queries, rows):
+            own = scores + q * pitch + 4 * first
+            multiply_strips(
+                1, (here + STRIP - 1) // STRIP, place, size // 32, query + q * 2 * size, 2 * size, own, pitch
+            )
+
+
+@njit(error_model="numpy")
+def strip_weigh(
+    values: int, slots: int, slot_pitch: int, count: int, lines: int,
+    queries: int, shares: int, pitch: int, sums: int, packed: int, ready: bool,
+) -> None:  # fmt: skip
+    """Add shares (queries, count) bfloat16, 0 up to a whole block, times values in `count` slots to sums (queries, 64)
+    float32; see `strip_scores`.
+    """
+    rows = _tile_rows(queries)
+    configure(rows)
+    for first in range(0, count, CHUNK):
+        here, place = min(CHUNK, count - first), packed
+        if ready:
+            place += first * 2 * STRIP
+        else:
+            pack_values(values, slots + 8 * first, slot_pitch, here, lines, packed)
+        for q in range(0, queries, rows):
+            own, blocks = shares + q * pitch + 2 * first, (here + BLOCK - 1) // BLOCK
+            multiply_strips(0, 1, place, blocks, own, pitch, sums + q * 4 * STRIP, 4 * STRIP)
+
+
+@njit(error_model="numpy")
+def strip_weigh_own(
+    values: int, shared: int, count: int, own: int, more: int, slot_pitch: int, lines: int,
+    queries: int, shares: int, pitch: int, sums: int, packed: int, mixed: int,
+) -> None:  # fmt: skip
+    """`strip_weigh` from the last whole block of `count` shared slots on, which `more` slots follow.
+
+    `mixed`: memory for the slots of a block.
+    """
+    begun = count % BLOCK
+    taken = min(more, BLOCK - begun)
+    for i in range(begun):
+        write(mixed + 8 * i, read(shared + 8 * (count - begun + i)))
+    for i in range(taken):
+        write(mixed + 8 * (begun + i), read(own + 8 * i))
+    start, rest = shares + 2 * (count - begun), more - taken
+    strip_weigh(values, mixed, slot_pitch, begun + taken, lines, queries, start, pitch, sums, packed, False)
+    start += 2 * BLOCK
+    strip_weigh(values, own + 8 * taken, slot_pitch, rest, lines, queries, start, pitch, sums, packed, False)
