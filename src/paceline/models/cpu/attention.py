@@ -3,6 +3,9 @@
 Up to eight queries that share a list go through the keys together; what else a row sees (itself, its ancestors in the
 tree) follows as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its
 keys are shared as well. Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
+
+Where the matrix unit multiplies bfloat16, a layer without a window attends in it (models.cpu.attention_strips), in
+every pass and for every row.
 """
 
 from __future__ import annotations
