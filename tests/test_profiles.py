@@ -248,15 +248,15 @@ class TestPickUp:
     def test_what_the_user_writes_wins(self, given: Any) -> None:
         found = LLM(dtype="float32", speculative_config=given)
         assert found.profile is None
-        assert found.drafter_methods == ([] if given is None else ["prediction", "suffix", "draft_model"])
+        assert found.drafter_methods == ([] if given is None else ["prediction", "grammar", "suffix", "draft_model"])
 
     def test_an_argument_switches_it_off(self) -> None:
-        assert LLM(dtype="float32", profile=False).drafter_methods == ["prediction", "suffix", "draft_model"]
+        assert LLM(dtype="float32", profile=False).drafter_methods == ["prediction", "grammar", "suffix", "draft_model"]
 
     def test_another_dtype_does_not_fit(self) -> None:
         assert LLM(dtype="bfloat16").profile is None
 
     def test_another_engine_on_the_same_weights_says_what_it_wants(self) -> None:
         other = LLM(dtype="float32").with_speculative_config({"method": "auto"})
-        assert other.drafter_methods == ["prediction", "suffix", "draft_model"]
+        assert other.drafter_methods == ["prediction", "grammar", "suffix", "draft_model"]
         assert other.profile is None

@@ -1,5 +1,5 @@
-"""Kernels for processors with AVX2 alone: compiled and run in a process that numba is told such a processor in, which
-those with AVX-512 can execute.
+"""Products for processors with AVX2 alone: compiled in a process that numba is told such a processor in. Whole passes:
+`benchmarks/avx2.py`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,6 @@ assembly = "".join(products.inspect_asm().values())
 print(len(re.findall("%zmm", assembly)), len(re.findall("%ymm", assembly)), "tdp" in assembly)
 """
 
-SELF_TEST = """
-import torch
-from paceline.models.cpu import self_test
-from paceline.models.cpu.processor import features, has_bfloat, has_dot_bytes
-from paceline.models.cpu.matrix_unit import has_matrix_unit
-
-torch.set_num_threads(1)
-assert not (has_bfloat() or has_dot_bytes() or has_matrix_unit())
-for dtype in (torch.float32, torch.bfloat16):
-    print(*(self_test.agrees(dtype, quantization=form) for form in (None, "int8", "int4")))
-right = self_test.expected
-self_test.expected = lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]])
-print(self_test.agrees(torch.bfloat16), features().get("avx2"))
-"""
-
 
 def printed(program: str, **environment: str) -> list[str]:
     done = subprocess.run(
@@ -70,9 +55,3 @@ def test_products_for_avx2_have_no_wider_registers() -> None:
 def test_products_for_this_processor_have() -> None:
     wide, _, _ = printed(PRODUCTS)
     assert int(wide) > 100
-
-
-def test_whole_passes_for_avx2_are_right() -> None:
-    """Compiled once for a version of the sources, beside the kernels of this processor."""
-    found = printed(SELF_TEST, **HASWELL)
-    assert found == ["True"] * 6 + ["False", "True"]
