@@ -14,13 +14,14 @@ import pytest
 from command import Command
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "port": (["--port", "70000"], "--port"),
+    "port": (["--port", "70000"], "port"),
+    "no number": (["--max-waiting", "x"], "--max-waiting"),
     "two models": (["a", "--model", "b"], "not both"),
-    "template": (["--chat-template", "/no/such/file"], "--chat-template"),
-    "keys": (["--api-key-file", "/no/such/file"], "--api-key-file"),
-    "empty key": (["--api-key", " "], "--api-key"),
+    "template": (["--chat-template", "/no/such/file"], "chat_template"),
+    "keys": (["--host", "0.0.0.0", "--api-key-file", "/no/such/file"], "api_key_file"),
+    "empty key": (["--api-key", " "], "api_key"),
     "address": (["--host", "203.0.113.7", "--port", "0"], "cannot listen"),
-    "format": (["--tool-call-parser", "xml"], "tool"),
+    "format": (["--tool-call-parser", "xml"], "tool_call_parser"),
 }
 
 

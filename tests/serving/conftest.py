@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 
 from paceline import LLM, AsyncLLM
-from paceline.serving import Limits, Server, create_app
+from paceline.config import ServerConfig
+from paceline.serving import Server, create_app
 
 
 @dataclass
@@ -40,15 +41,13 @@ class Live:
 
 
 def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
-    options = {"names": ["bundled", "other-name"], "hosts": ["127.0.0.1"]} | options
-    listening = Server("127.0.0.1", 0)
-    app = create_app(model, **options)
+    config = ServerConfig(**{"port": 0, "served_model_name": ["bundled", "other-name"]} | options)
+    listening, app = Server(config), create_app(model, config)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
-    url = f"http://127.0.0.1:{listening.port}"
-    with httpx.Client(base_url=url, timeout=60) as http:
-        yield Live(url, model, http)
+    with httpx.Client(base_url=listening.url, timeout=60) as http:
+        yield Live(listening.url, model, http)
     server.should_exit = True
     thread.join(20)
 
@@ -60,7 +59,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def live(llm: LLM) -> Iterator[Live]:
-    yield from serve(AsyncLLM(llm), limits=Limits(max_body_bytes=400_000, max_n=4))
+    yield from serve(AsyncLLM(llm), max_body_bytes=400_000, max_n=4)
 
 
 @pytest.fixture(scope="session")
@@ -70,5 +69,4 @@ def following(llm: LLM) -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def locked(llm: LLM) -> Iterator[Live]:
-    limits = Limits(max_streams_per_key=2)
-    yield from serve(AsyncLLM(llm), keys=["first-key", "second-key"], limits=limits)
+    yield from serve(AsyncLLM(llm), api_key=["first-key", "second-key"], max_streams_per_key=2)

@@ -13,7 +13,7 @@ import typer
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.prompts import text_or_file
 from paceline.cli.terminal import set_log_level
-from paceline.config import EngineConfig, SamplingParams
+from paceline.config import EngineConfig, SamplingParams, ServerConfig
 from paceline.errors import ConfigError
 from paceline.utils import json_object, need, shortened
 
@@ -42,6 +42,25 @@ SAMPLING_HELP = {
     "prompt_logprobs": "The same for the prompt's tokens.",
     "truncate_prompt_tokens": "Use this many tokens of the prompt's end; -1: what leaves room for --max-tokens.",
     "ignore_eos": "Continue after an end token.",
+}
+SERVER_HELP = {
+    "host": "Address to listen on.",
+    "port": "Port; 0 takes a free one. Default: 8000.",
+    "served_model_name": "Name of the model in requests and answers; may be repeated.",
+    "api_key": "Key that clients must give; may be repeated. Or PACELINE_API_KEY.",
+    "api_key_file": "File with one key a line.",
+    "allowed_host": "Name that the Host header may have, beside this machine's; may be repeated.",
+    "chat_template": "File of a chat template that replaces the model's.",
+    "tool_call_parser": "mistral, hermes, llama3_json or pythonic; default: as the chat template has it.",
+    "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
+    "vllm_metrics": "Give metrics vLLM's own names.",
+    "max_waiting": "Maximum number of requests that wait; more are answered 429.",
+    "max_streams_per_key": "Maximum number of requests of a key that run at once.",
+    "max_body_bytes": "Maximum length of a request.",
+    "max_n": "Maximum number of outputs of a request.",
+    "max_prompts": "Maximum number of prompts of a request.",
+    "max_request_tokens": "Maximum number of new tokens of an output; default: the context.",
+    "request_timeout": "Seconds that a request may take.",
 }
 CONSTRAINT_HELP = {
     "json_schema": ("JSON", "The output is JSON that satisfies this schema; @FILE reads a file."),
@@ -82,6 +101,13 @@ INTEGERS = (
     "speculative_memory_bytes",
     "dllm_block_length",
     "dllm_denoising_steps",
+    "port",
+    "max_waiting",
+    "max_streams_per_key",
+    "max_body_bytes",
+    "max_n",
+    "max_prompts",
+    "max_request_tokens",
 )
 TEXTS = (
     "logit_bias",
@@ -93,9 +119,16 @@ TEXTS = (
     "exactness",
     "quantization",
     "dllm_unmasking_strategy",
+    "host",
+    "served_model_name",
+    "api_key",
+    "api_key_file",
+    "allowed_host",
+    "chat_template",
+    "tool_call_parser",
 )
-LISTS = ("allowed_token_ids", "bad_words", "stop", "stop_token_ids")
-SWITCHES = ("include_stop_str_in_output", "ignore_eos")
+LISTS = ("allowed_token_ids", "bad_words", "stop", "stop_token_ids", "served_model_name", "api_key", "allowed_host")
+SWITCHES = ("include_stop_str_in_output", "ignore_eos", "strict_schemas", "vllm_metrics")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 
@@ -186,16 +219,19 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
     )
 
 
-def with_flags(*, sampling: bool, diffusion: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(
+    *, sampling: bool, diffusion: bool = False, server: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command whose last parameter is `given: dict`.
 
     It gets the flags of the model, of SamplingParams, --log-level, and with `diffusion` those of diffusion language
-    models.
+    models, with `server` those of ServerConfig.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
     sources: list[tuple[Any, dict[str, str], str]] = [(EngineConfig, ENGINE_HELP, "Model")]
     sources += [(SamplingParams, SAMPLING_HELP, "Sampling")] if sampling else []
+    sources += [(ServerConfig, SERVER_HELP, "Server")] if server else []
     extra = [
         _parameter(field, texts[field.name], panel)
         for cls, texts, panel in sources

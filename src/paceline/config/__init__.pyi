@@ -11,6 +11,9 @@ from .sampling import RequestOutputKind as RequestOutputKind
 from .sampling import SamplingParams as SamplingParams
 from .sampling import StructuredOutputsParams as StructuredOutputsParams
 from .sampling import processor_form as processor_form
+from .server import LOOPBACK as LOOPBACK
+from .server import TOOL_FORMATS as TOOL_FORMATS
+from .server import ServerConfig as ServerConfig
 from .speculative import SHARED as SHARED
 from .speculative import GivenConfig as GivenConfig
 from .speculative import SpeculativeConfig as SpeculativeConfig

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final, Literal
 
+from paceline.errors import ConfigError
 from paceline.utils import (
     TINY,
     clear_calls,
@@ -18,6 +19,7 @@ from paceline.utils import (
     need,
     number,
     reject_unknown,
+    shortened,
     strings,
     tokens,
 )
@@ -140,10 +142,10 @@ class StructuredOutputsParams:
         """From a dict; None and parameters stay as they are."""
         if given is None or isinstance(given, cls):
             return given
-        need(isinstance(given, Mapping), "structured_outputs", "be StructuredOutputsParams or a dict", given)
-        known = [one.name for one in fields(cls)]
-        reject_unknown("structured_outputs", given, known)  # type: ignore[arg-type]
-        return cls(**given)  # type: ignore[arg-type]
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"structured_outputs must be StructuredOutputsParams or a dict, got {shortened(given)}")
+        reject_unknown("structured_outputs", given, [one.name for one in fields(cls)])
+        return cls(**given)
 
 
 IDLE: Final[Mapping[str, tuple[Any, ...]]] = {

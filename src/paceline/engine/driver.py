@@ -149,31 +149,24 @@ class Driver:
 
     def stream(self, request: Request) -> Generator[StreamChunk]:
         """Decode one request and yield its chunks; closing or forgetting the iterator cancels it."""
-        inbox = deque[StreamChunk]()
         try:
-            self.inboxes[request.id] = inbox
-            with self._turns.turn():
-                self.engine.add(request)
+            self.open(request)
+            inbox = self.inboxes[request.id]
             while self._advance([request], inbox):
                 while inbox:
                     yield inbox.popleft()
         finally:
-            self.inboxes.pop(request.id, None)
-            self._cancel([request.id])
+            self.drop(request.id)
 
     def open(self, request: Request) -> None:
-        """Queue a request whose chunks wait to be collected, whoever makes the steps.
+        """Queue a request whose chunks wait to be collected, whoever makes the steps; `drop` it in any case.
 
         Raises:
             ConfigError, PromptError: it cannot be decoded.
         """
         self.inboxes[request.id] = deque()
-        try:
-            with self._turns.turn():
-                self.engine.add(request)
-        except Exception:
-            del self.inboxes[request.id]
-            raise
+        with self._turns.turn():
+            self.engine.add(request)
 
     def step(self) -> None:
         """One step, where there is work."""

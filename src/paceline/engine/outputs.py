@@ -257,45 +257,6 @@ class StreamChunk:
         return "".join(text for text, _ in self.segments)
 
 
-def shaped(chunks: Generator[StreamChunk], kind: RequestOutputKind) -> Generator[StreamChunk]:
-    """The chunks of a request with `output` as it is wanted.
-
-    DELTA: the outputs hold what is new, which is in one of them. FINAL_ONLY: one chunk for each output, at its end,
-    with all of its text.
-    """
-    if kind is RequestOutputKind.DELTA:
-        return _deltas(chunks)
-    return _finals(chunks) if kind is RequestOutputKind.FINAL_ONLY else chunks
-
-
-def _deltas(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
-    seen: dict[int, CompletionOutput] = {}  # what was given of each output so far, but for its text
-    with closing(chunks):
-        for chunk in chunks:
-            yield replace(
-                chunk, output=replace(chunk.output, outputs=[_part(one, chunk, seen) for one in chunk.output.outputs])
-            )
-
-
-def _part(one: CompletionOutput, chunk: StreamChunk, seen: dict[int, CompletionOutput]) -> CompletionOutput:
-    """What a chunk adds to an output, which may be nothing."""
-    whole = seen.setdefault(one.index, CompletionOutput(one.index))
-    part = CompletionOutput(one.index, logprobs=None if one.logprobs is None else [])
-    if one.index == chunk.index:
-        part.text, part.token_ids, part.finish_reason = chunk.text, list(chunk.token_ids), chunk.finish_reason
-        start = len(whole.token_ids)
-        whole.token_ids += chunk.token_ids
-        if one.logprobs is not None:
-            part.logprobs = one.logprobs[start : len(whole.token_ids)]
-            new = sum(entry[token].logprob for entry, token in zip(part.logprobs, part.token_ids, strict=True))
-            whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + new
-        if part.finish_reason is not None:
-            whole.finish_reason, whole.stop_reason, whole.error = one.finish_reason, one.stop_reason, one.error
-    part.cumulative_logprob = whole.cumulative_logprob
-    part.finish_reason, part.stop_reason, part.error = whole.finish_reason, whole.stop_reason, whole.error
-    return part
-
-
 class Assembly:
     """A request put together from its chunks: what had come by then, whatever the engine has done since.
 
@@ -326,10 +287,30 @@ class Assembly:
         if self._kind is RequestOutputKind.FINAL_ONLY and not all(one.finished() for one in every):
             return None
         if self._kind is RequestOutputKind.DELTA:
-            text, tokens = chunk.text, list(chunk.token_ids)
-            part = replace(whole, text=text, token_ids=tokens, logprobs=None if live.logprobs is None else new)
-            return replace(chunk.output, outputs=[part])
+            told = live.logprobs is not None
+            parts = [replace(one, text="", token_ids=[], logprobs=[] if told else None) for one in every]
+            part = parts[list(self._seen).index(chunk.index)]
+            part.text, part.token_ids, part.logprobs = chunk.text, list(chunk.token_ids), new if told else None
+            return replace(chunk.output, outputs=parts)
         return replace(chunk.output, outputs=[replace(one) for one in every])
+
+
+def shaped(chunks: Generator[StreamChunk], kind: RequestOutputKind) -> Generator[StreamChunk]:
+    """The chunks of a request with `output` as it is wanted.
+
+    DELTA: the outputs hold what is new, which is in one of them. FINAL_ONLY: one chunk for each output, at its end,
+    with all of its text.
+    """
+    if kind is RequestOutputKind.DELTA:
+        return _deltas(chunks)
+    return _finals(chunks) if kind is RequestOutputKind.FINAL_ONLY else chunks
+
+
+def _deltas(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
+    assembly = Assembly(RequestOutputKind.DELTA)
+    with closing(chunks):
+        for chunk in chunks:
+            yield replace(chunk, output=assembly.add(chunk) or chunk.output)
 
 
 def _finals(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from threading import Condition, Thread, current_thread
 
 from paceline.engine.driver import Driver
@@ -59,7 +61,7 @@ class Mailbox:
         return chunk
 
 
-class Worker:
+class Worker(ABC):
     """Decodes requests on a thread, which starts with the first one.
 
     Attributes:
@@ -129,28 +131,39 @@ class Worker:
         for mailbox, chunks in delivery:
             loops.setdefault(mailbox.loop, []).append((mailbox, chunks))
         for loop, mine in loops.items():
-            _tell(loop, lambda mine=mine: [mailbox.put(chunks) for mailbox, chunks in mine])  # type: ignore[misc]
+            _tell(loop, partial(_put, mine))
 
     def _reject(self, mailbox: Mailbox, error: BaseException) -> None:
-        _tell(mailbox.loop, lambda: mailbox.put([], error))
+        _tell(mailbox.loop, partial(mailbox.put, [], error))
 
+    @abstractmethod
     def _busy(self) -> bool:
-        raise NotImplementedError
+        """There is something to decode."""
 
+    @abstractmethod
     def _begin(self, mailbox: Mailbox) -> None:
-        raise NotImplementedError
+        """Take a request in; one that cannot be decoded is rejected."""
 
+    @abstractmethod
     def _end(self, request_id: str) -> None:
-        raise NotImplementedError
+        """Let go of a request."""
 
+    @abstractmethod
     def _step(self) -> None:
-        raise NotImplementedError
+        """Decode a little."""
 
+    @abstractmethod
     def _collected(self) -> Delivery:
-        raise NotImplementedError
+        """What the step has made."""
 
+    @abstractmethod
     def _shut(self) -> None:
-        raise NotImplementedError
+        """End what is left."""
+
+
+def _put(delivery: Delivery) -> None:
+    for mailbox, chunks in delivery:
+        mailbox.put(chunks)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
@@ -178,6 +191,7 @@ class EngineWorker(Worker):
         try:
             self._driver.open(mailbox.request)
         except Exception as error:  # of this request alone
+            self._driver.drop(mailbox.request.id)
             self._reject(mailbox, error)
         else:
             self._mail[mailbox.request.id] = mailbox

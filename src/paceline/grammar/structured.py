@@ -95,12 +95,12 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     if params.structural_tag is not None:
         return _tagged(params.structural_tag)
     schema = {"type": "object"} if params.json is None else params.json
-    options: dict[str, Any] = {"lenient": not params.strict, "coerce_one_of": not params.strict}
+    options: Any = {"lenient": not params.strict, "coerce_one_of": not params.strict}
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
     if params.disable_any_whitespace:
         options |= {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
 def _tagged(given: Mapping[str, Any]) -> str:

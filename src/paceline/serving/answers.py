@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from paceline.config import SamplingParams
+from paceline.config import SamplingParams, ServerConfig
 from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.sampling import Logprob
-from paceline.serving.limits import Limits, tenant_of
+from paceline.serving.limits import tenant_of
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -25,9 +25,9 @@ from paceline.serving.protocol import (
     ResponseFormat,
     Sampled,
 )
-from paceline.serving.tools import FORMATS, THINK, Reader, calls_grammar
+from paceline.serving.tools import FORMATS, THINK, Reader, calls_grammar, format_of
 
-FIELD: Final = re.compile(r"^([a-z_]+)\b")
+FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
 
 Json = dict[str, Any]
 
@@ -49,9 +49,9 @@ class Job:
 
 
 def named(error: PacelineError, request: Sampled) -> ApiError:
-    """The same error for a client, with the field that its text begins with."""
-    word = FIELD.match(str(error))
-    param = word[1] if word is not None and word[1] in type(request).model_fields else None
+    """The same error for a client, with the field that its text begins with, or quotes first."""
+    words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
+    param = next((word for word in words if word in type(request).model_fields), None)
     return ApiError(str(error), param=constrained_by(request) if param == "structured_outputs" else param)
 
 
@@ -76,16 +76,12 @@ class Answers:
 
     Args:
         llm: whose tokenizer, template and defaults are used.
-        tool_format: name in `tools.FORMATS`.
-        strict_schemas: schemas without `strict` are taken as strict.
         chat_template: replaces the checkpoint's.
     """
 
-    def __init__(
-        self, llm: LLM, *, limits: Limits, tool_format: str, strict_schemas: bool, chat_template: str | None
-    ) -> None:
-        self._llm, self._limits, self._tool_format = llm, limits, tool_format
-        self._strict, self._template = strict_schemas, chat_template
+    def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
+        self._llm, self._config, self._template = llm, config, chat_template
+        self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
 
     def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
         """A job for each prompt.
@@ -96,10 +92,11 @@ class Answers:
         if request.best_of not in (None, request.n or 1):
             raise ApiError("best_of must equal n; outputs are returned as they are drawn", param="best_of")
         prompts = _prompts(request.prompt)
-        if not 0 < len(prompts) <= self._limits.max_prompts:
-            raise ApiError(f"prompt must hold 1 to {self._limits.max_prompts} prompts", param="prompt")
-        if request.echo and request.stream:
-            raise ApiError("echo cannot be used with stream", param="echo")
+        if not 0 < len(prompts) <= self._config.max_prompts:
+            raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")
+        for name, given in (("echo", request.echo), ("max_tokens", request.max_tokens == 0)):
+            if given and request.stream:
+                raise ApiError(f"{name} {getattr(request, name)} cannot be used with stream", param=name)
         more: Json = {"logprobs": request.logprobs}
         if request.echo and request.logprobs is not None:
             more["prompt_logprobs"] = request.logprobs
@@ -154,7 +151,25 @@ class Answers:
         """What splits the text of an answer."""
         calls = bool(request.tools) and request.tool_choice != "none"
         thinking = prompt.rstrip().endswith(THINK)
-        return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking)
+        most = 1 if request.parallel_tool_calls is False else None
+        return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking, most=most)
+
+    def _required_calls(self, request: Any) -> str | None:
+        """The grammar of calls that a request insists on."""
+        choice, tools = getattr(request, "tool_choice", None), getattr(request, "tools", None) or []
+        if choice == "required" or isinstance(choice, NamedTool):
+            if not tools:
+                raise ApiError("tool_choice needs tools", param="tool_choice")
+            only = choice.function.name if isinstance(choice, NamedTool) else None
+            parallel = request.parallel_tool_calls is not False
+            strict = self._config.strict_schemas
+            return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
+        if choice != "none" and any(tool.function.strict for tool in tools):
+            why = (
+                "a function's strict: true is enforced where tool_choice is required or names a function; leave it out"
+            )
+            raise ApiError(why, param="tools")
+        return None
 
     def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
         own: Json = {}
@@ -167,8 +182,8 @@ class Answers:
     def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:
         given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
-            ("n", given.get("n"), self._limits.max_n),
-            ("max_tokens", max_tokens, self._limits.max_tokens),
+            ("n", given.get("n"), self._config.max_n),
+            ("max_tokens", max_tokens, self._config.max_request_tokens),
         ):
             if value is not None and most is not None and value > most:
                 raise ApiError(f"{name} must be at most {most}, got {value}", param=name)
@@ -176,7 +191,7 @@ class Answers:
             bound = self._constraint(request)
             return self._llm.default_sampling_params(
                 **given,
-                max_tokens=max_tokens if max_tokens is not None else self._limits.max_tokens,
+                max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
                 **({} if bound is None else {"structured_outputs": bound}),
             )
         except PacelineError as error:
@@ -192,20 +207,15 @@ class Answers:
             inner = wanted.json_schema
             if inner is None or inner.schema_ is None:
                 raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
-            found.append({"json": inner.schema_, "strict": self._strict if inner.strict is None else inner.strict})
-        choice = getattr(request, "tool_choice", None)
-        if choice == "required" or isinstance(choice, NamedTool):
-            if not request.tools:
-                raise ApiError("tool_choice needs tools", param="tool_choice")
-            only = choice.function.name if isinstance(choice, NamedTool) else None
-            parallel = request.parallel_tool_calls is not False
-            found.append({"grammar": calls_grammar(request.tools, self._tool_format, only=only, parallel=parallel)})
+            found.append({"json": inner.schema_} | ({} if inner.strict is None else {"strict": inner.strict}))
+        if (calls := self._required_calls(request)) is not None:
+            found.append({"grammar": calls})
         if len(found) > 1:
             raise ApiError(
                 "give one of response_format, structured_outputs and a required tool_choice", param="response_format"
             )
         if found and "json" in found[0] and "strict" not in found[0]:
-            found[0] = {**found[0], "strict": self._strict}
+            found[0] = {**found[0], "strict": self._config.strict_schemas}
         return found[0] if found else None
 
 
@@ -272,15 +282,20 @@ def reason_of(reason: str | None) -> str | None:
 
 @dataclass(slots=True)
 class Answer:
-    """The frame of all answers and events of a request."""
+    """The frame of all answers and events of a request.
+
+    Args:
+        given: the client's own id, or None.
+    """
 
     kind: str
     model: str
-    id: str = ""
+    given: str | None
     created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id = self.id or f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{secrets.token_hex(16)}"
+        self.id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{self.given or secrets.token_hex(16)}"
 
     def frame(self, choices: list[Json], **more: Any) -> Json:
         return {
@@ -300,7 +315,7 @@ class CompletionAnswer:
 
     def __init__(self, request: CompletionRequest, jobs: Sequence[Job], model: str, llm: LLM) -> None:
         self.request, self.jobs, self._llm = request, jobs, llm
-        self.answer = Answer("text_completion", model)
+        self.answer = Answer("text_completion", model, request.request_id)
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}
 
     def event(self, number: int, chunk: StreamChunk) -> Json:
@@ -387,7 +402,8 @@ class ChatAnswer:
     def __init__(self, request: ChatRequest, jobs: Sequence[Job], model: str, answers: Answers) -> None:
         self.request, (self.job,) = request, jobs
         self.jobs, self._answers = jobs, answers
-        self.answer = Answer("chat.completion.chunk" if request.stream else "chat.completion", model)
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        self.answer = Answer(kind, model, request.request_id)
         self._most = request.top_logprobs or 0
         self._readers: dict[int, Reader] = {}
         self._tokens: dict[int, int] = {}

@@ -16,10 +16,11 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from paceline.async_llm import AsyncLLM
+from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
 from paceline.serving.grammars import Grammars
-from paceline.serving.limits import Guard, Keys, Limits, Slots
+from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
 from paceline.serving.metrics import Metrics
 from paceline.serving.protocol import (
     ApiError,
@@ -30,8 +31,6 @@ from paceline.serving.protocol import (
     TokenizeRequest,
 )
 from paceline.serving.runs import CLOSED, Run, json_response
-from paceline.serving.tools import FORMATS, format_of
-from paceline.utils import choice
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
@@ -48,12 +47,10 @@ class Service:
         names: under which it is known; the first is told in answers.
     """
 
-    def __init__(
-        self, model: AsyncLLM, names: Sequence[str], answers: Answers, limits: Limits, metrics: Metrics
-    ) -> None:
-        self.model, self.names, self.answers, self.limits = model, list(names), answers, limits
-        self.metrics, self.slots, self.started = metrics, Slots(limits), int(time.time())
-        self.grammars = Grammars()
+    def __init__(self, model: AsyncLLM, names: Sequence[str], answers: Answers, config: ServerConfig) -> None:
+        self.model, self.names, self.answers, self.config = model, list(names), answers, config
+        self.metrics = Metrics(model, prefix="vllm" if config.vllm_metrics else "paceline")
+        self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -71,9 +68,10 @@ class Service:
         self.check_model(request.model)
         if request.speculative_config is not None:
             raise ApiError("speculative_config is set when the server starts; leave it out", param="speculative_config")
-        owner = http.scope.get("owner", "")
+        if request.stream_options is not None and not request.stream:
+            raise ApiError("stream_options needs stream: true", param="stream_options")
         with ExitStack() as slot:
-            slot.enter_context(self.slots.slot(owner, self.waiting))
+            slot.enter_context(self.slots.slot(http.scope["owner"], self.waiting))
             try:
                 jobs, reply = make()
                 if (bound := jobs[0].params.structured_outputs) is not None:
@@ -81,57 +79,42 @@ class Service:
                 streams = [self.model.stream(job.prompt, job.params) for job in jobs]
             except PacelineError as error:
                 raise named(error, request) from None
-            leave = slot.pop_all().close
-        run = Run(
-            streams,
-            request,
-            reply,
-            metrics=self.metrics,
-            grammars=self.grammars,
-            max_seconds=self.limits.max_seconds,
-            leave=leave,
-        )
-        if request.stream:
-            return StreamingResponse(
-                run.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-            )
-        return await run.whole(http)
+            seconds = self.config.request_timeout
+            run = Run(streams, request, reply, metrics=self.metrics, grammars=self.grammars, max_seconds=seconds)
+            if not request.stream:
+                return await run.whole(http)
+            return EventStream(run.events(), slot.pop_all())
 
 
-def create_app(
-    model: AsyncLLM,
-    *,
-    names: Sequence[str],
-    limits: Limits | None = None,
-    keys: Sequence[str] = (),
-    hosts: Sequence[str] | None = None,
-    tool_format: str | None = None,
-    chat_template: str | None = None,
-    strict_schemas: bool = False,
-    metrics_prefix: str = "paceline",
-) -> Any:
+class EventStream(StreamingResponse):
+    """Server-sent events.
+
+    Args:
+        slot: closed at the end, also where the client has gone before the first event.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], slot: ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._slot = slot
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._slot:
+            await super().__call__(scope, receive, send)
+
+
+def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     """The server as an ASGI application.
 
     Args:
         model: loaded; it is not closed here.
-        names: of the model, the first of which answers tell.
-        keys: of clients; none lets everybody in.
-        hosts: that the Host header may name; None allows all.
-        tool_format: a name in `tools.FORMATS`; None is read off the chat template.
-        chat_template: replaces the checkpoint's.
-        strict_schemas: JSON schemas are strict unless a request says otherwise.
-        metrics_prefix: of the metrics' names; "vllm" gives vLLM's.
+        config: its address is not used here.
     Raises:
-        ConfigError: an unknown format of calls.
+        ConfigError: a file of keys or of a template that cannot be read.
     """
-    limits = limits or Limits()
-    template = chat_template or model.llm.tokenizer.chat_template
-    form = tool_format or format_of(template)
-    choice("tool_format", form, tuple(FORMATS))
-    answers = Answers(
-        model.llm, limits=limits, tool_format=form, strict_schemas=strict_schemas, chat_template=chat_template
-    )
-    service = Service(model, names, answers, limits, Metrics(model, prefix=metrics_prefix))
+    config = config or ServerConfig()
+    template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
+    names = config.served_model_name or [str(model.llm.folder.name)]
+    service = Service(model, names, Answers(model.llm, config, template), config)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -141,7 +124,7 @@ def create_app(
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     _add_errors(app, service)
     Routes(service).add(app)
-    return _Logged(Guard(app, keys=Keys(keys), hosts=hosts, limits=limits))
+    return _Logged(Guard(app, Keys(read_keys(config)), config))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:

@@ -6,65 +6,46 @@ import hashlib
 import hmac
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
+from paceline.config import ServerConfig
 from paceline.errors import ConfigError
 from paceline.serving.protocol import ApiError
 
-OPEN: Final = ("/health", "/")
+OPEN: Final = ("/health",)
 """Routes without a key."""
-
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 Scope = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Most of everything that a request controls.
-
-    Attributes:
-        max_body_bytes: of a request; 413 beyond.
-        max_n, max_tokens: of a request; None leaves the latter to the context.
-        max_prompts: of a completions request.
-        max_waiting: requests that have not begun; 429 beyond.
-        max_streams_per_key: running requests of a key; 429 beyond.
-        max_seconds: of a request, which then ends with what it has.
-    """
-
-    max_body_bytes: int = 8 * 2**20
-    max_n: int = 16
-    max_tokens: int | None = None
-    max_prompts: int = 256
-    max_waiting: int = 256
-    max_streams_per_key: int = 256
-    max_seconds: float = 600.0
-
-
-def read_keys(given: Sequence[str] = (), file: Path | None = None) -> tuple[str, ...]:
-    """Keys of flags, of a file with one a line, and of PACELINE_API_KEY.
+def read_keys(config: ServerConfig) -> tuple[str, ...]:
+    """Keys of the configuration, of its file with one a line, and of PACELINE_API_KEY.
 
     Raises:
-        ConfigError: a file that cannot be read, or an empty key.
+        ConfigError: a file that cannot be read.
     """
-    found = list(given)
-    if file is not None:
-        try:
-            found += [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {str(file)!r} cannot be read ({error})") from None
-    if name := os.environ.get("PACELINE_API_KEY"):
-        found.append(name)
-    if any(not key.strip() for key in found):
-        raise ConfigError("--api-key must not be empty; leave it out to serve without keys")
-    return tuple(dict.fromkeys(found))
+    lines = [] if config.api_key_file is None else read_text("api_key_file", config.api_key_file).splitlines()
+    found = [*config.api_key, *lines, os.environ.get("PACELINE_API_KEY", "")]
+    return tuple(dict.fromkeys(key.strip() for key in found if key.strip()))
+
+
+def read_text(name: str, file: str) -> str:
+    """The text of a file that field `name` gives.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} must be a text file that can be read, got {file!r} ({error})") from None
 
 
 class Keys:
@@ -95,14 +76,10 @@ class Guard:
 
     Args:
         app: behind it.
-        keys: see `Keys`.
-        hosts: names that the Host header may hold; None allows all.
-        limits: of the body.
-        origins: of pages of other hosts that may call; "*" is all.
     """
 
-    def __init__(self, app: Any, *, keys: Keys, hosts: Sequence[str] | None, limits: Limits) -> None:
-        self._app, self._keys, self._hosts, self._limits = app, keys, hosts, limits
+    def __init__(self, app: Any, keys: Keys, config: ServerConfig) -> None:
+        self._app, self._keys, self._hosts, self._most = app, keys, config.hosts, config.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -117,13 +94,10 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host = (
-            headers.get("host", "").rsplit(":", 1)[0] if not headers.get("host", "").endswith("]") else headers["host"]
-        )
-        if self._hosts is not None and host.lower() not in self._hosts:
-            raise ApiError(
-                "the Host header does not name this server; see --allowed-host", status=421, code="wrong_host"
-            )
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        if self._hosts is not None and host not in self._hosts:
+            why = "the Host header does not name this server; see --allowed-host"
+            raise ApiError(why, status=421, code="wrong_host")
         scope["owner"] = ""
         if self._keys and scope["path"] not in OPEN:
             owner = self._keys.owner(headers.get("authorization", ""))
@@ -136,12 +110,11 @@ class Guard:
             if kind != "application/json":
                 raise ApiError("the Content-Type must be application/json", status=415, code="wrong_content_type")
             length = headers.get("content-length", "0")
-            if not length.isdecimal() or int(length) > self._limits.max_body_bytes:
+            if not length.isdecimal() or int(length) > self._most:
                 raise self._too_large()
 
     def _too_large(self) -> ApiError:
-        most = self._limits.max_body_bytes
-        return ApiError(f"the request must be at most {most} bytes long", status=413, code="request_too_large")
+        return ApiError(f"the request must be at most {self._most} bytes long", status=413, code="request_too_large")
 
     def _counted(self, receive: Any) -> Any:
         """The same messages; a body without a length may not be longer either."""
@@ -151,7 +124,7 @@ class Guard:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._limits.max_body_bytes:
+            if size > self._most:
                 error = self._too_large()
                 raise HTTPException(error.status, error.message)  # what reads the body lets only these through
             return message
@@ -171,8 +144,8 @@ async def refuse(send: Any, error: ApiError) -> None:
 class Slots:
     """How many requests run, in all and for each key."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self.running = limits, Counter[str]()
+    def __init__(self, config: ServerConfig) -> None:
+        self._config, self.running = config, Counter[str]()
 
     @contextmanager
     def slot(self, owner: str, waiting: int) -> Iterator[None]:
@@ -184,11 +157,11 @@ class Slots:
             ApiError: 429.
         """
         later = {"Retry-After": "1"}
-        if waiting >= self._limits.max_waiting:
+        if waiting >= self._config.max_waiting:
             raise ApiError(
                 "too many requests are waiting; try again later", status=429, code="queue_full", headers=later
             )
-        if self.running[owner] >= self._limits.max_streams_per_key:
+        if self.running[owner] >= self._config.max_streams_per_key:
             raise ApiError("too many requests of this key are running; try again later", status=429,
                            code="too_many_streams", headers=later)  # fmt: skip
         self.running[owner] += 1

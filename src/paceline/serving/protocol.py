@@ -106,7 +106,7 @@ class Sampled(Strict):
     cache_salt: str | None = None
     speculative_config: str | dict[str, Any] | None = None
     return_token_ids: bool | None = None
-    request_id: str | None = None
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default"] | None = None

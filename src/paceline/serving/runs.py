@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer, lenient_schema, named, usage_of
 from paceline.serving.grammars import Grammars
 from paceline.serving.metrics import Metrics, Watch
-from paceline.serving.protocol import ApiError, Sampled
+from paceline.serving.protocol import ApiError, Sampled, StreamOptions
 
 KEEP_ALIVE: Final = 15.0
 """Seconds without an event after which a comment is sent, so that nobody in between hangs up."""
@@ -101,7 +101,6 @@ class Run:
 
     Args:
         max_seconds: that it may take.
-        leave: called at the end, whatever it is.
     """
 
     def __init__(
@@ -113,40 +112,37 @@ class Run:
         metrics: Metrics,
         grammars: Grammars,
         max_seconds: float,
-        leave: Callable[[], None],
     ) -> None:
-        self._request, self._reply, self._seconds, self._leave = request, reply, max_seconds, leave
+        self._request, self._reply, self._seconds = request, reply, max_seconds
         self._merged, self._grammars = Merged(streams, metrics), grammars
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Server-sent events."""
-        options = self._request.stream_options
-        usage = options is not None and options.include_usage
+        options = self._request.stream_options or StreamOptions()
         try:
             async with asyncio.timeout(self._seconds), self._merged as merged:
                 while (part := await merged.next()) is not None:
-                    yield self._lines(part, usage=usage) if part else b": keep-alive\n\n"
+                    yield self._lines(part, options) if part else b": keep-alive\n\n"
+                    _raise_failure(part)
                 if errors := await self._schema_errors(merged.outputs):
                     nothing = self._reply.nothing
                     choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
                     yield event(self._reply.answer.frame(choices))
-                if usage:
-                    hidden = self._reply.jobs[0].hidden
-                    counts = usage_of(list(merged.outputs.values()), hidden=hidden)
-                    yield event(self._reply.answer.frame([]) | {"usage": counts})
+                if options.include_usage:
+                    yield event(self._reply.answer.frame([]) | {"usage": usage_of(list(merged.outputs.values()))})
         except (ApiError, PacelineError, TimeoutError) as error:
             yield event(as_api_error(error, self._request).body())
-        finally:
-            self._leave()
         yield b"data: [DONE]\n\n"
 
-    def _lines(self, part: Part, *, usage: bool) -> bytes:
+    def _lines(self, part: Part, options: StreamOptions) -> bytes:
         lines = []
         for number, chunk in part:
-            if chunk.finish_reason == "error":
-                raise _failed(chunk.output)
             body = self._reply.event(number, chunk)
-            lines.append(event(body | {"usage": None} if usage else body))
+            if options.continuous_usage_stats:
+                body["usage"] = usage_of(list(self._merged.outputs.values()))
+            elif options.include_usage:
+                body["usage"] = None
+            lines.append(event(body))
         return b"".join(lines)
 
     async def whole(self, http: Request) -> Response:
@@ -167,7 +163,6 @@ class Run:
             for task in (gathered, gone):
                 task.cancel()
             await asyncio.gather(gathered, gone, return_exceptions=True)
-            self._leave()
 
     async def _schema_errors(self, outputs: Mapping[int, RequestOutput]) -> dict[int, list[str]]:
         """What finished texts violate of a schema that was not enforced to the letter, by choice."""
@@ -184,9 +179,7 @@ class Run:
     async def _gathered(self) -> list[RequestOutput]:
         async with asyncio.timeout(self._seconds), self._merged as merged:
             while (part := await merged.next()) is not None:
-                for _, chunk in part:
-                    if chunk.finish_reason == "error":
-                        raise _failed(chunk.output)
+                _raise_failure(part)
             return [merged.outputs[number] for number in sorted(merged.outputs)]
 
 
@@ -204,9 +197,12 @@ def as_api_error(error: BaseException, request: Sampled) -> ApiError:
     return named(error, request) if isinstance(error, PacelineError) else ApiError("internal error", status=500)
 
 
-def _failed(output: RequestOutput) -> ApiError:
-    why = next((one.error for one in output.outputs if one.error), "decoding failed")
-    return ApiError(why, status=500, code="decoding_failed")
+def _raise_failure(part: Part) -> None:
+    """Raise what ended an output, if something did."""
+    for _, chunk in part:
+        if chunk.finish_reason == "error":
+            why = chunk.output.outputs[chunk.index].error or "decoding failed"
+            raise ApiError(why, status=500, code="decoding_failed")
 
 
 def event(body: Json) -> bytes:

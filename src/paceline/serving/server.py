@@ -8,6 +8,7 @@ from typing import Any
 
 import uvicorn
 
+from paceline.config import ServerConfig
 from paceline.errors import ConfigError
 
 logger = logging.getLogger("paceline.serving")
@@ -16,27 +17,24 @@ logger = logging.getLogger("paceline.serving")
 class Server:
     """Serves an application on one address.
 
-    Args:
-        host, port: where; port 0 takes a free one.
     Attributes:
-        port: that was taken.
         socket: bound to it.
+        url: where it is.
     Raises:
         ConfigError: the address cannot be bound.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    def __init__(self, config: ServerConfig) -> None:
+        host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
         self.socket = socket.socket(kind, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self.socket.bind((host, port))
+            self.socket.bind((host, config.port))
         except (OSError, OverflowError) as error:
             self.socket.close()
-            raise ConfigError(
-                f"cannot listen on {host} port {port} ({error}); choose another --host or --port"
-            ) from None
-        self.host, self.port = host, int(self.socket.getsockname()[1])
+            why = f"cannot listen on {host} port {config.port} ({error}); choose another --host or --port"
+            raise ConfigError(why) from None
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
 
     def run(self, app: Any, *, drain_seconds: int = 60) -> None:
         """Serve until a signal comes; running requests then have `drain_seconds` to end."""

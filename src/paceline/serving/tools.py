@@ -96,11 +96,14 @@ def format_of(template: str | None) -> str:
     return "hermes"
 
 
-def calls_grammar(tools: Sequence[Tool], format_name: str, *, only: str | None, parallel: bool) -> str:
+def calls_grammar(
+    tools: Sequence[Tool], format_name: str, *, only: str | None, parallel: bool, strict: bool = False
+) -> str:
     """In Lark's notation: one or more calls of these functions and nothing else.
 
     Args:
         only: the function that is to be called; None leaves the choice.
+        strict: functions that do not say so are; of others, what cannot be enforced of their parameters is ignored.
     Raises:
         ApiError: no such function, or a format that cannot be enforced.
     """
@@ -126,6 +129,8 @@ def calls_grammar(tools: Sequence[Tool], format_name: str, *, only: str | None, 
     many = parallel and only is None
     if form.listed:
         schema = {"type": "array", "items": schema, "minItems": 1, **({} if many else {"maxItems": 1})}
+    if not all(strict if one.strict is None else one.strict for one in picked):
+        schema |= {"x-guidance": {"lenient": True, "coerce_one_of": True}}
     body = f"%json {json.dumps(schema | defined)}"
     begin, end = (json.dumps(mark) if mark else "" for mark in (form.begin, form.end))
     call = f'{begin} "\\n"? call "\\n"? {end}' if form.end else f"{begin} call"
@@ -158,15 +163,15 @@ class Reader:
 
     Args:
         form: of calls; None reads none.
-        thinking: the text begins inside thoughts, as templates that write `<think>` themselves have it; None where
-            nothing is split off.
+        thinking: the text begins inside thoughts, as templates that write `<think>` themselves have it.
+        most: calls; further ones are dropped. None keeps all.
     Attributes:
         called: how many calls there were.
     """
 
-    def __init__(self, form: ToolFormat | None, *, thinking: bool | None) -> None:
+    def __init__(self, form: ToolFormat | None, *, thinking: bool, most: int | None = None) -> None:
         self._form, self._held, self._between, self.called = form, "", False, 0
-        self._state = "content" if thinking is None else ("thoughts" if thinking else "start")
+        self._most, self._state = most, "thoughts" if thinking else "start"
 
     def feed(self, text: str, *, last: bool) -> Delta:
         """What `text` adds; what may be the beginning of a mark is held back until it is clear, or the text ends."""
@@ -235,7 +240,7 @@ class Reader:
         except (ValueError, SyntaxError):
             delta.content += f"{form.begin}{text}{form.end if stop >= 0 else ''}"
             return bool(self._held)
-        for name, arguments in calls:
+        for name, arguments in calls if self._most is None else calls[: self._most - self.called]:
             delta.calls.append(
                 {
                     "index": self.called,

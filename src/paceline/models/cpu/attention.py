@@ -50,6 +50,7 @@ from paceline.models.cpu.vectors import (
     total,
     write_float,
 )  # fmt: skip
+from paceline.models.cpu.visible_slots import common_own_slots, own_slots, shared_slots
 
 LOWEST = np.float32(-np.inf)
 AHEAD = 32
@@ -187,34 +188,6 @@ def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
 
 
 @njit(error_model="numpy")
-def _own_slots(seen: int, row: int) -> tuple[int, int]:
-    entry = seen + row * at.SEEN_FIELDS
-    return read(entry + at.OWN), read(entry + at.OWN_COUNT)
-
-
-@njit(error_model="numpy")
-def _shared_slots(seen: int, row: int) -> tuple[int, int]:
-    entry = seen + row * at.SEEN_FIELDS
-    return read(entry + at.SHARED), read(entry + at.SHARED_COUNT)
-
-
-@njit(error_model="numpy")
-def _common_own_slots(seen: int, row: int, stop: int) -> tuple[int, int]:
-    """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the
-    shared one.
-    """
-    shared, count = _shared_slots(seen, row)
-    _, least = _own_slots(seen, row)
-    most = least
-    for other in range(row, stop):
-        own, more = _own_slots(seen, other)
-        if own != shared + 8 * count:
-            return 0, 0
-        least, most = min(least, more), max(most, more)
-    return least, most
-
-
-@njit(error_model="numpy")
 def _scores(
     frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
     query: int, pitch: int, scores: int, most: int, ahead: bool,
@@ -222,14 +195,14 @@ def _scores(
     """Scores of queries first .. first + queries - 1 (row by row, group by group, from `row` on) with all that they
     see.
 
-    `most`: of `_common_own_slots`. `ahead`: whether to fetch keys and values ahead.
+    `most`: of `common_own_slots`. `ahead`: whether to fetch keys and values ahead.
     """
     kind, size, slot_pitch = read(frame + at.KIND), read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH)
     groups = read(frame + at.HEADS) // read(frame + at.KV_HEADS)
     item = 2 if read(frame + at.NARROW) == 1 else 4
     keys = read(layer + at.CACHE) + kv_head * size * item
     seen, out_pitch = read(layer + at.SEEN), read(frame + at.SCORES_PITCH)
-    shared, count = _shared_slots(seen, row)
+    shared, count = shared_slots(seen, row)
     for i in range(0, count + most, LANES):
         if ahead and i + AHEAD < count + most:
             fetch(keys, shared + 8 * (i + AHEAD), slot_pitch, size * item, slot_pitch // 2)
@@ -238,7 +211,7 @@ def _scores(
         return
     q = 0
     while q < queries:
-        slots, more = _own_slots(seen, row + (first + q) // groups)
+        slots, more = own_slots(seen, row + (first + q) // groups)
         together = min(groups - (first + q) % groups, queries - q)
         for i in range(0, more, LANES):
             own = scores + q * out_pitch + 4 * (count + i)
@@ -252,18 +225,18 @@ def _mix_values(
     scores: int, sums: int, part: int, width: int, least: int,
 ) -> None:  # fmt: skip
     """Weighted sums of `width` dimensions (from `part` on) of visible values, to sums (queries, width). `least`: of
-    `_common_own_slots`.
+    `common_own_slots`.
     """
     size, slot_pitch, pitch = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(frame + at.SCORES_PITCH)
     groups, wide = read(frame + at.HEADS) // read(frame + at.KV_HEADS), 1 - read(frame + at.NARROW)
     values = read(layer + at.CACHE) + ((read(frame + at.KV_HEADS) + kv_head) * size + part) * (4 if wide == 1 else 2)
     seen = read(layer + at.SEEN)
-    shared, count = _shared_slots(seen, row)
+    shared, count = shared_slots(seen, row)
     for i in range(0, queries * width, LANES):
         store(sums + 4 * i, broadcast(np.float32(0.0)))
     weigh(wide, queries, scores, pitch, values, shared, count + least, slot_pitch, sums, 4 * width)
     for q in range(queries):
-        slots, more = _own_slots(seen, row + (first + q) // groups)
+        slots, more = own_slots(seen, row + (first + q) // groups)
         if more > least:
             own = scores + q * pitch + 4 * (count + least)
             rest, out = slots + 8 * least, sums + 4 * width * q
@@ -276,7 +249,7 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
     if row < read(frame + at.ROWS):
         pitch, item = read(frame + at.SLOT_PITCH), 2 if read(frame + at.NARROW) == 1 else 4
         width = read(frame + at.HEAD_DIM) * item
-        shared, count = _shared_slots(read(layer + at.SEEN), row)
+        shared, count = shared_slots(read(layer + at.SEEN), row)
         for i in range(0, min(count, AHEAD), LANES):
             fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, pitch // 2)
 
@@ -321,14 +294,14 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
     for q in range(queries):
         group, own = (first + q) % groups, row + (first + q) // groups
         _prepare(frame, layer, own, group * kv_heads + kv_head, weight, query + q * pitch, half)
-    least, most = _common_own_slots(seen, begin, end)
+    least, most = common_own_slots(seen, begin, end)
     _scores(frame, layer, kv_head, row, first, queries, query, pitch, scores, most, first == 0)
-    _, shared = _shared_slots(seen, row)
+    _, shared = shared_slots(seen, row)
     if coming > row:
         _fetch_first(frame, layer, kv_head, coming)
     wholes = sums + 128 * MAX_QUERIES
     for q in range(queries):
-        _, more = _own_slots(seen, row + (first + q) // groups)
+        _, more = own_slots(seen, row + (first + q) // groups)
         head = (first + q) % groups * kv_heads + kv_head
         whole = _shares(frame, layer, scores + q * out_pitch, shared + more, head, False)
         store(wholes + 64 * q, broadcast(whole))
@@ -357,8 +330,8 @@ def _pack_run(frame: int, layer: int, me: int, kv_head: int, row: int, run: int)
     """Pack all that rows see in common, for several blocks of queries."""
     size, slot_pitch, seen = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(layer + at.SEEN)
     own_keys, own_values = _packed(frame, me)
-    shared, count = _shared_slots(seen, row)
-    count += _common_own_slots(seen, row, row + run)[1]
+    shared, count = shared_slots(seen, row)
+    count += common_own_slots(seen, row, row + run)[1]
     keys = read(layer + at.CACHE) + kv_head * size * 2
     if count > 0:
         pack_keys(keys, shared, slot_pitch, count, size // 32, own_keys)
@@ -372,61 +345,104 @@ def _strip_block(
     frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, ready: bool
 ) -> None:
     """`_block` by the matrix unit. `ready`: after `_pack_run`."""
+    groups, seen = read(frame + at.HEADS) // read(frame + at.KV_HEADS), read(layer + at.SEEN)
+    _, most = common_own_slots(seen, row + first // groups, row + (first + queries + groups - 1) // groups)
+    _score_in_strips(frame, layer, me, kv_head, row, first, queries, most, ready)
+    _shares_of_block(frame, layer, me, kv_head, row, first, queries, most)
+    for part in range(0, read(frame + at.HEAD_DIM), STRIP):
+        _weigh_in_strips(frame, layer, me, kv_head, row, first, queries, most, part, ready)
+
+
+@njit(error_model="numpy")
+def _room(frame: int, me: int) -> tuple[int, int, int, int, int]:
+    """A thread's memory for a block: scores, queries, sums, sums of shares, and the slots of a mixed block."""
+    scores = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE)
+    query = read(frame + at.QUERY) + me * read(frame + at.QUERY_SIZE)
+    sums = query + QUERIES * 2 * read(frame + at.HEAD_DIM)
+    return scores, query, sums, sums + QUERIES * 4 * STRIP, sums + QUERIES * (4 * STRIP + 64)
+
+
+@njit(error_model="numpy")
+def _score_in_strips(
+    frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, most: int, ready: bool
+) -> None:
+    """Scores of a block. `most`: own slots that all of its rows have; 0 where they differ."""
     size, kv_heads, seen = read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS), read(layer + at.SEEN)
     groups, slot_pitch, pitch = (
         read(frame + at.HEADS) // kv_heads,
         read(frame + at.SLOT_PITCH),
         read(frame + at.SCORES_PITCH),
     )
-    scores, query = (
-        read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE),
-        read(frame + at.QUERY) + me * read(frame + at.QUERY_SIZE),
-    )
-    sums = query + QUERIES * 2 * size
-    wholes, mixed = sums + QUERIES * 4 * STRIP, sums + QUERIES * (4 * STRIP + 64)
-    own_keys, own_values = _packed(frame, me)
+    scores, query, _, _, mixed = _room(frame, me)
     for q in range(queries):
         own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
         _prepare(frame, layer, own, head, read(layer + at.Q_NORM), query + q * 2 * size, True)
-    _, most = _common_own_slots(seen, row + first // groups, row + (first + queries + groups - 1) // groups)
-    keys, (shared, count) = read(layer + at.CACHE) + kv_head * size * 2, _shared_slots(seen, row)
-    strip_scores(keys, shared, slot_pitch, count + most, size, queries, query, scores, pitch, own_keys, ready)
+    keys, (shared, count) = read(layer + at.CACHE) + kv_head * size * 2, shared_slots(seen, row)
+    packed, _ = _packed(frame, me)
+    strip_scores(keys, shared, slot_pitch, count + most, size, queries, query, scores, pitch, packed, ready)
     q = queries if most > 0 else 0
     while q < queries:
-        slots, more = _own_slots(seen, row + (first + q) // groups)
+        slots, more = own_slots(seen, row + (first + q) // groups)
         together, own = min(groups - (first + q) % groups, queries - q, TILE_ROWS), scores + q * pitch + 4 * count
         strip_scores(
             keys, slots, slot_pitch, more, size, together, query + q * 2 * size, own, pitch, mixed + 8 * BLOCK, False
         )
         q += together
+
+
+@njit(error_model="numpy")
+def _shares_of_block(
+    frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, most: int
+) -> None:
+    """Shares in place of a block's scores, 0 behind each row's last key, and their sums."""
+    kv_heads, seen, pitch = read(frame + at.KV_HEADS), read(layer + at.SEEN), read(frame + at.SCORES_PITCH)
+    groups, (_, count), (scores, _, _, wholes, _) = (
+        read(frame + at.HEADS) // kv_heads,
+        shared_slots(seen, row),
+        _room(frame, me),
+    )
     for q in range(queries):
         head, shares = (first + q) % groups * kv_heads + kv_head, scores + q * pitch
-        _, more = _own_slots(seen, row + (first + q) // groups)
-        whole = _shares(frame, layer, shares, count + more, head, True)
-        store(wholes + 64 * q, broadcast(whole))
+        _, more = own_slots(seen, row + (first + q) // groups)
+        store(wholes + 64 * q, broadcast(_shares(frame, layer, shares, count + more, head, True)))
         for i in range(count + more, count + max(most, more) + BLOCK, LANES):
             store_half(shares + 2 * i, broadcast(np.float32(0.0)))
-    for part in range(0, size, STRIP):
-        width, values = min(STRIP, size - part), keys + (kv_heads * size + part) * 2
-        strip = own_values + (part * 2 * read(frame + at.PACKED) if ready else 0)
-        for i in range(0, queries * STRIP, LANES):
-            store(sums + 4 * i, broadcast(np.float32(0.0)))
-        together = count + most if most > 0 else count - count % BLOCK
-        strip_weigh(values, shared, slot_pitch, together, width // 32, queries, scores, pitch, sums, strip, ready)
-        q = queries if most > 0 else 0
-        while q < queries:
-            slots, more = _own_slots(seen, row + (first + q) // groups)
-            together = min(groups - (first + q) % groups, queries - q, TILE_ROWS)
-            strip_weigh_own(
-                values, shared, count, slots, more, slot_pitch, width // 32, together,
-                scores + q * pitch, pitch, sums + q * 4 * STRIP, mixed + 8 * BLOCK, mixed,
-            )  # fmt: skip
-            q += together
-        for q in range(queries):
-            own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
-            half, row_of = read(frame + at.KIND) == DOT, read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH)
-            target = row_of + (2 if half else 4) * (head * size + part)
-            _put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
+
+
+@njit(error_model="numpy")
+def _weigh_in_strips(
+    frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, most: int, part: int, ready: bool
+) -> None:
+    """Values of a block by its shares, of the dimensions `part` .. `part` + 63."""
+    size, kv_heads, seen = read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS), read(layer + at.SEEN)
+    groups, slot_pitch, pitch = (
+        read(frame + at.HEADS) // kv_heads,
+        read(frame + at.SLOT_PITCH),
+        read(frame + at.SCORES_PITCH),
+    )
+    scores, _, sums, wholes, mixed = _room(frame, me)
+    _, own_values = _packed(frame, me)
+    width, values = min(STRIP, size - part), read(layer + at.CACHE) + (kv_head * size + kv_heads * size + part) * 2
+    strip, (shared, count) = own_values + (part * 2 * read(frame + at.PACKED) if ready else 0), shared_slots(seen, row)
+    for i in range(0, queries * STRIP, LANES):
+        store(sums + 4 * i, broadcast(np.float32(0.0)))
+    together = count + most if most > 0 else count - count % BLOCK
+    strip_weigh(values, shared, slot_pitch, together, width // 32, queries, scores, pitch, sums, strip, ready)
+    q = queries if most > 0 else 0
+    while q < queries:
+        slots, more = own_slots(seen, row + (first + q) // groups)
+        together = min(groups - (first + q) % groups, queries - q, TILE_ROWS)
+        strip_weigh_own(
+            values, shared, count, slots, more, slot_pitch, width // 32, together,
+            scores + q * pitch, pitch, sums + q * 4 * STRIP, mixed + 8 * BLOCK, mixed,
+        )  # fmt: skip
+        q += together
+    half = read(frame + at.KIND) == DOT
+    for q in range(queries):
+        own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
+        row_of = read(frame + at.MIXED) + own * read(frame + at.MIXED_PITCH)
+        target = row_of + (2 if half else 4) * (head * size + part)
+        _put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
 
 
 @njit(error_model="numpy")
@@ -447,7 +463,7 @@ def _one_block(
 def _run_of(seen: int, row: int, rows: int) -> int:
     """Number of rows from `row` on that share their list of slots."""
     count = 1
-    while row + count < rows and _shared_slots(seen, row + count) == _shared_slots(seen, row):
+    while row + count < rows and shared_slots(seen, row + count) == shared_slots(seen, row):
         count += 1
     return count
 

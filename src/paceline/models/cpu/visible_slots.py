@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
+from paceline.models.cpu import offsets as at
+from paceline.models.cpu.vectors import read
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.segments import SegmentPart
@@ -93,3 +96,33 @@ def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], o
     kept.append(own)
     out[:, 0], out[:, 1] = slots[1] + 8 * low, length - low
     out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts
+
+
+@njit(error_model="numpy")
+def own_slots(seen: int, row: int) -> tuple[int, int]:
+    """Address and length of a row's own list, in compiled code."""
+    entry = seen + row * at.SEEN_FIELDS
+    return read(entry + at.OWN), read(entry + at.OWN_COUNT)
+
+
+@njit(error_model="numpy")
+def shared_slots(seen: int, row: int) -> tuple[int, int]:
+    """The same of the list that it shares with the rows beside it."""
+    entry = seen + row * at.SEEN_FIELDS
+    return read(entry + at.SHARED), read(entry + at.SHARED_COUNT)
+
+
+@njit(error_model="numpy")
+def common_own_slots(seen: int, row: int, stop: int) -> tuple[int, int]:
+    """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the
+    shared one.
+    """
+    shared, count = shared_slots(seen, row)
+    _, least = own_slots(seen, row)
+    most = least
+    for other in range(row, stop):
+        own, more = own_slots(seen, other)
+        if own != shared + 8 * count:
+            return 0, 0
+        least, most = min(least, more), max(most, more)
+    return least, most

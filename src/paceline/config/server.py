@@ -1,0 +1,81 @@
+"""What a server listens to, whom it lets in, and the most that a request may ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from paceline.utils import choice, integer, need, number, strings
+
+TOOL_FORMATS: Final = ("mistral", "hermes", "llama3_json", "pythonic")
+"""How models write calls of functions (serving.tools)."""
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Of `paceline serve`, with vLLM's names where it has them.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        served_model_name: names of the model, the first of which answers tell; none: what it was loaded from.
+        api_key: of clients; without any, everybody is let in.
+        api_key_file: holds more of them, one a line.
+        allowed_host: names beside those of this machine that the Host header may have; none where `host` is no loopback
+            address: any.
+        chat_template: file of one that replaces the checkpoint's.
+        tool_call_parser: one of TOOL_FORMATS; None is read off the chat template.
+        strict_schemas: JSON schemas are strict unless a request says otherwise.
+        vllm_metrics: metrics have vLLM's own names.
+        max_waiting, max_streams_per_key: requests that have not begun, and running ones of a key; 429 beyond.
+        max_body_bytes: of a request; 413 beyond.
+        max_n, max_prompts, max_request_tokens: outputs, prompts and new tokens of a request; 400 beyond.
+        request_timeout: seconds after which a request ends with an error.
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: Sequence[str] = ()
+    api_key: Sequence[str] = ()
+    api_key_file: str | None = None
+    allowed_host: Sequence[str] = ()
+    chat_template: str | None = None
+    tool_call_parser: str | None = None
+    strict_schemas: bool = False
+    vllm_metrics: bool = False
+    max_waiting: int = 256
+    max_streams_per_key: int = 256
+    max_body_bytes: int = 8 * 2**20
+    max_n: int = 16
+    max_prompts: int = 256
+    max_request_tokens: int | None = None
+    request_timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        need(isinstance(self.host, str) and self.host != "", "host", "be an address", self.host)
+        integer("port", self.port, 0, 65535)
+        for name in ("served_model_name", "api_key", "allowed_host"):
+            texts = strings(name, getattr(self, name))
+            need(all(text.strip() for text in texts), name, "not be empty; leave it out", "an empty text")
+            vars(self)[name] = texts
+        choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
+        for name in ("strict_schemas", "vllm_metrics"):
+            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+        for name in ("max_waiting", "max_streams_per_key", "max_body_bytes", "max_n", "max_prompts"):
+            integer(name, getattr(self, name), 1)
+        if self.max_request_tokens is not None:
+            integer("max_request_tokens", self.max_request_tokens, 1)
+        number("request_timeout", self.request_timeout, 0.0, math.inf, "be above 0", open_low=True)
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """What the Host header may name; None is anything."""
+        more = tuple(name.lower() for name in self.allowed_host)
+        if self.host in LOOPBACK:
+            return (*LOOPBACK, *more)
+        return (self.host.lower(), *LOOPBACK, *more) if more else None
