@@ -48,7 +48,10 @@ FORMS = {"bf16": None, "int8": "int8", "int4": "int4"}
 COLOURS = {"bf16": "#4878a8", "int8": "#d98c3f", "int4": "#6aa56a"}
 DENSE = "hidden=1024,layers=8,heads=16,kv_heads=8,mlp=2816,vocab=32000"
 NO_GATE = DENSE.replace("2816", "4096")
-MIXTURES = {"mixtral": (1024, 8, 2), "qwen3_moe": (256, 32, 4), "gpt_oss": (512, 16, 4)}
+MIXTURES = {
+    "mixtral": (1024, 8, 2), "qwen2_moe": (256, 32, 4), "qwen3_moe": (256, 32, 4), "deepseek_v2": (256, 32, 4),
+    "gpt_oss": (512, 16, 4),
+}  # fmt: skip
 GEMMA_270M = "gemma3:hidden=640,layers=18,heads=4,kv_heads=1,head_dim=256,mlp=2048,vocab=262144,context=32768"
 DENSE_FAMILIES = (
     "llama",
