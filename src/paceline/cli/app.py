@@ -20,6 +20,7 @@ import typer
 
 from paceline.cli import (
     analyze,
+    batch,
     bench,
     chat,
     datastore,
@@ -58,6 +59,7 @@ app = typer.Typer(
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("serve")(serve.command)
+app.add_typer(batch.app, name="batch")
 app.command("methods")(methods.command)
 app.command("demo")(demo.command)
 app.command("verify")(verify.command)
