@@ -100,8 +100,7 @@ def run(
         _reject(given)
     elif api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url")
-    failures = errors or output.with_name(f"{output.name.removesuffix('.jsonl')}.errors.jsonl")
-    _check_paths(source, output, failures)
+    failures = _checked(source, output, errors)
     requests = Requests(source)
     name = None if url is not None else (given.get("served_model_name") or [str(given.get("model", "bundled"))])[0]
     with (
@@ -160,12 +159,19 @@ def _reject(given: dict[str, Any]) -> None:
         raise ConfigError(f"the server of --url has its own settings; leave {', '.join(wrong)} out")
 
 
-def _check_paths(source: Path, output: Path, failures: Path) -> None:
+def _checked(source: Path, output: Path, errors: Path | None) -> Path:
+    """Where failures go.
+
+    Raises:
+        ConfigError: files that cannot be written, or that are the same.
+    """
     must_be_writable("--output", output)
+    failures = errors or output.with_name(f"{output.name.removesuffix('.jsonl')}.errors.jsonl")
     must_be_writable("--errors", failures)
     places = [path.resolve() for path in (source, output, failures)]
     if len(set(places)) < len(places):
         raise ConfigError("the requests, --output and --errors must be three files; name another one")
+    return failures
 
 
 def _client(url: str, key: str | None, timeout: float, concurrency: int) -> httpx.AsyncClient:
