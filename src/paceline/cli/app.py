@@ -1,8 +1,8 @@
 """The commands of `paceline`, and what becomes of whatever ends one of them.
 
-Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what
-was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. Heavy imports happen inside
-the commands, so that help is fast.
+Exit codes: 0 fine; 1 a check failed (`demo`, `verify`) or a request did (`batch`); 2 bad input, one line on standard
+error; 130 interrupted, what was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one
+line. Heavy imports happen inside the commands, so that help is fast.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import typer
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.outputs import must_be_writable
-from paceline.cli.terminal import counted, progress_bar, remark, say
+from paceline.cli.terminal import counted, progress_bar, remark, say, spinner
 from paceline.errors import ConfigError
 from paceline.utils import MAX_COUNT
 
@@ -93,7 +93,7 @@ def run(
     """Answer a file of requests; run again after a crash, it goes on where it stopped."""
     if missing := [name for name in ("httpx", "fastapi", "prometheus_client") if find_spec(name) is None]:
         raise ConfigError(f"`paceline batch` needs {missing[0]}; pip install 'paceline[serve]'")
-    from paceline.batch import Requests, Results, Summary
+    from paceline.batch import Requests, Results
 
     given |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
     if url is not None:
@@ -101,25 +101,15 @@ def run(
     elif api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url")
     failures = _checked(source, output, errors)
-    requests = Requests(source)
+    with spinner("reading the requests"):
+        requests = Requests(source)
     name = None if url is not None else (given.get("served_model_name") or [str(given.get("model", "bundled"))])[0]
     with (
         closing(requests),
         Results(output, requests, model=name) as results,
         Results(failures, requests, fresh=True) as failed,
     ):
-        job = Job(requests, results, failed, retry_for)
-        if results.count:
-            remark(f"{results.count} of {counted(len(requests), 'request')} are answered already")
-        if results.count == len(requests):
-            results.sort()
-            failed.sort()
-            summary = Summary()
-        elif url is not None:
-            size = concurrency or REMOTE
-            summary = asyncio.run(job.run(_client(url, api_key, given.get("request_timeout", HOUR), size), size))
-        else:
-            summary = _decode(job, given, concurrency)
+        summary = _run(Job(requests, results, failed, retry_for), given, url=url, api_key=api_key, size=concurrency)
     _tell(requests, output, failures, summary)
 
 
@@ -146,6 +136,27 @@ class Job:
                 return await answer_all(
                     self.requests, self.results, self.failed, sender, concurrency=concurrency, progress=show
                 )
+
+
+def _run(job: Job, given: dict[str, Any], *, url: str | None, api_key: str | None, size: int | None) -> Summary:
+    """Answer what is left of a batch."""
+    from paceline.batch import Summary
+
+    results, total = job.results, len(job.requests)
+    if results.count:
+        remark(f"{results.count} of {counted(total, 'request')} are answered already")
+    if results.count == total:
+        results.sort()
+        job.failed.sort()
+        return Summary()
+    try:
+        if url is None:
+            return _decode(job, given, size)
+        size = size or REMOTE
+        return asyncio.run(job.run(_client(url, api_key, given.get("request_timeout", HOUR), size), size))
+    except KeyboardInterrupt:
+        remark(f"{results.count} of {counted(total, 'request')} are answered; the same command goes on")
+        raise
 
 
 def _reject(given: dict[str, Any]) -> None:
