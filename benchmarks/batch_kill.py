@@ -3,9 +3,9 @@
 usage: batch_kill.py [--model bundled] [--kills 20] [--requests 96] [--tokens 32] [--seed 0] [--folder FOLDER]
 
 In turn the run with a model of its own (`run`), the client of a server (`client`) and the server (`server`) are killed,
-at a moment drawn between the first answer and the last of a calm run. A killed run or client is started again with the
-same command; a killed server is started again, and its client must come through by itself. At every second kill of a
-run or client the last line is then cut at a place drawn at random, as a loss of power may leave it.
+when a number of answers drawn at random is there, and up to 0.1 seconds later. A killed run or client is started again
+with the same command; a killed server is started again, and its client must come through by itself. At every second
+kill that hits a run or a client the last line is then cut at a place drawn at random, as a loss of power may leave it.
 
 Half of the requests are greedy, half drawn at temperature 0.8 with seeds; drafting is on (`auto`). Compared are the
 answers of every request (texts, reasons, counts of tokens), not ids, times, and what was drafted and cached. Exits with
@@ -80,10 +80,10 @@ class Files:
         data = self.data()
         return data[: data.rfind(b"\n") + 1].splitlines()
 
-    def wait_for_first(self, process: subprocess.Popen[bytes]) -> None:
-        while not self.acknowledged():
+    def wait_for(self, process: subprocess.Popen[bytes], answers: int) -> None:
+        while len(self.acknowledged()) < answers:
             if process.poll() is not None:
-                sys.exit(f"it ended before its first answer: {self._log.read_text()}")
+                sys.exit(f"it ended before {answers} answers: {self._log.read_text()}")
             time.sleep(0.002)
 
     def tear(self, chance: random.Random) -> None:
@@ -131,24 +131,11 @@ def serving(folder: Path, model: Sequence[str]) -> Iterator[Server]:
         server.kill()
 
 
-def calm(files: Files, count: int) -> float:
-    """An undisturbed run: seconds from its first answer to its last."""
-    process = files.start()
-    files.wait_for_first(process)
-    start = time.perf_counter()
-    while len(files.acknowledged()) < count and process.poll() is None:
-        time.sleep(0.01)
-    seconds = time.perf_counter() - start
-    files.finish(process)
-    return seconds
-
-
 @dataclass
 class Kill:
     """What one kill left and what came of it."""
 
     kind: str
-    seconds: float
     acknowledged: int
     torn: bool
     kept: bool = False
@@ -160,11 +147,11 @@ class Kill:
         return self.kept and self.once and self.equal
 
 
-def killed(kind: str, files: Files, server: Server, seconds: float, torn: random.Random | None) -> Kill:
-    """Kill after some seconds from the first answer on, and let the batch come to its end."""
+def killed(kind: str, files: Files, server: Server, answers: int, chance: random.Random, *, torn: bool) -> Kill:
+    """Kill once so many answers are there, and let the batch come to its end."""
     process = files.start()
-    files.wait_for_first(process)
-    time.sleep(seconds)
+    files.wait_for(process, answers)
+    time.sleep(chance.uniform(0, 0.1))
     if kind == "server":
         server.kill()
         lines = files.acknowledged()
@@ -172,13 +159,13 @@ def killed(kind: str, files: Files, server: Server, seconds: float, torn: random
     else:
         process.kill()
         process.wait()
-        if torn is not None:
-            files.tear(torn)
+        if torn:
+            files.tear(chance)
         lines = files.acknowledged()
         process = files.start()
     files.finish(process)
     after = files.acknowledged()
-    return Kill(kind, seconds, len(lines), torn is not None, kept=all(after.count(line) == 1 for line in lines))
+    return Kill(kind, len(lines), torn, kept=all(after.count(line) == 1 for line in lines))
 
 
 def check(kill: Kill, files: Files, names: list[str], wanted: dict[str, Any]) -> None:
@@ -207,23 +194,21 @@ def main() -> None:
         names = [line["custom_id"] for line in lines]
         own, remote = [*model, "--max-num-seqs", "8"], ["--url", server.url, "--concurrency", "16"]
 
-        seconds, wanted = {}, {}
+        wanted = {}
         for kind, more in (("run", own), ("client", remote)):
             files = Files(folder, f"calm-{kind}", source, more)
-            seconds[kind], wanted[kind] = calm(files, len(names)), files.answers()
-        seconds["server"] = seconds["client"]
+            files.finish(files.start())
+            wanted[kind] = files.answers()
         alike = wanted["run"] == wanted["client"]
         distinct = len({json.dumps(answer[2]) for answer in wanted["run"].values()})
-        print(
-            f"calm: {seconds['run']:.1f} s alone, {seconds['client']:.1f} s with a server; equal: {alike}", flush=True
-        )
+        print(f"calm runs with a model and with a server are equal: {alike}", flush=True)
 
         kills = []
         for number in range(args.kills):
             kind = KINDS[number % len(KINDS)]
             files = Files(folder, f"killed-{number}", source, remote if kind != "run" else own)
-            torn = chance if kind != "server" and number % 2 else None
-            kill = killed(kind, files, server, chance.uniform(0, seconds[kind]), torn)
+            torn = kind != "server" and number % 2 == 1
+            kill = killed(kind, files, server, chance.randrange(1, len(names)), chance, torn=torn)
             check(kill, files, names, wanted["run"])
             kills.append(kill)
             print(f"{number + 1}. {asdict(kill)}", flush=True)
@@ -231,7 +216,6 @@ def main() -> None:
         "model": args.model,
         "requests": args.requests,
         "distinct_answers": distinct,
-        "calm_seconds": seconds,
         "calm_runs_equal": alike,
         "kills": [asdict(kill) for kill in kills],
         "good": sum(kill.good for kill in kills),

@@ -90,8 +90,11 @@ def test_patience_ends(sent: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError])
-def test_connections_that_fail_are_made_again(sent: Callable[..., Any], kind: type[httpx.TransportError]) -> None:
+def test_connections_that_fail_are_made_again(
+    sent: Callable[..., Any], kind: type[httpx.TransportError], caplog: pytest.LogCaptureFixture
+) -> None:
     found, waits = sent(kind, kind, ok())
+    assert "the server at http://there is away (away); trying again" in caplog.text
     assert found.failure is None
     assert len(waits) == 2
     assert waits[0] < waits[1]

@@ -157,7 +157,8 @@ def test_a_complete_file_needs_neither_model_nor_server(run: Command, plain: Liv
 WRONG: dict[str, tuple[list[str], str]] = {
     "engine": (["--url", "http://x", "--dtype", "float32", "-m", "y"], "leave --model, --dtype out"),
     "sequences": (["--url", "http://x", "--max-num-seqs", "4"], "leave --max-num-seqs out"),
-    "scheme": (["--url", "localhost:8000"], "--url must begin with http://"),
+    "scheme": (["--url", "localhost:8000"], "--url must be as http://host:8000/v1, got 'localhost:8000'"),
+    "host": (["--url", "http:///v1"], "--url must be as http://host:8000/v1"),
     "key": (["--api-key", "k"], "give its --url"),
     "errors": (["--errors", "in.jsonl"], "must be three files"),
     "away": (["--url", "http://127.0.0.1:9", "--retry-for", "0"], "no server answers at http://127.0.0.1:9"),

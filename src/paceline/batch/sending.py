@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ import httpx
 from paceline.batch.inputs import Json, Request
 from paceline.errors import ConfigError
 from paceline.utils import shortened
+
+logger = logging.getLogger("paceline")
 
 BUSY: Final = (429, 502, 503)
 NOT_ALLOWED: Final = (401, 403)
@@ -63,6 +66,8 @@ class Sender:
         content, give_up, wait = json.dumps(request.body).encode(), 0.0, FIRST_WAIT
         while True:
             found = await self._try(request.url, content)
+            if isinstance(found, httpx.TransportError):
+                logger.warning("the server at %s is away (%s); trying again", self._http.base_url, _words(found))
             give_up = give_up or monotonic() + self._patience
             later = _wanted(found) if isinstance(found, httpx.Response) else 0.0
             if later is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -189,8 +190,8 @@ def _client(url: str, key: str | None, timeout: float, concurrency: int) -> http
     import httpx
 
     base = url.rstrip("/").removesuffix("/v1")
-    if not base.startswith(("http://", "https://")):
-        raise ConfigError(f"--url must begin with http:// or https://, got {url!r}")
+    if not re.match(r"https?://[^\s/?#]+(/[^\s?#]*)?$", base):
+        raise ConfigError(f"--url must be as http://host:8000/v1, got {url!r}")
     key = key or os.environ.get("PACELINE_API_KEY")
     return httpx.AsyncClient(
         base_url=base,
