@@ -36,9 +36,11 @@ ALLOWED = {
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "verifiers", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
     "serving": METHODS | {"async_llm", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
+    "batch": LOW,
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
-    "cli": METHODS | {"async_llm", "serving", "diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
+    "cli": METHODS
+    | {"async_llm", "batch", "serving", "diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -38,6 +38,10 @@ def test_every_verb_with_a_model_takes_the_same_flags_for_it(command: str) -> No
     assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(command)
 
 
+def test_the_size_of_a_batch_reaches_the_engine() -> None:
+    assert options.engine_options({"max_num_seqs": 3, "port": 1}) == {"max_num_seqs": 3}
+
+
 def test_the_page_of_the_command_line_names_every_flag() -> None:
     path = ROOT / "docs" / "generate.py"
     spec = importlib.util.spec_from_file_location("generate_docs", path)

@@ -1,8 +1,8 @@
 """The commands of `paceline`, and what becomes of whatever ends one of them.
 
-Exit codes: 0 fine; 1 a check failed (`demo`, `verify`); 2 bad input, one line on standard error; 130 interrupted, what
-was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one line. Heavy imports happen inside
-the commands, so that help is fast.
+Exit codes: 0 fine; 1 a check failed (`demo`, `verify`) or a request did (`batch`); 2 bad input, one line on standard
+error; 130 interrupted, what was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one
+line. Heavy imports happen inside the commands, so that help is fast.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import typer
 
 from paceline.cli import (
     analyze,
+    batch,
     bench,
     chat,
     datastore,
@@ -58,6 +59,7 @@ app = typer.Typer(
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("serve")(serve.command)
+app.add_typer(batch.app, name="batch")
 app.command("methods")(methods.command)
 app.command("demo")(demo.command)
 app.command("verify")(verify.command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -220,18 +220,18 @@ def _parameter(field: Field[Any], text: str, panel: str) -> inspect.Parameter:
 
 
 def with_flags(
-    *, sampling: bool, diffusion: bool = False, server: bool = False
+    *, sampling: bool, diffusion: bool = False, server: Iterable[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command whose last parameter is `given: dict`.
 
     It gets the flags of the model, of SamplingParams, --log-level, and with `diffusion` those of diffusion language
-    models, with `server` those of ServerConfig.
+    models, and those of ServerConfig that `server` names.
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
     sources: list[tuple[Any, dict[str, str], str]] = [(EngineConfig, ENGINE_HELP, "Model")]
     sources += [(SamplingParams, SAMPLING_HELP, "Sampling")] if sampling else []
-    sources += [(ServerConfig, SERVER_HELP, "Server")] if server else []
+    sources += [(ServerConfig, {name: SERVER_HELP[name] for name in server}, "Server")]
     extra = [
         _parameter(field, texts[field.name], panel)
         for cls, texts, panel in sources
@@ -331,7 +331,7 @@ def _diffusion_config(typed: dict[str, str]) -> dict[str, Any] | str | None:
 
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments for `LLM` among what was typed; a seed serves both."""
-    names = (*(flag.name for flag in MODEL_FLAGS), *ENGINE_HELP, "diffusion_config", "seed")
+    names = (*(flag.name for flag in MODEL_FLAGS), *ENGINE_HELP, "max_num_seqs", "diffusion_config", "seed")
     return {name: given[name] for name in names if name in given}
 
 

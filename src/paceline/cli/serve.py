@@ -13,7 +13,7 @@ from paceline.config import LOOPBACK, ServerConfig
 from paceline.errors import ConfigError
 
 
-@with_flags(sampling=False, diffusion=True, server=True)
+@with_flags(sampling=False, diffusion=True, server=SERVER_HELP)
 def command(
     *,
     positional: Annotated[

@@ -1,0 +1,205 @@
+"""The file of requests: checked as a whole before anything is decoded, then read line by line from where they lie.
+
+Of a line only its place, a digest and a key of its prompt's beginnings are kept, so that the file may be larger than
+memory. The digest is part of the answer's id: it tells which answers of an earlier run belong to which requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paceline.errors import ConfigError, PromptError
+from paceline.utils import shortened
+
+BEGINNINGS: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+"""Lengths of a prompt's beginnings in characters by which requests are grouped."""
+
+DIGEST, KEY = 12, 8
+"""Bytes of a digest, and of the key of one beginning."""
+
+TOLD: Final = 3
+"""Damaged lines that an error tells."""
+
+Json = dict[str, Any]
+
+
+class Request(BaseModel):
+    """One line, as OpenAI's batches have it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    custom_id: Annotated[str, Field(min_length=1)]
+    method: Literal["POST"] = "POST"
+    url: Literal["/v1/chat/completions", "/v1/completions"]
+    body: Json
+
+    @property
+    def digest(self) -> bytes:
+        """Of all that the answer depends on."""
+        return _digest([self.custom_id, self.url, self.body])
+
+    @property
+    def id(self) -> str:
+        """Of its answer: the same in every run."""
+        return f"batch_req_{self.digest.hex()}"
+
+    def beginnings(self) -> bytes:
+        """A key for each length of `BEGINNINGS` that the prompt has; requests that begin alike have the same first
+        keys.
+        """
+        body = self.body
+        first = [self.url, body.get("cache_salt"), body.get("prompt_cache_key"), body.get("tools")]
+        text = json.dumps([*first, body.get("messages"), body.get("prompt")])
+        found = b""
+        for length in BEGINNINGS:
+            found += hashlib.blake2b(text[:length].encode(), digest_size=KEY).digest()
+            if len(text) <= length:
+                break
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _DamagedError(Exception):
+    """A line that is no request."""
+
+    why: str
+
+
+class Requests:
+    """The requests of a file, by their index in it.
+
+    Args:
+        path: a file of JSON lines; empty lines are skipped.
+    Raises:
+        PromptError: it cannot be read, or holds none.
+        ConfigError: damaged lines, or a custom_id twice, with the numbers of the lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offsets, self._lengths, self._numbers = array("Q"), array("Q"), array("Q")
+        self._digests: list[bytes] = []
+        self._keys: list[bytes] = []
+        self._known: dict[bytes, int] = {}
+        faults, count = list[str](), 0
+        try:
+            self._stream = path.open("rb")
+            for number, offset, line in self._lines():
+                try:
+                    self._add(number, offset, line)
+                except _DamagedError as damaged:
+                    count += 1
+                    faults += [f"line {number} {damaged.why}"] if count <= TOLD else []
+        except OSError as error:
+            raise PromptError(f"cannot read {str(path)!r} ({error.strerror}); give a file of JSON lines") from None
+        if faults:
+            more = f"; {count - TOLD} more lines are damaged" if count > TOLD else ""
+            raise ConfigError(f"{str(path)!r}: {'; '.join(faults)}{more}; nothing was decoded")
+        if not len(self):
+            raise PromptError(f"{str(path)!r} holds no requests; give at least one line")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        offset = 0
+        for number, line in enumerate(self._stream, 1):
+            if line.strip():
+                yield number, offset, line
+            offset += len(line)
+
+    def _add(self, number: int, offset: int, line: bytes) -> None:
+        request = _parsed(line)
+        name = _digest(request.custom_id)
+        if (before := self._known.setdefault(name, len(self))) != len(self):
+            first = f"{shortened(request.custom_id)} of line {self._numbers[before]}"
+            raise _DamagedError(f"has the custom_id {first} again: give each line its own")
+        self._offsets.append(offset)
+        self._lengths.append(len(line))
+        self._numbers.append(number)
+        self._digests.append(request.digest)
+        self._keys.append(request.beginnings())
+
+    def find(self, custom_id: str) -> int | None:
+        """The index of a request."""
+        return self._known.get(_digest(custom_id))
+
+    def id(self, index: int) -> str:
+        """Of the answer to a request."""
+        return f"batch_req_{self._digests[index].hex()}"
+
+    def line(self, index: int) -> int:
+        """The number of a request's line, from 1."""
+        return self._numbers[index]
+
+    def read(self, index: int) -> Request:
+        """A request, from the file.
+
+        Raises:
+            ConfigError: the file has changed.
+        """
+        self._stream.seek(self._offsets[index])
+        try:
+            request = _parsed(self._stream.read(self._lengths[index]))
+        except _DamagedError:
+            request = None
+        if request is None or request.digest != self._digests[index]:
+            raise ConfigError(f"{str(self.path)!r} was changed while it was read; run the same command again")
+        return request
+
+    def order(self) -> list[int]:
+        """All indexes, those of prompts that begin alike one after the other, so that what they share is decoded once;
+        otherwise as in the file. To be asked once: the keys are let go.
+        """
+        keys, self._keys = self._keys, []
+        return _grouped(list(range(len(self))), keys, 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._stream.close()
+
+
+def _parsed(line: bytes) -> Request:
+    try:
+        found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise _DamagedError(f"is not JSON ({error}): write one request on each line") from None
+    if not isinstance(found, dict):
+        raise _DamagedError("is not an object: give custom_id, method, url and body")
+    try:
+        request = Request.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        why = "is not known: leave it out" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg']}"
+        raise _DamagedError(f"{where} {why}") from None
+    if request.body.get("stream"):
+        raise _DamagedError("body.stream is wrong: leave it out, answers are written whole")
+    return request
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _digest(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()
+
+
+def _grouped(indexes: list[int], keys: list[bytes], level: int) -> list[int]:
+    """The indexes with equal keys together, at this level and those after it; groups in the order of their firsts."""
+    if len(indexes) < 3 or level == len(BEGINNINGS):
+        return indexes
+    groups: dict[bytes, list[int]] = {}
+    for index in indexes:
+        groups.setdefault(keys[index][level * KEY : (level + 1) * KEY], []).append(index)
+    return [index for group in groups.values() for index in _grouped(group, keys, level + 1)]

@@ -1,0 +1,154 @@
+"""One request to its answer, with patience for a server that is busy, or away for a while.
+
+What is tried again: 429, 502 and 503 after the time that Retry-After tells, and connections that fail or break. A
+server that stays away ends the run, which goes on later; whatever else happens is the answer of this one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import monotonic, time
+from typing import Any, Final
+
+import httpx
+
+from paceline.batch.inputs import Json, Request
+from paceline.errors import ConfigError
+from paceline.utils import shortened
+
+logger = logging.getLogger("paceline")
+
+BUSY: Final = (429, 502, 503)
+NOT_ALLOWED: Final = (401, 403)
+AWAY: Final = (httpx.ConnectError, httpx.ConnectTimeout)
+FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
+"""Seconds before a request is sent again: the first time, and at most, unless Retry-After tells more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request.
+
+    Attributes:
+        line: as OpenAI's batches have it.
+        failure: in a few words, or None.
+    """
+
+    line: bytes
+    failure: str | None
+    tokens: int
+
+
+class Sender:
+    """Sends requests.
+
+    Args:
+        http: a client whose base is the server.
+        patience: seconds, from the first failure on, for which a request is tried again.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, *, patience: float) -> None:
+        self._http, self._patience = http, patience
+
+    async def send(self, request: Request) -> Answer:
+        """The answer.
+
+        Raises:
+            ConfigError: the server is away, or lets us not in.
+        """
+        content, give_up, wait = json.dumps(request.body).encode(), 0.0, FIRST_WAIT
+        while True:
+            found = await self._try(request.url, content)
+            if isinstance(found, httpx.TransportError):
+                logger.warning("the server at %s is away (%s); trying again", self._http.base_url, _words(found))
+            give_up = give_up or monotonic() + self._patience
+            later = _wanted(found) if isinstance(found, httpx.Response) else 0.0
+            if later is None:
+                return _answer(request, found)
+            pause = max(later, wait * random.uniform(0.5, 1.0))
+            if monotonic() + pause > give_up:
+                if isinstance(found, AWAY):
+                    why = f"no server answers at {self._http.base_url} ({_words(found)})"
+                    raise ConfigError(f"{why}; start it and run the same command again")
+                return _answer(request, found)
+            await asyncio.sleep(pause)
+            wait = min(wait * 2, LONGEST_WAIT)
+
+    async def _try(self, url: str, content: bytes) -> httpx.Response | httpx.TransportError:
+        try:
+            found = await self._http.post(url, content=content, headers={"content-type": "application/json"})
+        except httpx.TransportError as error:
+            return error
+        if found.status_code in NOT_ALLOWED:
+            raise ConfigError(f"{self._http.base_url} answers {_told(_body(found))}; give --api-key")
+        return found
+
+
+def _wanted(response: httpx.Response) -> float | None:
+    """Seconds to wait for, before a request that was answered so is sent again; None if it is not to be."""
+    if response.status_code not in BUSY:
+        return None
+    text = response.headers.get("retry-after", "")
+    try:
+        return max(0.0, float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time())
+    except ValueError:
+        return 0.0
+
+
+def _body(response: httpx.Response) -> Json:
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    return {"error": {"message": f"no JSON but {shortened(response.text)}", "type": "server_error"}}
+
+
+def _told(body: Json) -> str:
+    error = body.get("error")
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _answer(request: Request, found: httpx.Response | httpx.TransportError) -> Answer:
+    line: Json = {"id": request.id, "custom_id": request.custom_id, "response": None, "error": None}
+    failure: str | None = None
+    tokens = 0
+    if isinstance(found, httpx.Response):
+        body, status = _body(found), found.status_code
+        if status != 200 or "choices" not in body:
+            failure = f"{status} {_told(body)}"
+        name = found.headers.get("x-request-id", "")
+        line["response"] = {"status_code": status, "request_id": name, "body": body}
+        tokens = (body.get("usage") or {}).get("completion_tokens", 0)
+    else:
+        failure = f"the connection broke ({_words(found)})"
+        line["error"] = {"code": "connection_error", "message": failure}
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    return Answer(text.encode("utf-8", "backslashreplace") + b"\n", failure, tokens)  # a lone surrogate as JSON has it
+
+
+@asynccontextmanager
+async def alive(app: Any) -> AsyncIterator[None]:
+    """The life of an ASGI application that no server runs: it begins and ends with the block."""
+    told, said = asyncio.Queue[Json](), asyncio.Queue[Json]()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    life = asyncio.create_task(app(scope, told.get, said.put))
+    told.put_nowait({"type": "lifespan.startup"})
+    await said.get()
+    try:
+        yield
+    finally:
+        told.put_nowait({"type": "lifespan.shutdown"})
+        await life

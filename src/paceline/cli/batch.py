@@ -1,0 +1,260 @@
+"""`paceline batch run`: answers a file of requests, and goes on where a run was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.interrupts import raise_from_now_on
+from paceline.cli.options import open_llm, with_flags
+from paceline.cli.outputs import must_be_writable
+from paceline.cli.terminal import counted, progress_bar, remark, say, spinner
+from paceline.errors import ConfigError
+from paceline.utils import MAX_COUNT
+
+if TYPE_CHECKING:
+    import httpx
+
+    from paceline.batch import Requests, Results, Summary
+
+app = typer.Typer(name="batch", help="Files of requests in the format of OpenAI's batches: run.", add_completion=False)
+
+SERVER = (
+    "served_model_name",
+    "chat_template",
+    "tool_call_parser",
+    "strict_schemas",
+    "max_body_bytes",
+    "max_n",
+    "max_prompts",
+    "max_request_tokens",
+    "request_timeout",
+)
+"""Options of `paceline serve` that say what requests may hold and how they are answered."""
+
+DAY, HOUR = 86400.0, 3600.0
+"""Default of --request-timeout for an engine of ours, since nobody waits, and for a server."""
+
+REMOTE = 32
+"""Default of --concurrency for a server."""
+
+SHOWN = 5
+"""Reasons of failed requests that are told."""
+
+
+@app.callback()
+def _group() -> None:
+    """Files of requests in the format of OpenAI's batches."""
+
+
+@app.command("run")
+@with_flags(sampling=False, diffusion=True, server=SERVER)
+def run(
+    *,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="File of JSON lines: custom_id, method, url, body.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help="File of the answers; one that is there goes on.")
+    ],
+    errors: Annotated[
+        Path | None, typer.Option("--errors", metavar="FILE", help="File of the failures; default: OUT.errors.jsonl.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Send to this server instead of loading a model.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", metavar="KEY", help="For that server. Or PACELINE_API_KEY.")
+    ] = None,
+    retry_for: Annotated[
+        float,
+        typer.Option("--retry-for", min=0.0, metavar="SECONDS", help="Try a busy or unreachable server for so long."),
+    ] = 300.0,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            min=1,
+            max=10000,
+            help="Requests on their way at a time; default: twice --max-num-seqs, 32 for a server.",
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", min=1, help="Sequences decoded together; default: 16.")
+    ] = None,
+    given: dict[str, Any],
+) -> None:
+    """Answer a file of requests; run again after a crash, it goes on where it stopped."""
+    if missing := [name for name in ("httpx", "fastapi", "prometheus_client") if find_spec(name) is None]:
+        raise ConfigError(f"`paceline batch` needs {missing[0]}; pip install 'paceline[serve]'")
+    from paceline.batch import Requests, Results
+
+    given |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
+    if url is not None:
+        _reject(given)
+    elif api_key is not None:
+        raise ConfigError("--api-key is for a server; give its --url")
+    failures = _checked(source, output, errors)
+    with spinner("reading the requests"):
+        requests = Requests(source)
+    name = None if url is not None else (given.get("served_model_name") or [str(given.get("model", "bundled"))])[0]
+    with (
+        closing(requests),
+        Results(output, requests, model=name) as results,
+        Results(failures, requests, fresh=True) as failed,
+    ):
+        summary = _run(Job(requests, results, failed, retry_for), given, url=url, api_key=api_key, size=concurrency)
+    _tell(requests, output, failures, summary)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The files of a run."""
+
+    requests: Requests
+    results: Results
+    failed: Results
+    patience: float
+
+    async def run(self, client: httpx.AsyncClient, concurrency: int, application: Any = None) -> Summary:
+        """Answer what is left, behind a bar.
+
+        Args:
+            application: behind the client, where no server is.
+        """
+        from paceline.batch import Sender, alive, answer_all
+
+        sender = Sender(client, patience=self.patience)
+        with _bar(len(self.requests), self.results.count) as show:
+            async with client, nullcontext() if application is None else alive(application):
+                return await answer_all(
+                    self.requests, self.results, self.failed, sender, concurrency=concurrency, progress=show
+                )
+
+
+def _run(job: Job, given: dict[str, Any], *, url: str | None, api_key: str | None, size: int | None) -> Summary:
+    """Answer what is left of a batch."""
+    from paceline.batch import Summary
+
+    results, total = job.results, len(job.requests)
+    if results.count:
+        remark(f"{results.count} of {counted(total, 'request')} are answered already")
+    if results.count == total:
+        results.sort()
+        job.failed.sort()
+        return Summary()
+    try:
+        if url is None:
+            return _decode(job, given, size)
+        size = size or REMOTE
+        return asyncio.run(job.run(_client(url, api_key, given.get("request_timeout", HOUR), size), size))
+    except KeyboardInterrupt:
+        remark(f"{results.count} of {counted(total, 'request')} are answered; the same command goes on")
+        raise
+
+
+def _reject(given: dict[str, Any]) -> None:
+    """What an engine of ours would need.
+
+    Raises:
+        ConfigError: with the names.
+    """
+    wrong = [f"--{name.replace('_', '-')}" for name in given if name != "request_timeout"]
+    if wrong:
+        raise ConfigError(f"the server of --url has its own settings; leave {', '.join(wrong)} out")
+
+
+def _checked(source: Path, output: Path, errors: Path | None) -> Path:
+    """Where failures go.
+
+    Raises:
+        ConfigError: files that cannot be written, or that are the same.
+    """
+    must_be_writable("--output", output)
+    failures = errors or output.with_name(f"{output.name.removesuffix('.jsonl')}.errors.jsonl")
+    must_be_writable("--errors", failures)
+    places = [path.resolve() for path in (source, output, failures)]
+    if len(set(places)) < len(places):
+        raise ConfigError("the requests, --output and --errors must be three files; name another one")
+    return failures
+
+
+def _client(url: str, key: str | None, timeout: float, concurrency: int) -> httpx.AsyncClient:
+    import httpx
+
+    base = url.rstrip("/").removesuffix("/v1")
+    if not re.match(r"https?://[^\s/?#]+(/[^\s?#]*)?$", base):
+        raise ConfigError(f"--url must be as http://host:8000/v1, got {url!r}")
+    key = key or os.environ.get("PACELINE_API_KEY")
+    return httpx.AsyncClient(
+        base_url=base,
+        timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+        limits=httpx.Limits(max_connections=concurrency),
+        headers={"authorization": f"Bearer {key}"} if key else {},
+    )
+
+
+def _decode(job: Job, given: dict[str, Any], concurrency: int | None) -> Summary:
+    """Load a model and ask its application, without a server in between."""
+    import httpx
+
+    from paceline.async_llm import AsyncLLM
+    from paceline.config import ServerConfig
+    from paceline.serving import create_app, read_keys
+
+    own = {name: given.pop(name) for name in SERVER if name in given}
+    own = {"served_model_name": [str(given.get("model", "bundled"))], "request_timeout": DAY, **own}
+    config = ServerConfig(max_waiting=MAX_COUNT, max_streams_per_key=MAX_COUNT, **own)
+    model = AsyncLLM(open_llm(given, diffusion=True))
+    application, keys = create_app(model, config), read_keys(config)
+    client = httpx.AsyncClient(
+        base_url="http://localhost",
+        transport=httpx.ASGITransport(application, raise_app_exceptions=False),
+        timeout=None,
+        headers={"authorization": f"Bearer {keys[0]}"} if keys else {},
+    )
+    try:
+        return asyncio.run(job.run(client, concurrency or 2 * given.get("max_num_seqs", 16), application))
+    finally:
+        model.close()
+
+
+@contextmanager
+def _bar(total: int, answered: int) -> Iterator[Callable[[Summary], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with progress_bar(*columns, TextColumn("left"), TimeRemainingColumn()) as bar:
+        task = bar.add_task("requests", total=total, completed=answered)
+        raise_from_now_on()
+
+        def show(summary: Summary) -> None:
+            failed = f", {summary.failed} failed" if summary.failed else ""
+            done = answered + summary.answered + summary.failed
+            bar.update(task, completed=done, description=f"requests{failed}")
+
+        yield show
+
+
+def _tell(requests: Requests, output: Path, failures: Path, summary: Summary) -> None:
+    """What came of it; failures end with exit code 1."""
+    from rich.text import Text
+
+    total = len(requests)
+    say(f"{total - summary.failed} of {counted(total, 'request')} are answered in {output}")
+    if not summary.failed:
+        return
+    remark(f"{counted(summary.failed, 'request')} failed, see {failures}; the same command tries them again:")
+    for reason, count in summary.failures.most_common(SHOWN):
+        times = f"{count} times, first in line" if count > 1 else "line"
+        remark(Text(f"  {times} {summary.first[reason]}: {reason}"))
+    if (more := len(summary.failures) - SHOWN) > 0:
+        remark(f"  and {counted(more, 'other reason')}")
+    raise typer.Exit(1)
