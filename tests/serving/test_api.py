@@ -127,6 +127,22 @@ def test_a_prediction_is_drafted_from_and_counted(following: Live) -> None:
     assert usage["speculative"]["num_accepted_tokens"] == counts["accepted_prediction_tokens"]
 
 
+def test_a_request_chooses_among_the_drafters_of_the_server(following: Live) -> None:
+    body: dict[str, Any] = {"prompt": "One day", "temperature": 0, "max_tokens": 24}
+    first = following.ok(COMPLETIONS, **body)["choices"][0]["text"]
+
+    def drafts(**more: Any) -> tuple[int, str]:
+        found = following.ok(COMPLETIONS, **body, **more)
+        return found["usage"]["speculative"]["num_draft_tokens"], found["choices"][0]["text"]
+
+    many, text = drafts(prediction=first)
+    assert (many > 10, text) == (True, first)
+    assert drafts(speculative_config=None) == drafts(speculative_config={"method": "none"}) == (0, first)
+    few, text = drafts(prediction=first, speculative_config={"method": "prediction", "num_speculative_tokens": 1})
+    assert (0 < few <= 12, text) == (True, first)  # each of them saves a step
+    assert following.error(COMPLETIONS, **body, prediction=first, speculative_config="none")["param"] == "prediction"
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -194,7 +210,18 @@ WRONG: dict[str, tuple[str, dict[str, Any], str | None]] = {
     ),
     "two limits": (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
     "a missing tool": (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
-    "a method": (CHAT, {"messages": HELLO, "speculative_config": "suffix"}, "speculative_config"),
+    "a method that is not loaded": (CHAT, {"messages": HELLO, "speculative_config": "eagle"}, "speculative_config"),
+    "a draft model": (
+        CHAT,
+        {"messages": HELLO, "speculative_config": {"method": "draft_model", "model": "/etc"}},
+        "speculative_config",
+    ),
+    "a module": (COMPLETIONS, {"prompt": "a", "speculative_config": "os:system"}, "speculative_config"),
+    "too many drafts": (
+        COMPLETIONS,
+        {"prompt": "a", "speculative_config": {"num_speculative_tokens": 10**9}},
+        "speculative_config",
+    ),
     "a path": (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": "/etc/passwd"}}, "structured_outputs"),
 }
 

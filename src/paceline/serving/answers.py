@@ -177,6 +177,8 @@ class Answers:
             own["prediction"] = prediction if isinstance(prediction, str) else prediction.model_dump()
         if (salt := tenant_of(owner, request.cache_salt, request.prompt_cache_key)) is not None:
             own["cache_salt"] = salt
+        if "speculative_config" in request.model_fields_set:  # null is plain decoding
+            own["speculative_config"] = request.speculative_config
         return own
 
     def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:

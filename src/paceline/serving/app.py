@@ -66,8 +66,6 @@ class Service:
     async def answer(self, http: Request, request: Sampled, make: Callable[[], tuple[list[Job], Reply]]) -> Response:
         """Decode a request and answer it."""
         self.check_model(request.model)
-        if request.speculative_config is not None:
-            raise ApiError("speculative_config is set when the server starts; leave it out", param="speculative_config")
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
         with ExitStack() as slot:
