@@ -191,7 +191,10 @@ class Answers:
             only = choice.function.name if isinstance(choice, NamedTool) else None
             parallel = request.parallel_tool_calls is not False
             strict = self._config.strict_schemas
-            return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
+            try:
+                return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
+            except (AttributeError, TypeError, ValueError, RecursionError):
+                raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
         if choice != "none" and any(tool.function.strict for tool in tools):
             why = (
                 "a function's strict: true is enforced where tool_choice is required or names a function; leave it out"
