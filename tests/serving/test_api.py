@@ -354,6 +354,27 @@ def test_metrics_count_what_was_served_under_vllms_stems(live: Live) -> None:
     assert 'status="400"' in live.http.get("/metrics").text
 
 
+def test_what_is_not_let_in_is_counted_under_its_status(locked: Live) -> None:
+    key = {"authorization": "Bearer first-key"}
+
+    def counts() -> dict[str, float]:
+        lines = locked.http.get("/metrics", headers=key).text.splitlines()
+        found = [line for line in lines if line.startswith("paceline:requests_rejected_total{")]
+        return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in found}
+
+    before = counts()
+    for path in ("/v1/models", "/v1/secret-path"):
+        assert locked.http.get(path).status_code == 401
+    assert locked.http.get("/health", headers={"host": "evil.example"}).status_code == 421
+    assert locked.http.post(COMPLETIONS, content="{}", headers=key).status_code == 415
+    body = {"prompt": "a" * 9 * 2**20}
+    assert locked.http.post(COMPLETIONS, json=body, headers=key).status_code == 413
+    assert locked.http.get("/v1/nothing", headers=key).status_code == 404
+    added = {status: count - before.get(status, 0) for status, count in counts().items()}
+    assert {status: count for status, count in added.items() if count} == {
+        "401": 2, "404": 1, "413": 1, "415": 1, "421": 1}  # fmt: skip
+
+
 def test_what_came_before_a_fault_is_streamed(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = live.model.llm.engine
     step, calls = engine.step, 0

@@ -125,13 +125,13 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     _add_errors(app, service)
     Routes(service).add(app)
-    return _Logged(Guard(app, Keys(read_keys(config)), config))
+    return _Logged(Guard(app, Keys(read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
     async def told(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        service.metrics.rejected.labels(str(error.status)).inc()
+        service.metrics.refused(error.status)
         return json_response(error.body(), error.status, error.headers)
 
     async def invalid(http: Request, error: Exception) -> Response:
@@ -142,7 +142,11 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         assert isinstance(error, HTTPException)
         return await told(http, ApiError(str(error.detail), status=error.status_code))
 
+    async def failed(http: Request, _: Exception) -> Response:
+        return await told(http, ApiError("internal error", status=500))
+
     app.add_exception_handler(ApiError, told)
+    app.add_exception_handler(Exception, failed)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unknown)
 

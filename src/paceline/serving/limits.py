@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -77,9 +77,11 @@ class Guard:
 
     Args:
         app: behind it.
+        refused: told the status of what is not let in.
     """
 
-    def __init__(self, app: Any, keys: Keys, config: ServerConfig) -> None:
+    def __init__(self, app: Any, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
+        self._refused = refused
         self._app, self._keys, self._hosts, self._most = app, keys, config.hosts, config.max_body_bytes
         self._seconds = config.receive_timeout
 
@@ -90,6 +92,7 @@ class Guard:
         try:
             self._check(scope)
         except ApiError as error:
+            self._refused(error.status)
             await refuse(send, error)
             return
         await self._app(scope, self._counted(receive), send)
