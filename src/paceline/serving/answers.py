@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -21,10 +22,12 @@ from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    Message,
     NamedTool,
     Prediction,
     ResponseFormat,
     Sampled,
+    TokenizeRequest,
 )
 from paceline.serving.tools import FORMATS, THINK, Reader, calls_grammar, format_of
 from paceline.serving.workers import Workers
@@ -143,6 +146,11 @@ class Answers:
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         params = self._params(request, most, more)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
+
+    async def get_ready(self) -> None:
+        """Start what renders conversations, so that the first one need not wait for it."""
+        with suppress(ApiError, PacelineError):
+            await self.rendered(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
 
     async def rendered(self, request: Any) -> str:
         """The text of a conversation (of a chat or tokenize request).

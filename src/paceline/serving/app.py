@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +28,7 @@ from paceline.serving.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ErrorAnswer,
     Sampled,
     TokenizeRequest,
 )
@@ -38,6 +39,9 @@ logger = logging.getLogger("paceline.serving")
 
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
+ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
+"""What routes answer beside their own, for the OpenAPI document."""
+
 Made = tuple[list[Job], Reply]
 
 
@@ -118,7 +122,10 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        ready = asyncio.create_task(service.answers.get_ready())
         yield
+        ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
         for workers in (service.grammars.workers, service.answers.workers):
             await workers.close()
 
@@ -140,7 +147,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
     async def unknown(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await told(http, ApiError(str(error.detail), status=error.status_code))
+        return await told(
+            http, ApiError(str(error.detail), status=error.status_code, headers=dict(error.headers or {}))
+        )
 
     async def failed(http: Request, _: Exception) -> Response:
         return await told(http, ApiError("internal error", status=500))
@@ -191,7 +200,7 @@ class Routes:
         }
         for method, routes in (("POST", posts), ("GET", gets)):
             for path, handler in routes.items():
-                app.add_api_route(path, handler, methods=[method], response_model=None)
+                app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
 
     async def chat(self, request: ChatRequest, http: Request) -> Response:
         async def make() -> Made:

@@ -238,6 +238,26 @@ class DetokenizeRequest(Strict):
     tokens: TokenIds
 
 
+class Problem(BaseModel):
+    """What was wrong.
+
+    Attributes:
+        param: the field that is wrong, as `messages.0.content`.
+        code: for programs.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is an error."""
+
+    error: Problem
+
+
 class ApiError(Exception):
     """What a client did wrong, or what the server cannot do now.
 
