@@ -301,3 +301,46 @@ def test_bad_parameters_are_rejected_by_name(plain: LLM) -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             plain.with_speculative_config(config)
+
+
+def test_a_request_chooses_among_the_engines_drafters(plain: LLM, prompts: list[dict[str, Any]]) -> None:
+    methods = ["prediction", "suffix", {"method": "draft_model", "model": "bundled/draft"}]
+    fast = plain.with_speculative_config({"method": methods, "controller": "fixed", "num_speculative_tokens": 8})
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    expected = plain.generate(prompts, params)
+    choices: list[Any] = [None, "draft_model", ["suffix", "prediction"], "auto", {"num_speculative_tokens": 2}]
+    given = [prompt | {"speculative_config": choice} for choice in choices for prompt in prompts]
+    found = fast.generate(given, params)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in expected] * len(choices)
+    used: list[dict[str, int]] = []
+    for i in range(len(choices)):
+        share: dict[str, int] = {}
+        for one in found[i * len(prompts) : (i + 1) * len(prompts)]:
+            for name, counts in one.metrics.drafters.items():
+                share[name] = share.get(name, 0) + counts.num_draft_tokens
+        used.append({name: count for name, count in share.items() if count})
+    assert used[0] == {}
+    assert set(used[1]) == {"draft_model"}
+    assert set(used[2]) <= {"suffix"}
+    assert set(used[3]) == {"suffix", "draft_model"}
+    for one in found[-len(prompts) :]:
+        assert one.metrics.num_draft_tokens <= 2 * one.metrics.num_drafts
+    assert sum(one.metrics.num_draft_tokens for one in found[3 * len(prompts) : 4 * len(prompts)]) > 2 * sum(
+        one.metrics.num_drafts for one in found[3 * len(prompts) : 4 * len(prompts)]
+    )  # where the limit was not given
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ("ngram", "speculative_config method must name methods that this engine has"),
+    ({"method": "suffix", "model": "a/b"}, "speculative_config of a request does not know 'model'"),
+    ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
+    ({"num_speculative_tokens": 10**6}, "num_speculative_tokens"),
+    ({"method": 3}, "method"),
+    (3, "speculative_config"),
+])  # fmt: skip
+def test_what_the_engine_does_not_have_is_rejected(plain: LLM, given: Any, text: str) -> None:
+    fast = plain.with_speculative_config("suffix")
+    with pytest.raises(ConfigError, match=text):
+        fast.generate({"prompt": "a", "speculative_config": given})
+    with pytest.raises(ConfigError, match="prediction must be left out"):
+        fast.generate({"prompt": "a", "prediction": "b", "speculative_config": None})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
-from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
+from paceline.config import ALL_DRAFTS, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_kind
 from paceline.engine import (
     DraftModels,
@@ -268,7 +268,8 @@ class LLM(metaclass=Named):
 
         Args:
             prompts: one or many; each a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}; a
-                dict may also hold `prediction` and `cache_salt` (see `engine.prompts.read_prompt`).
+                dict may also hold `prediction`, `cache_salt` and `speculative_config` (see
+                `engine.prompts.read_prompt`).
             sampling_params: one for all or one each; None takes the checkpoint's generation_config.json.
             use_tqdm: show a progress bar; None shows one for several prompts on a terminal. A class or function is
                 called in the place of tqdm.
@@ -469,13 +470,16 @@ class LLM(metaclass=Named):
 
     def _request(self, read: ReadPrompt, params: SamplingParams) -> Request:
         params = copy(params)
+        fine = self.diffusion is None or read.drafts == ALL_DRAFTS
+        need(fine, "speculative_config", "be left out for a diffusion language model", read.drafts)
         info, serial = self.diffusion or self.runner.info, next(self._count)
         tokens = truncated(read.tokens, params, info.max_context)
         longest = None if self.config.max_model_len is None else info.declared_context
         most = params.max_tokens
         room = check_prompt(tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest)
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
-        return Request(f"request-{serial}", read.text, tokens, params, seed, room, read.tenant, read.prediction)
+        more = read.tenant, read.prediction, read.drafts
+        return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more)
 
 
 def _absent(owner: str, name: str) -> str:

@@ -27,6 +27,7 @@ TEXTS = [
     "<s>special</s> inside <unk>",
     "",
     "   ",
+    "größer 東京 don't <s>stop</s>  x\n" * 1000,
 ]
 
 

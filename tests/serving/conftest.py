@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
@@ -43,7 +42,7 @@ class Live:
 def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
     config = ServerConfig(**{"port": 0, "served_model_name": ["bundled", "other-name"]} | options)
     listening, app = Server(config), create_app(model, config)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2))
+    server = listening.prepared(app, drain_seconds=2)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
     with httpx.Client(base_url=listening.url, timeout=60) as http:

@@ -127,6 +127,22 @@ def test_a_prediction_is_drafted_from_and_counted(following: Live) -> None:
     assert usage["speculative"]["num_accepted_tokens"] == counts["accepted_prediction_tokens"]
 
 
+def test_a_request_chooses_among_the_drafters_of_the_server(following: Live) -> None:
+    body: dict[str, Any] = {"prompt": "One day", "temperature": 0, "max_tokens": 24}
+    first = following.ok(COMPLETIONS, **body)["choices"][0]["text"]
+
+    def drafts(**more: Any) -> tuple[int, str]:
+        found = following.ok(COMPLETIONS, **body, **more)
+        return found["usage"]["speculative"]["num_draft_tokens"], found["choices"][0]["text"]
+
+    many, text = drafts(prediction=first)
+    assert (many > 10, text) == (True, first)
+    assert drafts(speculative_config=None) == drafts(speculative_config={"method": "none"}) == (0, first)
+    few, text = drafts(prediction=first, speculative_config={"method": "prediction", "num_speculative_tokens": 1})
+    assert (0 < few <= 12, text) == (True, first)  # each of them saves a step
+    assert following.error(COMPLETIONS, **body, prediction=first, speculative_config="none")["param"] == "prediction"
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -194,7 +210,18 @@ WRONG: dict[str, tuple[str, dict[str, Any], str | None]] = {
     ),
     "two limits": (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
     "a missing tool": (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
-    "a method": (CHAT, {"messages": HELLO, "speculative_config": "suffix"}, "speculative_config"),
+    "a method that is not loaded": (CHAT, {"messages": HELLO, "speculative_config": "eagle"}, "speculative_config"),
+    "a draft model": (
+        CHAT,
+        {"messages": HELLO, "speculative_config": {"method": "draft_model", "model": "/etc"}},
+        "speculative_config",
+    ),
+    "a module": (COMPLETIONS, {"prompt": "a", "speculative_config": "os:system"}, "speculative_config"),
+    "too many drafts": (
+        COMPLETIONS,
+        {"prompt": "a", "speculative_config": {"num_speculative_tokens": 10**9}},
+        "speculative_config",
+    ),
     "a path": (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": "/etc/passwd"}}, "structured_outputs"),
 }
 
@@ -325,6 +352,27 @@ def test_metrics_count_what_was_served_under_vllms_stems(live: Live) -> None:
     assert [b - a for a, b in zip(before, after, strict=True)] == [9, 3, 1]
     live.error(COMPLETIONS, prompt="a", temperature=-1)
     assert 'status="400"' in live.http.get("/metrics").text
+
+
+def test_what_is_not_let_in_is_counted_under_its_status(locked: Live) -> None:
+    key = {"authorization": "Bearer first-key"}
+
+    def counts() -> dict[str, float]:
+        lines = locked.http.get("/metrics", headers=key).text.splitlines()
+        found = [line for line in lines if line.startswith("paceline:requests_rejected_total{")]
+        return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in found}
+
+    before = counts()
+    for path in ("/v1/models", "/v1/secret-path"):
+        assert locked.http.get(path).status_code == 401
+    assert locked.http.get("/health", headers={"host": "evil.example"}).status_code == 421
+    assert locked.http.post(COMPLETIONS, content="{}", headers=key).status_code == 415
+    body = {"prompt": "a" * 9 * 2**20}
+    assert locked.http.post(COMPLETIONS, json=body, headers=key).status_code == 413
+    assert locked.http.get("/v1/nothing", headers=key).status_code == 404
+    added = {status: count - before.get(status, 0) for status, count in counts().items()}
+    assert {status: count for status, count in added.items() if count} == {
+        "401": 2, "404": 1, "413": 1, "415": 1, "421": 1}  # fmt: skip
 
 
 def test_what_came_before_a_fault_is_streamed(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ SERVER_HELP = {
     "max_n": "Maximum number of outputs of a request.",
     "max_prompts": "Maximum number of prompts of a request.",
     "max_request_tokens": "Maximum number of new tokens of an output; default: the context.",
+    "receive_timeout": "Seconds in which a request's head, and then its body, must have arrived.",
     "request_timeout": "Seconds that a request may take.",
 }
 CONSTRAINT_HELP = {

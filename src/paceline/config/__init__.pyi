@@ -14,7 +14,9 @@ from .sampling import processor_form as processor_form
 from .server import LOOPBACK as LOOPBACK
 from .server import TOOL_FORMATS as TOOL_FORMATS
 from .server import ServerConfig as ServerConfig
+from .speculative import ALL_DRAFTS as ALL_DRAFTS
 from .speculative import SHARED as SHARED
+from .speculative import DraftChoice as DraftChoice
 from .speculative import GivenConfig as GivenConfig
 from .speculative import SpeculativeConfig as SpeculativeConfig
 from .speculative import near as near

@@ -33,6 +33,7 @@ class ServerConfig:
         max_waiting, max_streams_per_key: requests that have not begun, and running ones of a key; 429 beyond.
         max_body_bytes: of a request; 413 beyond.
         max_n, max_prompts, max_request_tokens: outputs, prompts and new tokens of a request; 400 beyond.
+        receive_timeout: seconds in which a request's head, and then its body, must have arrived.
         request_timeout: seconds after which a request ends with an error.
     Raises:
         ConfigError: a value outside its range.
@@ -54,6 +55,7 @@ class ServerConfig:
     max_n: int = 16
     max_prompts: int = 256
     max_request_tokens: int | None = None
+    receive_timeout: float = 60.0
     request_timeout: float = 600.0
 
     def __post_init__(self) -> None:
@@ -70,7 +72,8 @@ class ServerConfig:
             integer(name, getattr(self, name), 1)
         if self.max_request_tokens is not None:
             integer("max_request_tokens", self.max_request_tokens, 1)
-        number("request_timeout", self.request_timeout, 0.0, math.inf, "be above 0", open_low=True)
+        for name in ("receive_timeout", "request_timeout"):
+            number(name, getattr(self, name), 0.0, math.inf, "be above 0", open_low=True)
 
     @property
     def hosts(self) -> tuple[str, ...] | None:

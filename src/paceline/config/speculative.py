@@ -15,8 +15,10 @@ from paceline.utils import (
     json_value,
     need,
     number,
+    reject_unknown,
     same,
     say_ignored,
+    strings,
 )
 
 VLLM_KEYS = frozenset(
@@ -63,6 +65,9 @@ NAMED: Final = 8
 CLOSE: Final = 0.7
 """Least similarity (difflib's ratio) of what is offered instead."""
 
+MOST_TOKENS: Final = 1024
+"""Most drafted tokens of a step that a configuration may ask for."""
+
 SHARED = ("acceptance_method", "posterior_threshold", "posterior_alpha", "controller", "disable_by_batch_size")
 """Keys that apply to all methods of a configuration, and are given beside a list of them."""
 
@@ -99,7 +104,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens is not None:
-            integer("num_speculative_tokens", self.num_speculative_tokens, 0, 1024)
+            integer("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_TOKENS)
         if self.disable_by_batch_size is not None:
             integer("disable_by_batch_size", self.disable_by_batch_size, 1)
         rule, verifier = "be a verifier of `paceline methods` or module:Class", self.acceptance_method
@@ -171,6 +176,44 @@ class SpeculativeConfig:
             raise ConfigError(f"each entry of a list of methods must be one method, and not 'auto', got {item!r}")
         return nested
 
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """What one request takes of the drafts that its engine has.
+
+    Attributes:
+        methods: names of those that draft for it; None is all of them, none is plain decoding.
+        most: most drafted tokens of a step; None leaves it to the engine.
+    """
+
+    methods: tuple[str, ...] | None = None
+    most: int | None = None
+
+    @classmethod
+    def parse(cls, given: object) -> DraftChoice:
+        """From a dict with `method` and `num_speculative_tokens`, a name, a list of names, or None (plain decoding).
+
+        Raises:
+            ConfigError: anything else. What loads or builds something is chosen for the engine, not for a request.
+        """
+        if given is None or isinstance(given, str | list | tuple):
+            given = {"method": "none" if given is None else given}
+        name = "speculative_config"
+        need(isinstance(given, Mapping), name, "be a dict, the name of a method, a list of names or None", given)
+        assert isinstance(given, Mapping)
+        reject_unknown("speculative_config of a request", given, ("method", "num_speculative_tokens"))
+        most, method = given.get("num_speculative_tokens"), given.get("method")
+        if most is not None:
+            integer("speculative_config num_speculative_tokens", most, 0, MOST_TOKENS)
+        rule = "be the name of a method, or a list of names"
+        need(method is None or isinstance(method, str | list | tuple), f"{name} method", rule, method)
+        names = strings(f"{name} method", method or "auto")
+        if most == 0 or names == ("none",):
+            return cls(())
+        return cls(None if names == ("auto",) else names, most)
+
+
+ALL_DRAFTS: Final = DraftChoice()
 
 GivenConfig = Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | str | SpeculativeConfig | None
 """What a user may give as a `speculative_config`."""

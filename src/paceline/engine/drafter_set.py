@@ -18,6 +18,7 @@ from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
+from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.models import Runner
@@ -77,9 +78,27 @@ class DrafterSet:
     def begin(self, sequence: Decoding) -> None:
         """Give a sequence its drafter states, right after prefill."""
         self._hand_out(sequence)
-        for index, drafter in enumerate(self.drafters):
+        for index, drafter in self._chosen(sequence):
             with self._guarded(index, sequence):
                 (sequence.states[index],) = drafter.begin([self._context(sequence, index)])
+
+    def check(self, request: Request) -> None:
+        """Reject a choice of drafters that are not here.
+
+        Raises:
+            ConfigError: it names one.
+        """
+        names = request.drafts.methods
+        for name in names or ():
+            known = ", ".join(dict.fromkeys(self.names)) or "none"
+            need(name in self.names, "speculative_config method", f"name methods that this engine has ({known})", name)
+        unread = request.prediction and names is not None and "prediction" not in names
+        need(not unread, "prediction", "be left out where speculative_config leaves out the method prediction", names)
+
+    def _chosen(self, sequence: Decoding) -> Iterator[tuple[int, Drafter]]:
+        """The drafters that draft for a sequence, by index; others have no state for it."""
+        wanted = sequence.request.drafts.methods
+        return ((i, one) for i, one in enumerate(self.drafters) if wanted is None or one.name in wanted)
 
     def fork(self, sequence: Decoding, other: Decoding) -> None:
         """Give `other`, a copy of `sequence`, its own states."""
@@ -139,6 +158,10 @@ class DrafterSet:
             budget, first = planned[i][index], not len(trees[i])
             depth = min(budget.depth, sequence.remaining - 1)
             if budget.nodes > 0 and depth > 0 and (first or not (budget.fallback or self.chains_only)):
+                if (most := sequence.request.drafts.most) is not None:
+                    if (room := most - len(trees[i])) < 1:
+                        continue
+                    budget, depth = _within(budget, room), min(depth, room)
                 active.append(i)
                 budgets.append(budget if depth == budget.depth else replace(budget, depth=depth))
         if not active:
@@ -202,10 +225,14 @@ class DrafterSet:
         """What drafters do while these trees are scored, around the scoring pass."""
         if not self._ahead:
             return NOTHING
-        return Beside(self.helper, [self._task(index, batch) for index in self._ahead], trees, self.vocab_size)
+        return Beside(self.helper, [self._task(index, batch, trees) for index in self._ahead], trees, self.vocab_size)
 
-    def _task(self, index: int, batch: Sequence[Decoding]) -> Task:
-        states = {i: sequence.states[index] for i, sequence in enumerate(batch) if sequence.states[index] is not None}
+    def _task(self, index: int, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Task:
+        states = {
+            i: sequence.states[index]
+            for i, sequence in enumerate(batch)
+            if sequence.states[index] is not None and _has_room(sequence, trees[i])
+        }
         return Task(
             index, self.drafters[index], states, lambda position, error: self.drop(index, batch[position], error)
         )
@@ -292,3 +319,18 @@ class DrafterSet:
                 self.drafters[index].end([state])
             except Exception as second:
                 logger.debug("drafter %s also failed to end: %s", name, second)
+
+
+def _has_room(sequence: Decoding, tree: TokenTree) -> bool:
+    """Whether one more token may be drafted for it in this step."""
+    most = sequence.request.drafts.most
+    return most is None or len(tree) < most
+
+
+def _within(budget: Budget, most: int) -> Budget:
+    """The budget, with at most so many nodes."""
+    if budget.nodes <= most:
+        return budget
+    depth = min(budget.depth, most)
+    shape = None if budget.shape is None else budget.shape.cut(most, depth)
+    return replace(budget, nodes=most, depth=depth, shape=shape)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from paceline.config import SamplingParams
+from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.drafters import NO_TENANT
 from paceline.errors import ConfigError, PromptError
 from paceline.utils import need, reject_unknown, shortened
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt")
+KEYS = ("prompt", "prompt_token_ids", "prediction", "cache_salt", "speculative_config")
 OF_OTHER_INPUT = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds")
 MEANT = {
     "input_ids": "prompt_token_ids",
@@ -36,12 +36,14 @@ class ReadPrompt:
         tokens: its ids, not yet checked against a vocabulary.
         prediction: ids of what the caller expects the output to be; may be empty.
         tenant: whose caches and tables it may use.
+        drafts: what it takes of the drafts that the engine has.
     """
 
     text: str | None
     tokens: list[int]
     prediction: list[int]
     tenant: str = NO_TENANT
+    drafts: DraftChoice = ALL_DRAFTS
 
 
 def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
@@ -49,7 +51,8 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
 
     A dict holds a text under `prompt` or ids under `prompt_token_ids` (or both, where these are the ids of that text),
     and, if wanted, `prediction` (a text, ids or OpenAI's `{"type": "content", "content": ...}`: what the output is
-    expected to be) and `cache_salt` (vLLM's name: only requests with the same one share caches and learned tables).
+    expected to be), `cache_salt` (vLLM's name: only requests with the same one share caches and learned tables) and
+    `speculative_config` (which of the engine's methods draft for it, and how many tokens: `config.DraftChoice.parse`).
 
     Args:
         encode: text -> ids, with an argument `add_special_tokens`.
@@ -66,7 +69,9 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
     except ConfigError as error:
         raise PromptError(str(error)) from None
     text, tokens = _main(prompt, encode)
-    return ReadPrompt(text, tokens, _prediction(prompt.get("prediction"), encode), _tenant(prompt.get("cache_salt")))
+    drafts = DraftChoice.parse(prompt["speculative_config"]) if "speculative_config" in prompt else ALL_DRAFTS
+    prediction, tenant = _prediction(prompt.get("prediction"), encode), _tenant(prompt.get("cache_salt"))
+    return ReadPrompt(text, tokens, prediction, tenant, drafts)
 
 
 def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[str | None, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.config import SamplingParams
+from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.drafters import NO_TENANT
 from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.errors import PromptError
@@ -30,6 +30,7 @@ class Request:
             begins.
         pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
         rules: made when the request was checked, for its first output; None where that has begun.
+        drafts: which drafters may draft for it, and how much.
         streamed: somebody reads the text while it grows; else it is made at the end.
     """
 
@@ -41,6 +42,7 @@ class Request:
     max_tokens: int
     tenant: str = NO_TENANT
     prediction: list[int] = field(default_factory=list)
+    drafts: DraftChoice = ALL_DRAFTS
     streamed: bool = True
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)

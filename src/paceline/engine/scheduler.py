@@ -86,9 +86,10 @@ class Scheduler:
         """Make the request's rules, for the errors and for its first output.
 
         Raises:
-            ConfigError: parameters that do not fit this model (token ids out of range).
+            ConfigError: parameters that do not fit this model (token ids out of range), or drafters that are not here.
             PromptError: more than memory ever holds.
         """
+        self.drafter_set.check(request)
         if request.rules is None:
             request.rules = self._rules(request)
         if self.room is not None:

@@ -81,20 +81,25 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     """The library's own notation of a constraint.
 
     Raises:
-        ConfigError: a grammar or structural tag that cannot be read.
+        ConfigError: it cannot be read.
     """
+    try:
+        return _text_of(params)
+    except ValueError as error:
+        raise _wrong(next(name for name in CONSTRAINTS if getattr(params, name) is not None), str(error)) from None
+
+
+def _text_of(params: StructuredOutputsParams) -> str:
+    """The library's own notation; ValueError is the library's own, too."""
     if params.regex is not None:
         return llguidance.LLMatcher.grammar_from_regex(params.regex)
     if params.choice is not None:
         return llguidance.grammar_from("choice", json.dumps(list(params.choice)))
     if params.grammar is not None:
-        try:
-            return llguidance.grammar_from("grammar", params.grammar)
-        except ValueError as error:
-            raise _wrong("grammar", str(error)) from None
+        return llguidance.grammar_from("grammar", params.grammar)
     if params.structural_tag is not None:
         return _tagged(params.structural_tag)
-    schema = {"type": "object"} if params.json is None else params.json
+    schema = {"type": "object"} if params.json is None else {} if params.json is True else params.json
     options: Any = {"lenient": not params.strict, "coerce_one_of": not params.strict}
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
@@ -180,7 +185,7 @@ class Constraint(LogitRule):
             if matcher is None:
                 continue  # a path that the verifier never accepts
             allowed = _mask(matcher)[: rows_rv.shape[1]]
-            failure = matcher.get_error() if matcher.is_error() else None
+            failure = matcher.get_error().split("\n<state>")[0] if matcher.is_error() else None
             if failure is not None:
                 rows_rv[row].fill_(math.nan)
             else:

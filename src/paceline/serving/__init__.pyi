@@ -1,11 +1,13 @@
 from .app import create_app as create_app
 from .limits import read_keys as read_keys
 from .metrics import Metrics as Metrics
+from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
 from .server import Server as Server
 from .tools import FORMATS as FORMATS
+from .tools import Delta as Delta
 from .tools import Reader as Reader
 from .tools import calls_grammar as calls_grammar
 from .tools import format_of as format_of

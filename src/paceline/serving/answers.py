@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from paceline.config import SamplingParams, ServerConfig
 from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.sampling import Logprob
 from paceline.serving.limits import tenant_of
@@ -20,14 +22,23 @@ from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    Message,
     NamedTool,
     Prediction,
     ResponseFormat,
     Sampled,
+    TokenizeRequest,
 )
 from paceline.serving.tools import FORMATS, THINK, Reader, calls_grammar, format_of
+from paceline.serving.workers import Workers
 
 FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
+
+BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+"""What templates read that has fields of its own."""
+
+RENDER_SECONDS: Final = 10.0
+"""That a conversation may take in its template."""
 
 Json = dict[str, Any]
 
@@ -77,9 +88,12 @@ class Answers:
     Args:
         llm: whose tokenizer, template and defaults are used.
         chat_template: replaces the checkpoint's.
+    Attributes:
+        workers: render conversations.
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
+        self.workers = Workers()
         self._llm, self._config, self._template = llm, config, chat_template
         self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
 
@@ -116,7 +130,7 @@ class Answers:
         shown = prompt if isinstance(prompt, str) or not request.echo else self._llm.tokenizer.decode(prompt, False)
         return Job({"prompt_token_ids": tokens, **own}, params, shown if isinstance(shown, str) else "", hidden)
 
-    def chat(self, request: ChatRequest, owner: str) -> list[Job]:
+    async def chat(self, request: ChatRequest, owner: str) -> list[Job]:
         """The one job of a conversation.
 
         Raises:
@@ -126,26 +140,48 @@ class Answers:
             raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (request.max_tokens, request.max_completion_tokens):
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
-        text = self.rendered(request)
-        tokens = self._llm.tokenizer.encode(text, add_special_tokens=False)
+        text = await self.rendered(request)
+        tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         params = self._params(request, most, more)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
-    def rendered(self, request: Any) -> str:
-        """The text of a conversation (of a chat or tokenize request)."""
+    async def get_ready(self) -> None:
+        """Start what renders conversations, so that the first one need not wait for it."""
+        with suppress(ApiError, PacelineError):
+            await self.rendered(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
+
+    async def rendered(self, request: Any) -> str:
+        """The text of a conversation (of a chat or tokenize request).
+
+        Raises:
+            ApiError: it takes too long.
+            ConfigError, PromptError: there is no template, or it rejects something.
+        """
+        template = self._llm.tokenizer.template(self._template)
         messages = [_message(one) for one in request.messages]
         more: Json = dict(request.chat_template_kwargs or {})
+        for name in BESIDE & more.keys():
+            raise ApiError(
+                f"chat_template_kwargs must not hold {name}, a field of its own", param="chat_template_kwargs"
+            )
         if request.tools and getattr(request, "tool_choice", None) != "none":
             more["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
-        return self._llm.tokenizer.apply_chat_template(
-            messages,
-            request.add_generation_prompt,
-            chat_template=self._template,
-            continue_final_message=request.continue_final_message,
-            **more,
-        )
+        more |= {
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
+        asked = {"template": asdict(template), "messages": messages, "more": more}
+        found = await self.workers.ask(asked, RENDER_SECONDS)
+        if found is None:
+            why = (
+                f"the chat template takes more than {RENDER_SECONDS:.0f} seconds for these messages, or too much memory"
+            )
+            raise ApiError(why, param="messages", code="template_timeout")
+        if found["error"]:
+            raise PromptError(found["error"])
+        return str(found["text"])
 
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
@@ -163,7 +199,10 @@ class Answers:
             only = choice.function.name if isinstance(choice, NamedTool) else None
             parallel = request.parallel_tool_calls is not False
             strict = self._config.strict_schemas
-            return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
+            try:
+                return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
+            except (AttributeError, TypeError, ValueError, RecursionError):
+                raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
         if choice != "none" and any(tool.function.strict for tool in tools):
             why = (
                 "a function's strict: true is enforced where tool_choice is required or names a function; leave it out"
@@ -177,6 +216,8 @@ class Answers:
             own["prediction"] = prediction if isinstance(prediction, str) else prediction.model_dump()
         if (salt := tenant_of(owner, request.cache_salt, request.prompt_cache_key)) is not None:
             own["cache_salt"] = salt
+        if "speculative_config" in request.model_fields_set:  # null is plain decoding
+            own["speculative_config"] = request.speculative_config
         return own
 
     def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:

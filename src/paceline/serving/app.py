@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +28,7 @@ from paceline.serving.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ErrorAnswer,
     Sampled,
     TokenizeRequest,
 )
@@ -37,6 +39,10 @@ logger = logging.getLogger("paceline.serving")
 
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
+ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
+"""What routes answer beside their own, for the OpenAPI document."""
+
+Made = tuple[list[Job], Reply]
 
 
 class Service:
@@ -63,20 +69,18 @@ class Service:
         """Requests that have not begun."""
         return 0 if self.model.llm.diffusion else len(self.model.llm.engine.scheduler.waiting)
 
-    async def answer(self, http: Request, request: Sampled, make: Callable[[], tuple[list[Job], Reply]]) -> Response:
+    async def answer(self, http: Request, request: Sampled, make: Callable[[], Awaitable[Made]]) -> Response:
         """Decode a request and answer it."""
         self.check_model(request.model)
-        if request.speculative_config is not None:
-            raise ApiError("speculative_config is set when the server starts; leave it out", param="speculative_config")
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
         with ExitStack() as slot:
             slot.enter_context(self.slots.slot(http.scope["owner"], self.waiting))
             try:
-                jobs, reply = make()
+                jobs, reply = await make()
                 if (bound := jobs[0].params.structured_outputs) is not None:
                     await self.grammars.check(bound, constrained_by(request))
-                streams = [self.model.stream(job.prompt, job.params) for job in jobs]
+                streams = await asyncio.to_thread(lambda: [self.model.stream(job.prompt, job.params) for job in jobs])
             except PacelineError as error:
                 raise named(error, request) from None
             seconds = self.config.request_timeout
@@ -118,19 +122,23 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        ready = asyncio.create_task(service.answers.get_ready())
         yield
-        await service.grammars.close()
+        ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
+        for workers in (service.grammars.workers, service.answers.workers):
+            await workers.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     _add_errors(app, service)
     Routes(service).add(app)
-    return _Logged(Guard(app, Keys(read_keys(config)), config))
+    return _Logged(Guard(app, Keys(read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
     async def told(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        service.metrics.rejected.labels(str(error.status)).inc()
+        service.metrics.refused(error.status)
         return json_response(error.body(), error.status, error.headers)
 
     async def invalid(http: Request, error: Exception) -> Response:
@@ -139,9 +147,15 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
     async def unknown(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return await told(http, ApiError(str(error.detail), status=error.status_code))
+        return await told(
+            http, ApiError(str(error.detail), status=error.status_code, headers=dict(error.headers or {}))
+        )
+
+    async def failed(http: Request, _: Exception) -> Response:
+        return await told(http, ApiError("internal error", status=500))
 
     app.add_exception_handler(ApiError, told)
+    app.add_exception_handler(Exception, failed)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unknown)
 
@@ -186,18 +200,18 @@ class Routes:
         }
         for method, routes in (("POST", posts), ("GET", gets)):
             for path, handler in routes.items():
-                app.add_api_route(path, handler, methods=[method], response_model=None)
+                app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
 
     async def chat(self, request: ChatRequest, http: Request) -> Response:
-        def make() -> tuple[list[Job], Reply]:
-            jobs = self._service.answers.chat(request, http.scope["owner"])
+        async def make() -> Made:
+            jobs = await self._service.answers.chat(request, http.scope["owner"])
             return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.answers)
 
         return await self._service.answer(http, request, make)
 
     async def completions(self, request: CompletionRequest, http: Request) -> Response:
-        def make() -> tuple[list[Job], Reply]:
-            jobs = self._service.answers.completion(request, http.scope["owner"])
+        async def make() -> Made:
+            jobs = await asyncio.to_thread(self._service.answers.completion, request, http.scope["owner"])
             return jobs, CompletionAnswer(request, jobs, self._service.names[0], self._llm)
 
         return await self._service.answer(http, request, make)
@@ -214,15 +228,16 @@ class Routes:
         card = {"id": name, "object": "model", "created": created, "owned_by": "paceline"}
         return card | {"max_model_len": self._context}
 
-    async def tokenize(self, request: TokenizeRequest) -> Response:
+    async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
         self._service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
         tokenizer = self._llm.tokenizer
+        special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
         try:
-            text = request.prompt if request.prompt is not None else self._service.answers.rendered(request)
-            special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
-            tokens = tokenizer.encode(text, add_special_tokens=special)
+            with self._service.slots.slot(http.scope["owner"], 0):
+                text = request.prompt if request.prompt is not None else await self._service.answers.rendered(request)
+                tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
         except PacelineError as error:
             raise ApiError(str(error)) from None
         found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
@@ -234,7 +249,7 @@ class Routes:
         self._service.check_model(request.model)
         if any(token >= self._vocab_size for token in request.tokens):
             raise ApiError(f"tokens must hold ids in 0..{self._vocab_size - 1}", param="tokens")
-        return json_response({"prompt": self._llm.tokenizer.decode(request.tokens, False)})
+        return json_response({"prompt": await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)})
 
     async def health(self) -> Response:
         closed, faults = self._llm.closed, self._service.model.faults

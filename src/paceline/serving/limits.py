@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -76,10 +77,13 @@ class Guard:
 
     Args:
         app: behind it.
+        refused: told the status of what is not let in.
     """
 
-    def __init__(self, app: Any, keys: Keys, config: ServerConfig) -> None:
+    def __init__(self, app: Any, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
+        self._refused = refused
         self._app, self._keys, self._hosts, self._most = app, keys, config.hosts, config.max_body_bytes
+        self._seconds = config.receive_timeout
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -88,6 +92,7 @@ class Guard:
         try:
             self._check(scope)
         except ApiError as error:
+            self._refused(error.status)
             await refuse(send, error)
             return
         await self._app(scope, self._counted(receive), send)
@@ -117,12 +122,17 @@ class Guard:
         return ApiError(f"the request must be at most {self._most} bytes long", status=413, code="request_too_large")
 
     def _counted(self, receive: Any) -> Any:
-        """The same messages; a body without a length may not be longer either."""
-        size = 0
+        """The same messages; a body without a length may not be longer either, and none may take too long."""
+        size, whole, end = 0, False, asyncio.get_running_loop().time() + self._seconds
 
         async def counted() -> Any:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            try:
+                async with asyncio.timeout_at(None if whole else end):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, "the body did not arrive in time") from None
+            whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > self._most:
                 error = self._too_large()

@@ -60,6 +60,10 @@ class Metrics:
         )
         self.faults = made(Gauge, "engine_faults", "Decoding steps that failed.")
 
+    def refused(self, status: int) -> None:
+        """A request was answered with an error."""
+        self.rejected.labels(str(status)).inc()
+
     def page(self) -> bytes:
         """All of it, in Prometheus's text format."""
         llm = self._model.llm

@@ -104,7 +104,7 @@ class Sampled(Strict):
     structured_outputs: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    speculative_config: str | dict[str, Any] | None = None
+    speculative_config: str | list[str] | dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
     user: str | None = None
@@ -236,6 +236,26 @@ class DetokenizeRequest(Strict):
 
     model: str | None = None
     tokens: TokenIds
+
+
+class Problem(BaseModel):
+    """What was wrong.
+
+    Attributes:
+        param: the field that is wrong, as `messages.0.content`.
+        code: for programs.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is an error."""
+
+    error: Problem
 
 
 class ApiError(Exception):

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
-from paceline.serving.answers import ChatAnswer, CompletionAnswer, lenient_schema, named, usage_of
+from paceline.serving.answers import ChatAnswer, CompletionAnswer, constrained_by, lenient_schema, named, usage_of
 from paceline.serving.grammars import Grammars
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, Sampled, StreamOptions
@@ -123,7 +123,7 @@ class Run:
             async with asyncio.timeout(self._seconds), self._merged as merged:
                 while (part := await merged.next()) is not None:
                     yield self._lines(part, options) if part else b": keep-alive\n\n"
-                    _raise_failure(part)
+                    self._raise_failure(part)
                 if errors := await self._schema_errors(merged.outputs):
                     nothing = self._reply.nothing
                     choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
@@ -176,10 +176,19 @@ class Run:
                         found[number * len(outputs[number].outputs) + one.index] = errors
         return found
 
+    def _raise_failure(self, part: Part) -> None:
+        """Raise what ended an output, if something did."""
+        for _, chunk in part:
+            if chunk.finish_reason == "error":
+                why = chunk.output.outputs[chunk.index].error or "decoding failed"
+                if why.startswith("structured_outputs"):  # a constraint that compiles, and cannot be followed
+                    raise ApiError(why, param=constrained_by(self._request), code="constraint_failed")
+                raise ApiError(why, status=500, code="decoding_failed")
+
     async def _gathered(self) -> list[RequestOutput]:
         async with asyncio.timeout(self._seconds), self._merged as merged:
             while (part := await merged.next()) is not None:
-                _raise_failure(part)
+                self._raise_failure(part)
             return [merged.outputs[number] for number in sorted(merged.outputs)]
 
 
@@ -195,14 +204,6 @@ def as_api_error(error: BaseException, request: Sampled) -> ApiError:
     if isinstance(error, TimeoutError):
         return ApiError("the request took longer than this server allows", status=504, code="timeout")
     return named(error, request) if isinstance(error, PacelineError) else ApiError("internal error", status=500)
-
-
-def _raise_failure(part: Part) -> None:
-    """Raise what ended an output, if something did."""
-    for _, chunk in part:
-        if chunk.finish_reason == "error":
-            why = chunk.output.outputs[chunk.index].error or "decoding failed"
-            raise ApiError(why, status=500, code="decoding_failed")
 
 
 def event(body: Json) -> bytes:

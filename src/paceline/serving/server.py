@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
 
 logger = logging.getLogger("paceline.serving")
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed where a request's head, or its body, takes longer than `seconds` to arrive.
+
+    A body's time is a little longer here, so that the application can answer first.
+    """
+
+    def __init__(self, *arguments: Any, seconds: float, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._state: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the clock with each head and each body; what comes of it piece by piece does not stop it."""
+        if self.conn.their_state is self._state:
+            return
+        self._state = self.conn.their_state
+        self._stop()
+        if self._state in (h11.IDLE, h11.SEND_BODY):
+            seconds = self._seconds + (self._state is h11.SEND_BODY)
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class Server:
@@ -25,6 +68,7 @@ class Server:
     """
 
     def __init__(self, config: ServerConfig) -> None:
+        self._seconds = config.receive_timeout
         host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
         self.socket = socket.socket(kind, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,8 +82,14 @@ class Server:
 
     def run(self, app: Any, *, drain_seconds: int = 60) -> None:
         """Serve until a signal comes; running requests then have `drain_seconds` to end."""
-        config = uvicorn.Config(
+        self.prepared(app, drain_seconds=drain_seconds).run(sockets=[self.socket])
+
+    def prepared(self, app: Any, *, drain_seconds: int = 60) -> uvicorn.Server:
+        """What serves, to be run on `socket`."""
+        made = uvicorn.Config(
             app,
+            http=partial(_Connection, seconds=self._seconds),  # type: ignore[arg-type]  # it makes one
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -47,4 +97,4 @@ class Server:
             timeout_graceful_shutdown=drain_seconds,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        uvicorn.Server(config).run(sockets=[self.socket])
+        return uvicorn.Server(made)

@@ -1,3 +1,4 @@
+from .chat_template import ChatTemplate as ChatTemplate
 from .chat_template import render as render
 from .checkpoint import INDEX as INDEX
 from .checkpoint import SINGLE as SINGLE

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.errors import CheckpointError, PromptError
-from paceline.utils import shortened
+from paceline.config import SamplingParams
+from paceline.errors import CheckpointError, ConfigError, PromptError
+from paceline.utils import reject_unknown, shortened
 
 if TYPE_CHECKING:
     import jinja2
@@ -34,6 +36,49 @@ Chat = list[dict[str, Any]]
 
 class RefusalError(Exception):
     """What `raise_exception` in a template raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A template and what it may use beside the messages.
+
+    Attributes:
+        text: in Jinja's language.
+        name: for messages.
+        tokens: special tokens by the names that templates have for them, such as bos_token.
+    """
+
+    text: str
+    name: str
+    tokens: Mapping[str, str]
+
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool | None = None,
+        *,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a conversation; see `Tokenizer.apply_chat_template`."""
+        if continue_final_message and add_generation_prompt:
+            raise ConfigError("continue_final_message and add_generation_prompt exclude each other; give one of them")
+        if given := {key: value for key, value in kwargs.items() if value is not None}:
+            self._refuse_unread(given)
+        answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        variables = {**self.tokens, "add_generation_prompt": answer, **given}
+        make = render_open if continue_final_message else render
+        return make(self.text, messages, variables, name=self.name)
+
+    def _refuse_unread(self, given: Mapping[str, Any]) -> None:
+        known = variables_of(self.text, name=self.name)
+        for key in given:
+            if key in SamplingParams.__dataclass_fields__ and key not in known:
+                raise ConfigError(
+                    f"{key!r} is a sampling parameter, and not a name that {self.name} uses; give "
+                    f"SamplingParams({key}=...)"
+                )
+        reject_unknown(self.name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
 
 
 def render(

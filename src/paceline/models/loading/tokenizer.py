@@ -12,18 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
-from paceline.models.loading.chat_template import render, render_open, variables_of
+from paceline.models.loading.chat_template import ChatTemplate
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
-from paceline.utils import keys_once, need, reject_unknown, shortened
+from paceline.utils import keys_once, need, shortened
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
+
+LONG = 20_000
+"""Characters of a text that takes milliseconds to encode."""
 
 
 class Backend(Protocol):
@@ -55,7 +57,10 @@ class FastBackend:
         self.clean_up = clean_up and type(inner.model).__name__ != "BPE"
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG:
+            ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens).ids
+        else:  # other threads go on meanwhile
+            ids = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
@@ -230,32 +235,24 @@ class Tokenizer:
             CheckpointError: a broken template.
             PromptError: messages that the template rejects or fails on.
         """
-        need(chat_template is None or isinstance(chat_template, str), "chat_template", "be a text", chat_template)
-        template = self._template if chat_template is None else chat_template
-        if template is None:
+        return self.template(chat_template).apply(
+            messages, add_generation_prompt, continue_final_message=continue_final_message, **kwargs
+        )
+
+    def template(self, given: str | None = None) -> ChatTemplate:
+        """The checkpoint's chat template, or one that replaces it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        need(given is None or isinstance(given, str), "chat_template", "be a text", given)
+        if (text := self._template if given is None else given) is None:
             raise ConfigError(
                 f"{self.name} has no chat template; use generate with a plain prompt, pass chat_template, or use a "
                 f"chat ('-Instruct') version of the model"
             )
-        if continue_final_message and add_generation_prompt:
-            raise ConfigError("continue_final_message and add_generation_prompt exclude each other; give one of them")
-        name = f"the chat template of {self.name}" if chat_template is None else "the chat template that was given"
-        if given := {key: value for key, value in kwargs.items() if value is not None}:
-            self._refuse_unread(name, given, variables_of(template, name=name))
-        answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        variables = {**self.named, "add_generation_prompt": answer, **given}
-        if continue_final_message:
-            return render_open(template, messages, variables, name=name)
-        return render(template, messages, variables, name=name)
-
-    @staticmethod
-    def _refuse_unread(name: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
-        for key in given:
-            if key in SamplingParams.__dataclass_fields__ and key not in known:
-                raise ConfigError(
-                    f"{key!r} is a sampling parameter, and not a name that {name} uses; give SamplingParams({key}=...)"
-                )
-        reject_unknown(name, given, sorted({"add_generation_prompt", *known} - {"messages"}))
+        name = f"the chat template of {self.name}" if given is None else "the chat template that was given"
+        return ChatTemplate(text, name, self.named)
 
     def tokens(self) -> Mapping[int, str]:
         """id -> token as the vocabulary spells it."""

@@ -1,0 +1,76 @@
+"""A process that works on data of strangers, so that what hangs or crashes takes nothing else along.
+
+It reads a line of JSON from standard input and writes one:
+{"grammar": text} -> {"error": text}, empty where it compiles;
+{"schema": ..., "text": ...} -> {"errors": [text, ...]}, what the text violates;
+{"template": fields of `ChatTemplate`, "messages": ..., "more": ...} -> {"text": ..., "error": ""}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from typing import Any, Final
+
+MOST_ERRORS: Final = 8
+STACK_BYTES: Final = 2**21
+"""Less than the server has, so that what nests too deeply ends this process and not that one."""
+
+MEMORY_BYTES: Final = 2**32
+"""Of addresses, where the system can limit them."""
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """To one line."""
+    if "template" in asked:
+        return {"text": _rendered(**asked), "error": ""}
+    if "grammar" in asked:
+        import llguidance
+
+        return {"error": llguidance.LLMatcher.validate_grammar(asked["grammar"])}
+    return {"errors": _violations(**asked) if asked else []}
+
+
+def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> str:
+    from paceline.models.loading import ChatTemplate
+
+    return ChatTemplate(**template).apply(messages, **more)
+
+
+def _violations(schema: Any, text: str) -> list[str]:
+    import jsonschema
+    import referencing
+
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        return [f"not JSON: {error}"]
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    checker = kind(schema, registry=referencing.Registry())  # which follows no reference to elsewhere
+    errors = zip(checker.iter_errors(found), range(MOST_ERRORS), strict=False)
+    return [f"{one.json_path}: {one.message[:200]}" for one, _ in errors]
+
+
+def main() -> None:
+    """Answer lines until there are none."""
+    for line in sys.stdin.buffer:
+        try:
+            found = answer(json.loads(line))
+        except Exception as error:
+            why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
+            found = {"error": why, "errors": [why]}
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()

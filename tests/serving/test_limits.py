@@ -1,0 +1,96 @@
+"""Clients that send slowly, and conversations that are slow to render, hold nobody up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving.conftest import Live, serve
+
+from paceline import LLM, AsyncLLM
+
+CHAT = "/v1/chat/completions"
+SLOW = """{% for message in messages %}{{ message.content }}{% endfor %}
+{% if messages[0].content == 'slow' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
+{% elif messages[0].content == 'large' %}{% set one = namespace(text='a') %}
+{% for a in range(60) %}{% set one.text = one.text + one.text %}{% endfor %}{% endif %}"""
+
+
+def seconds_until_closed(live: Live, first: bytes, rest: bytes = b" ", every: float = 0.1) -> tuple[float, bytes]:
+    """How long a connection lives on which the client goes on sending, and what it was told."""
+    host, port = live.url.removeprefix("http://").split(":")
+    start, told = time.perf_counter(), b""
+    with socket.create_connection((host, int(port))) as raw:
+        raw.settimeout(every)
+        raw.sendall(first)
+        while time.perf_counter() - start < 15:
+            try:
+                raw.sendall(rest)
+                if not (found := raw.recv(65536)):
+                    break
+                told += found
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+    return time.perf_counter() - start, told
+
+
+def test_heads_and_bodies_that_trickle_in_are_cut_off(llm: LLM) -> None:
+    for live in serve(AsyncLLM(llm), receive_timeout=1.0):
+        host = live.url.removeprefix("http://").encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: " + host + b"\r\nContent-Type: application/json\r\n"
+        assert seconds_until_closed(live, b"", b"")[0] < 4  # nothing is sent
+        assert seconds_until_closed(live, head, b"X-A: b\r\n")[0] < 4
+        took, told = seconds_until_closed(live, head + b"Content-Length: 200\r\n\r\n")
+        assert took < 6
+        assert b" 408 " in told.split(b"\r\n")[0]
+        took, told = seconds_until_closed(live, head + b"Content-Length: 999999999\r\n\r\n")
+        assert took < 6
+        assert b" 413 " in told.split(b"\r\n")[0]
+        body = {"prompt": "One day", "max_tokens": 400, "ignore_eos": True}
+        start = time.perf_counter()
+        while time.perf_counter() - start < 2.5:  # longer than a request may take to arrive
+            live.ok("/v1/completions", **body)
+
+
+@pytest.fixture(scope="module")
+def slow(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    file = Path(tmp_path_factory.mktemp("templates")) / "slow.jinja"
+    file.write_text(SLOW)
+    yield from serve(AsyncLLM(llm), chat_template=str(file))
+
+
+@pytest.mark.parametrize("content", ["slow", "large"])
+def test_a_conversation_that_is_slow_to_render_is_given_up(
+    slow: Live, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr("paceline.serving.answers.RENDER_SECONDS", 1.5)
+    found: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        found.append(slow.error(CHAT, **body))
+        found.append(slow.error("/tokenize", messages=body["messages"]))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    longest = 0.0
+    while thread.is_alive():
+        start = time.perf_counter()
+        assert slow.http.get("/health").status_code == 200
+        longest = max(longest, time.perf_counter() - start)
+    assert longest < 1.0
+    assert all("chat template" in one["message"] for one in found)
+    if content == "slow":
+        assert [one["code"] for one in found] == ["template_timeout"] * 2
+    slow.ok(CHAT, messages=[{"role": "user", "content": "Hello"}], max_tokens=1)
+
+
+def test_names_of_fields_are_no_names_for_the_template(slow: Live) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}}
+    assert slow.error(CHAT, **body)["param"] == "chat_template_kwargs"
