@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from itertools import count
 from threading import Event, Thread
 from typing import Any
 
@@ -129,10 +130,59 @@ def test_a_step_that_raises_ends_all_that_took_part() -> None:
     with pytest.raises(ZeroDivisionError):
         desk.run([request("mine", [1, 2])])
     desk.engine.watchers.clear()
-    (last,) = other
+    *_, last = other
     assert last.finish_reason == "error"
     assert "ZeroDivisionError" in str(last.output.outputs[0].error)
     assert runner.open_caches == 0
     after = request("after", [1, 2])
     desk.run([after])
     assert after.outputs[0].token_ids == runner.greedy([1, 2], 40)
+
+
+def step_often(desk: Driver) -> None:
+    for _ in range(60):
+        desk.step()
+
+
+def failing_at(call: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Raises in one of its calls."""
+    calls = count(1)
+
+    def wrapped(*given: Any, **more: Any) -> Any:
+        if next(calls) == call:
+            raise MemoryError("no room")
+        return real(*given, **more)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_outputs_that_end_in_a_step_whose_removals_fail_are_whole(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ToyRunner(16, order=None)
+    desk = driver(runner)
+    for name in ("one", "other"):
+        desk.open(request(name, [4, 5]))
+    monkeypatch.setattr(desk.engine.scheduler, "remove", failing_at(call, desk.engine.scheduler.remove))
+    with pytest.raises(MemoryError):
+        step_often(desk)
+    for name in ("one", "other"):
+        chunks = desk.collect(name)
+        assert [token for chunk in chunks for token in chunk.token_ids] == runner.greedy([4, 5], 40)
+        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+    assert not desk.engine.has_work
+    assert runner.open_caches == 0
+
+
+def test_a_cancellation_that_fails_ends_what_had_begun_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ToyRunner(16, order=None)
+    desk = driver(runner)
+    for name in ("gone", "other"):
+        desk.open(request(name, [4, 5]))
+    desk.step()
+    monkeypatch.setattr(desk.engine.scheduler, "remove", failing_at(1, desk.engine.scheduler.remove))
+    with pytest.raises(MemoryError):
+        desk.drop("gone")
+    desk.step()
+    assert [chunk.finish_reason for chunk in desk.collect("other")] == [None, "error"]
+    assert not desk.engine.has_work
+    assert runner.open_caches == 0

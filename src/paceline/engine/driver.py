@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock, get_ident
 from time import sleep
 from typing import Final, TypeVar
@@ -126,7 +127,7 @@ class Driver:
     def __init__(self, engine: Engine, turns: Turns) -> None:
         self.engine, self._turns = engine, turns
         self.inboxes: dict[str, deque[StreamChunk]] = {}
-        self._whole = True  # the last step came to its end
+        self._whole = True  # the last step, or removal of a request, came to its end
 
     def run(self, requests: Sequence[Request], advance: Advance | None = None) -> None:
         """Decode requests to their ends; all of them are taken back if anything is raised.
@@ -208,7 +209,12 @@ class Driver:
 
     def _cancel(self, ids: Iterable[str]) -> None:
         for request_id in list(ids):
-            self._turns.soon(lambda gone=request_id: self.engine.abort(gone))  # type: ignore[misc]  # mypy knows no bound lambdas
+            self._turns.soon(partial(self._abort, request_id))
+
+    def _abort(self, request_id: str) -> None:
+        whole, self._whole = self._whole, False
+        self.engine.abort(request_id)
+        self._whole = whole
 
     def _step(self, own: Sequence[Request]) -> None:
         """One step of the engine for the requests `own`; open streams get their chunks, whoever made the step."""

@@ -68,6 +68,7 @@ class Engine:
         self._keys: list[int] = []  # of the sequences that it is for, in its order
         self._left = 0  # steps that it still holds for
         self._outcome: Outcome | None = None  # what came of it so far
+        self._made: list[StreamChunk] = []  # in a step that has not come to its end
         self._learning = 0.0  # seconds that the controller took to learn since the last step
         self.scheduler = Scheduler(parts.runner, parts.drafter_set, config, tokenizer=tokenizer, eos_ids=eos_ids)
 
@@ -86,23 +87,28 @@ class Engine:
     def fail(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
         """End every request that has started, after a step that raised.
 
-        Its texts, caches and drafters may be out of step.
+        Its texts, caches and drafters may be out of step. May be called again where it raises itself.
 
         Args:
             interrupted: ids of the requests whose own caller stopped the step (Ctrl-C); they end as "abort".
         Returns:
-            The last chunks; the finish reason of all others is "error".
+            What the step had made, and the last chunks of what has not ended in it, as "error".
         """
         self.parts.drafter_set.helper.rest()
         why = f"a step was cut short by {type(error).__name__}" + (f": {error}" if str(error) else "")
         ended = self.scheduler.take_started()
+        told = {(chunk.output.request_id, chunk.index) for chunk in self._made if chunk.finish_reason is not None}
+        for sequence in ended:
+            if (sequence.request.id, sequence.index) not in told:
+                stopped = sequence.request.id in interrupted
+                self._made.append(sequence.close("abort") if stopped else sequence.close("error", why))
         for sequence in ended:
             self.parts.drafter_set.end(sequence)
-            self.scheduler.remove(sequence)
+            self.scheduler.remove(sequence, spoiled=True)
         self._outcome, self._left = None, 0
         self._forget(ended)
-        reasons = [s.output.finish_reason or ("abort" if s.request.id in interrupted else "error") for s in ended]
-        return [s.close(reason, why if reason == "error" else None) for s, reason in zip(ended, reasons, strict=True)]
+        made, self._made = self._made, []
+        return made
 
     def close(self) -> list[StreamChunk]:
         """Abort all requests; returns the last chunks."""
@@ -165,6 +171,7 @@ class Engine:
         names = parts.drafter_set.names
         for watcher in list(self.watchers):
             watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, split))
+        self._made = []
         return chunks
 
     def _planned(self, batch: Seq[Sequence]) -> Plan:
@@ -295,7 +302,7 @@ class Engine:
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
     ) -> list[StreamChunk]:
         """Extend every sequence by its verdict and keep the accepted path of those that go on."""
-        chunks: list[StreamChunk] = []
+        chunks = self._made
         going: list[int] = []
         picked: list[Verdict] = []
         for i, (sequence, tree, verdict) in enumerate(zip(batch, trees, verdicts, strict=True)):

@@ -294,10 +294,14 @@ class Scheduler:
         filling = [sequence for first, others in [*self.paused, *self.filling] for sequence in (first, *others)]
         return list(dict.fromkeys(filling + self.running))
 
-    def remove(self, sequence: Sequence) -> None:
-        """Give back the sequence's cache; the lists forget it last, so that a removal cut short can be repeated."""
+    def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+        """Give back the sequence's cache; the lists forget it last, so that a removal cut short can be repeated.
+
+        Args:
+            spoiled: whatever it holds, no prefix of it is kept.
+        """
         sequence.removed = True
-        self._release(sequence, keep=sequence.output.finish_reason in WHOLE)
+        self._release(sequence, keep=not spoiled and sequence.output.finish_reason in WHOLE)
         self.running = [one for one in self.running if one is not sequence]
         self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
 

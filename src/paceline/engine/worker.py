@@ -113,17 +113,21 @@ class Worker(ABC):
                 todo, self._todo = self._todo, deque()
                 closed = self._closed
             for work in todo:
-                work()
+                self._guarded(work)
             if closed:
                 self._shut()
                 return
-            try:
-                self._step()
-            except Exception as error:
-                self.faults += 1
-                logger.error("a decoding step failed (%s: %s); its requests have ended", type(error).__name__, error)
-                logger.debug("the error of the step", exc_info=error)
+            self._guarded(self._step)
             self._post(self._collected())
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Nothing that raises ends the thread."""
+        try:
+            work()
+        except Exception as error:
+            self.faults += 1
+            logger.error("a decoding step failed (%s: %s); its requests have ended", type(error).__name__, error)
+            logger.debug("the error of the step", exc_info=error)
 
     def _post(self, delivery: Delivery) -> None:
         """Hand chunks over, one call for each event loop; a loop that was closed meanwhile wants none."""

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -36,6 +36,9 @@ from paceline.serving.runs import CLOSED, Run, json_response
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
+
+KEEP_ALIVE: Final = 15.0
+"""Seconds without an event after which a comment is sent, so that nobody in between hangs up; up to twice as many."""
 
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
@@ -91,7 +94,7 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events.
+    """Server-sent events, and a comment after `KEEP_ALIVE` seconds without one.
 
     Args:
         slot: closed at the end, also where the client has gone before the first event.
@@ -102,8 +105,29 @@ class EventStream(StreamingResponse):
         self._slot = slot
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        sent = False  # since the last look; a timer for each event would cost more than the event
+
+        async def told(message: MutableMapping[str, Any]) -> None:
+            nonlocal sent
+            sent = True
+            if not message.get("more_body", True):
+                beat.cancel()
+            await send(message)
+
+        async def keep_alive() -> None:
+            nonlocal sent
+            while True:
+                sent = False
+                await asyncio.sleep(KEEP_ALIVE)
+                if not sent:
+                    await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+
         with self._slot:
-            await super().__call__(scope, receive, send)
+            beat = asyncio.create_task(keep_alive())
+            try:
+                await super().__call__(scope, receive, told)
+            finally:
+                beat.cancel()
 
 
 def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:

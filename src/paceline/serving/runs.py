@@ -18,15 +18,43 @@ from paceline.serving.grammars import Grammars
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, Sampled, StreamOptions
 
-KEEP_ALIVE: Final = 15.0
-"""Seconds without an event after which a comment is sent, so that nobody in between hangs up."""
-
 CLOSED: Final = 499
 """Status in the log of a request whose client went away, as nginx has it."""
+
+ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 Json = dict[str, Any]
 Part = list[tuple[int, StreamChunk]]
 """Chunks with the numbers of their prompts."""
+
+
+class Lone:
+    """Chunks of a single output as they come, for the task that answers: without another one in between, which would
+    cost each token a turn of the event loop. Used as a context, whose end ends the stream.
+
+    Attributes:
+        outputs: the whole, once it has begun, under number 0.
+    """
+
+    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics) -> None:
+        self.outputs: dict[int, RequestOutput] = {}
+        self._stream, self._watch = stream, Watch(metrics)
+
+    async def __aenter__(self) -> Lone:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stream.aclose()
+        for output in self.outputs.values():
+            self._watch.end(output)
+
+    async def next(self) -> Part | None:
+        """As `Merged.next`."""
+        async for chunk in self._stream:
+            self._watch.chunk(chunk)
+            self.outputs[0] = chunk.output
+            return [(0, chunk)]
+        return None
 
 
 class Merged:
@@ -69,17 +97,14 @@ class Merged:
                 watch.end(self.outputs[number])
 
     async def next(self) -> Part | None:
-        """All that has come, at least one chunk; nothing after `KEEP_ALIVE` seconds; None at the end.
+        """All that has come, at least one chunk; None at the end.
 
         Raises:
             Exception: what ended a prompt.
         """
         part: Part = []
         while self._left and not part:
-            try:
-                items = [self._queue.get_nowait() if self._queue.qsize() else await self._wait()]
-            except TimeoutError:
-                return []
+            items = [await self._queue.get()]
             while self._queue.qsize():
                 items.append(self._queue.get_nowait())
             for number, item in items:
@@ -90,10 +115,6 @@ class Merged:
                 else:
                     part.append((number, item))
         return part or None
-
-    async def _wait(self) -> tuple[int, StreamChunk | Exception | None]:
-        async with asyncio.timeout(KEEP_ALIVE):
-            return await self._queue.get()
 
 
 class Run:
@@ -114,7 +135,9 @@ class Run:
         max_seconds: float,
     ) -> None:
         self._request, self._reply, self._seconds = request, reply, max_seconds
-        self._merged, self._grammars = Merged(streams, metrics), grammars
+        alone = len(streams) == 1 and reply.jobs[0].params.n == 1
+        self._merged = Lone(streams[0], metrics) if alone else Merged(streams, metrics)
+        self._grammars = grammars
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Server-sent events."""
@@ -122,7 +145,7 @@ class Run:
         try:
             async with asyncio.timeout(self._seconds), self._merged as merged:
                 while (part := await merged.next()) is not None:
-                    yield self._lines(part, options) if part else b": keep-alive\n\n"
+                    yield self._lines(part, options)
                     self._raise_failure(part)
                 if errors := await self._schema_errors(merged.outputs):
                     nothing = self._reply.nothing
@@ -217,4 +240,4 @@ def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | No
 
 
 def _dumped(body: Json) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return ENCODER.encode(body).encode("utf-8", "replace")
