@@ -58,6 +58,23 @@ def test_heads_and_bodies_that_trickle_in_are_cut_off(llm: LLM) -> None:
             live.ok("/v1/completions", **body)
 
 
+def test_answers_are_sent_at_once(live: Live) -> None:
+    """And not when the client confirms their head, which it does 40 ms later."""
+    took = []
+    for _ in range(20):
+        start = time.perf_counter()
+        live.ok("/tokenize", prompt="a")
+        took.append(time.perf_counter() - start)
+    assert min(took) < 0.03
+
+
+def test_lists_without_end_hold_nobody_up(live: Live) -> None:
+    for name, value in (("stop", ["a"] * 1025), ("bad_words", ["a"] * 1025), ("stop", 3), ("stop", [3])):
+        assert live.error("/v1/completions", prompt="a", **{name: value})["param"] in (name, f"{name}.0")
+    messages = [{"role": "user", "content": "a"}] * 8193
+    assert live.error(CHAT, messages=messages)["param"] == "messages"
+
+
 @pytest.fixture(scope="module")
 def slow(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = Path(tmp_path_factory.mktemp("templates")) / "slow.jinja"

@@ -160,7 +160,7 @@ class Answers:
             ConfigError, PromptError: there is no template, or it rejects something.
         """
         template = self._llm.tokenizer.template(self._template)
-        messages = [_message(one) for one in request.messages]
+        messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages])
         more: Json = dict(request.chat_template_kwargs or {})
         for name in BESIDE & more.keys():
             raise ApiError(

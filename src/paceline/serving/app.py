@@ -186,13 +186,18 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
 def _invalid(errors: Sequence[Any]) -> ApiError:
     """The first thing that is wrong with a body: the longest way into it, of alternatives."""
-    first = max(errors, key=lambda one: len(one["loc"])) if errors[0]["loc"][:2] == ("body", "prompt") else errors[0]
+    several = errors[0]["loc"][:2] in (("body", "prompt"), ("body", "stop"))
+    first = max(reversed(errors), key=lambda one: len(one["loc"])) if several else errors[0]
     path = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":
         return ApiError(
             f"the body is not JSON ({first.get('ctx', {}).get('error', 'unreadable')})", code="invalid_json"
         )
-    words = [part for part in path if part.isdecimal() or (part.isidentifier() and not part[0].isupper())]
+    words = [
+        part
+        for part in path
+        if part.isdecimal() or (part.isidentifier() and part.islower() and part not in ("str", "int"))
+    ]
     param = ".".join(words) or None
     if first["type"] == "extra_forbidden":
         return ApiError(f"{param} is not supported; leave it out", param=param, code="unsupported_field")

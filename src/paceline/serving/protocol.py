@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from annotated_types import MaxLen
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 SAMPLING: Final = (
     "n",
@@ -32,7 +33,20 @@ SAMPLING: Final = (
 )
 """Fields that are sampling parameters of the same name."""
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+MAX_MESSAGES: Final = 8192
+MAX_TEXTS: Final = 1024
+"""Of `stop`, and of `bad_words`."""
+
+
+class _Quick(FailFast):
+    """The first wrong item of a list is told: millions of them would be an error each. May be part of a union."""
+
+    __hash__ = object.__hash__
+
+
+QUICK: Final = _Quick()
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], QUICK]
+Texts = Annotated[list[str], MaxLen(MAX_TEXTS), QUICK]
 
 
 class Strict(BaseModel):
@@ -88,9 +102,9 @@ class Sampled(Strict):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
-    bad_words: list[str] | None = None
+    bad_words: Texts | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     max_tokens: int | None = None
@@ -121,7 +135,7 @@ class Sampled(Strict):
 class CompletionRequest(Sampled):
     """`/v1/completions`."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds], QUICK]
     echo: bool = False
     logprobs: int | None = None
     best_of: int | None = None
@@ -202,7 +216,7 @@ class NamedTool(Strict):
 class ChatRequest(Sampled):
     """`/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -222,7 +236,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

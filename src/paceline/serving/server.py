@@ -70,7 +70,7 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self._seconds = config.receive_timeout
         host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        self.socket = socket.socket(kind, socket.SOCK_STREAM)
+        self.socket = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # for which asyncio sends at once
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self.socket.bind((host, config.port))
