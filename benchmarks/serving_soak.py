@@ -301,7 +301,12 @@ def main() -> None:
     given = parser.parse_args()
     port, template = free_port(), Path(tempfile.mkdtemp()) / "template.jinja"
     template.write_text(TEMPLATE)
-    limits = {"max_num_seqs": 8, "kv_cache_memory_bytes": CACHE_BYTES, "max_body_bytes": BODY_BYTES, "api_key": KEY.split()[1]}
+    limits = {
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": CACHE_BYTES,
+        "max_body_bytes": BODY_BYTES,
+        "api_key": KEY.split()[1],
+    }
     more = {"exactness": "strict", "chat_template": template, "tool_call_parser": "hermes"}
     command = paceline(None, "auto", port=port, threads=1, **limits, **more)
     with child(command, threads=1, port=port) as server:

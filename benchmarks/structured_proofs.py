@@ -59,9 +59,23 @@ def compiled(llm: LLM, found: Sequence[Any], count: int) -> tuple[list[Any], int
     return picked, len(found)
 
 
+def dialect(schema: Any) -> Any:
+    """What checks it, the newest where it does not say."""
+    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+
+
+def sound(schema: Any) -> bool:
+    """Whether it is a schema of its dialect: another library must be able to judge by it."""
+    try:
+        dialect(schema).check_schema(schema)
+    except jsonschema.SchemaError:
+        return False
+    return True
+
+
 def mixed(data: Path) -> list[Any]:
-    """Schemas of the sets in turn."""
-    sets = [[row["schema"] for row in rows(data, name)] for name in SETS]
+    """Sound schemas of the sets in turn."""
+    sets = [[row["schema"] for row in rows(data, name) if sound(row["schema"])] for name in SETS]
     longest = max(map(len, sets))
     return [one[i] for i in range(longest) for one in sets if i < len(one)]
 
@@ -72,8 +86,7 @@ def valid(schema: Any, text: str) -> bool:
         found = json.loads(text)
     except ValueError:
         return False
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    return bool(kind(schema, registry=referencing.Registry()).is_valid(found))
+    return bool(dialect(schema)(schema, registry=referencing.Registry()).is_valid(found))
 
 
 def written(llm: LLM, config: Any, schemas: Sequence[Any], given: Any, *, bound: bool = True) -> list[CompletionOutput]:
