@@ -206,10 +206,12 @@ def inside(model: AsyncLLM, **options: Any) -> Iterator[tuple[str, int]]:
         thread.join(20)
 
 
-async def get(address: tuple[str, int], path: str) -> Reply:
+async def get(address: tuple[str, int], path: str, headers: Mapping[str, str] | None = None) -> Reply:
     """The answer to a GET."""
+    given = {"Host": "127.0.0.1", "Connection": "close", **(headers or {})}
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+    writer.write("\r\n".join(lines).encode())
     found = Reply(raw=await reader.read(-1))
     writer.close()
     return parsed(found)
