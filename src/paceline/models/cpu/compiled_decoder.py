@@ -17,7 +17,6 @@ import torch
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
-from paceline.models.cpu.eligibility import inner_sizes
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
@@ -247,7 +246,7 @@ class Workspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
     def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
-        item, widest, self.threads = ACTIVATION[kind], max(inner_sizes(spec)), threads
+        item, widest, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
         heads = spec.num_heads * spec.head_dim
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
         widths = {

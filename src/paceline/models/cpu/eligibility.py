@@ -22,7 +22,7 @@ log = logging.getLogger("paceline")
 def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
     """What compiled passes lack for a model, or None."""
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-    even = spec.hidden_size % 32 == spec.head_dim % 32 == 0 and all(size % 8 == 0 for size in inner_sizes(spec))
+    even = spec.hidden_size % 32 == spec.head_dim % 32 == 0 and all(size % 8 == 0 for size in spec.inner_sizes)
     whole = even and all((spec.ropes[key].width or spec.ropes[key].dims) % 32 == 0 for key in ropes)
     reasons = {
         "the device is not the CPU": device.type == "cpu",
@@ -37,14 +37,9 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     return next((reason for reason, fine in reasons.items() if not fine), None)
 
 
-def inner_sizes(spec: ModelSpec) -> list[int]:
-    """Inner widths of MLPs and experts."""
-    return [spec.intermediate_size, *(() if spec.moe is None else (spec.moe.intermediate, spec.moe.shared))]
-
-
 def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:
     """What hinders the model from running in compiled passes here, or None; `quantization`: of its weights."""
-    longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, *inner_sizes(spec))
+    longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, *spec.inner_sizes)
     if quantization and longest > MAX_INPUTS:
         return f"rows of more than {MAX_INPUTS} numbers"
     return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)
