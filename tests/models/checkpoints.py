@@ -321,6 +321,7 @@ WIDE: Mapping[str, Mapping[str, Any]] = {
     "glm4": {"head_dim": 64},
     "cohere2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "gpt_oss": {"head_dim": 32},
+    "qwen2_moe": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
 """Sizes that compiled passes take."""
 

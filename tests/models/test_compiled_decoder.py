@@ -205,7 +205,30 @@ FEATURES = {
         "layers": MIXED_LAYERS,
         "norm_placement": "sandwich",
     },
+    "an MLP beside experts": {
+        "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, shared=24),
+        "layers": MIXED_LAYERS,
+    },
+    "an MLP beside experts, behind a gate": {  # which is the router's output 65, in a strip of its own
+        "moe": MoeSpec(experts=64, top_k=4, intermediate=32, norm_top_k=False, shared=136, shared_gate=True),
+        "layers": MIXED_LAYERS,
+        "norm_placement": "sandwich",
+    },
+    "groups of experts": {
+        "moe": MoeSpec(experts=12, top_k=3, intermediate=40, norm_top_k=True, groups=(4, 2)),
+        "layers": MIXED_LAYERS,
+    },
+    "scaled shares of experts": {
+        "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=False, scaling=2.5),
+        "layers": MIXED_LAYERS,
+    },
 }
+WITHOUT = {
+    "an MLP beside experts, behind a gate": {"shared_gate": False},
+    "groups of experts": {"groups": None},
+    "scaled shares of experts": {"scaling": 1.0},
+}
+"""What a mixture must not be taken for."""
 
 
 def pair(changes):
@@ -252,6 +275,29 @@ def test_features_of_families(name):
         assert not close(without, want), "the feature makes no difference, so that equality says nothing of it"
 
 
+@pytest.mark.parametrize("name", WITHOUT)
+def test_features_of_mixtures_make_a_difference(name):
+    moe = FEATURES[name]["moe"]
+    ours, _ = pair(FEATURES[name] | {"moe": replace(moe, **WITHOUT[name])})
+    _, plain = pair(FEATURES[name])
+    assert not close(whole_pass(ours, IDS[:30]), whole_pass(plain, IDS[:30]), 1e-2)
+
+
+def test_shared_and_chosen_experts_may_be_rounded_to_other_forms():
+    moe = MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, shared=24, shared_gate=True)
+    spec = replace(spec_of(tiny_llama(**WIDE).config), moe=moe, layers=MIXED_LAYERS)
+    weights = random_weights(spec, torch.float32)
+    forms = {name: "int8" if ".shared." in name else "int4" for name in weights}
+    for forms_of_kind in (forms, {name: "int4" if form == "int8" else "int8" for name, form in forms.items()}):
+        mixed = quantize(weights, spec, forms_of_kind)
+        runner, near = made(spec, mixed, torch.float32), {k: v.float() for k, v in dequantized(mixed).items()}
+        plain = made(replace(spec, tied=False), near, torch.float32, compiled=False)
+        want = whole_pass(runner, IDS[:40])
+        assert isinstance(runner.passes, CompiledDecoder)
+        assert (want - whole_pass(plain, IDS[:40])).abs().mean() < 2e-4 * want.std()
+        assert torch.equal(stepwise(runner, IDS[:40]), want)
+
+
 SLIDING = (LayerSpec(window=8), LayerSpec(), LayerSpec(window=8))
 LIKE = {
     "starcoder2": FEATURES["biases"]
@@ -260,7 +306,23 @@ LIKE = {
     | {"layers": (SLIDING[0], LayerSpec(rope=None), SLIDING[2]), "logit_multiplier": 0.25},
     "gpt_oss": FEATURES["experts with biases"]
     | {"layers": tuple(replace(layer, moe=True) for layer in SLIDING), "qkv_bias": True, "o_bias": True},
+    "qwen2_moe": {
+        "moe": MoeSpec(experts=6, top_k=2, intermediate=40, norm_top_k=False, shared=56, shared_gate=True),
+        "layers": (LayerSpec(moe=True),) * 3,
+        "qkv_bias": True,
+    },
+    "deepseek_v2": {  # but for its attention
+        "moe": MoeSpec(experts=8, top_k=3, intermediate=40, norm_top_k=False, shared=80, scaling=1.5, groups=(4, 2)),
+        "layers": (LayerSpec(), LayerSpec(moe=True), LayerSpec(moe=True)),
+        "intermediate_size": 184,
+    },
 }
+
+
+def random_weights(spec, dtype):
+    generator = torch.Generator().manual_seed(1)  # no row stands between two experts, which bfloat16 may exchange
+    shapes = {target.name: target.shape for target in targets(spec)}
+    return {one: (torch.randn(shape, generator=generator) / 4).to(dtype) for one, shape in shapes.items()}
 
 
 def made(spec, weights, dtype, **options):
@@ -273,9 +335,7 @@ def made(spec, weights, dtype, **options):
 @pytest.mark.parametrize("name", LIKE)
 def test_all_that_families_combine(name, dtype, form):
     spec = replace(spec_of(tiny_llama(**WIDE).config), **LIKE[name])
-    generator = torch.Generator().manual_seed(1)  # no row stands between two experts, which bfloat16 may exchange
-    shapes = {target.name: target.shape for target in targets(spec)}
-    weights = {one: (torch.randn(shape, generator=generator) / 4).to(dtype) for one, shape in shapes.items()}
+    weights = random_weights(spec, dtype)
     weights = quantize(weights, spec, form) if form else weights
     runner = made(spec, weights, dtype)
     assert isinstance(runner.passes, CompiledDecoder)
@@ -352,6 +412,7 @@ def test_what_compiled_passes_do_not_cover_runs_by_operators():
         {"attention_scale": -1.0},
         {"moe": moe, "parallel": True},
         {"moe": moe, "gated": False},
+        {"moe": replace(moe, shared=84)},
         {"attention_sinks": True, "attention_softcap": 1.0},
     ]:
         assert eligibility.unsupported(replace(spec, **change), torch.float32, CPU), change

@@ -53,6 +53,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "inner width without a gate": heads_of(32)
     | {"intermediate_size": 83, "gated": False, "activation": "gelu", "mlp_bias": True},
     "experts": heads_of(80) | MIXTURE,
+    "an MLP beside experts": heads_of(80)
+    | {
+        "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=False, shared=51, shared_gate=True),
+        "layers": MIXTURE["layers"],
+    },
 }
 
 

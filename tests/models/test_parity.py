@@ -257,6 +257,8 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("gpt_oss", _fields(swiglu_limit=7.0)),
     ("gpt_oss", _fields(swiglu_alpha=1.0)),
     ("gpt_oss", _moe(top_k=1)),
+    ("qwen2_moe-wide", _moe(norm_top_k=True)),
+    ("qwen2_moe-wide", _moe(shared_gate=False)),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from llvmlite import ir
 from numba import njit
 from tiny_llama import CPU, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
+from paceline.models import MoeSpec
 from paceline.models.cpu import (
     BYTES,
     I32V,
@@ -289,10 +292,14 @@ def test_rows_too_long_for_integer_sums_are_rejected(monkeypatch):
     monkeypatch.setattr(eligibility, "MAX_INPUTS", 64)
     assert "rows of more than 64" in str(eligibility.lacks(spec, torch.float32, CPU, quantization="int8"))
     assert eligibility.lacks(spec, torch.float32, CPU) is None
+    beside = MoeSpec(experts=4, top_k=2, intermediate=32, norm_top_k=True, shared=136)
+    monkeypatch.setattr(eligibility, "MAX_INPUTS", 128)
+    assert eligibility.lacks(spec, torch.float32, CPU, quantization="int8") is None
+    assert eligibility.lacks(replace(spec, moe=beside), torch.float32, CPU, quantization="int8")
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("deepseek_v2", "latent attention"), ("qwen2_moe", "shared experts"), ("qwen3_moe", "None")]
+    ("family", "reason"), [("deepseek_v2", "latent attention"), ("qwen2_moe", "None"), ("qwen3_moe", "None")]
 )
 def test_what_compiled_passes_do_not_cover(family: str, reason: str) -> None:
     from transformers import AutoConfig

@@ -161,6 +161,11 @@ class ModelSpec:
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
+    @property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """Inner widths of the MLP, of experts and of the MLP beside them."""
+        return (self.intermediate_size, *((self.moe.intermediate, self.moe.shared) if self.moe else ()))
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -8,7 +8,7 @@ bits depend on the text before it, not on how it was fed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,17 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
 from paceline.models.loading.quantization import GROUP, is_quantized
-from paceline.models.model_spec import AttentionShape, ModelSpec
+from paceline.models.model_spec import AttentionShape, ModelSpec, MoeSpec
 
 Weights = dict[str, torch.Tensor]
+Maybe = torch.Tensor | None
 
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "clamped_swiglu": CLAMPED}
+
+EXPERT_PARTS = {
+    "gate_up": (at.EXPERT_GATE_UP, at.EXPERT_GATE_UP_KIND, at.EXPERT_GATE_UP_BIAS),
+    "down": (at.EXPERT_DOWN, at.EXPERT_DOWN_KIND, at.EXPERT_DOWN_BIAS),
+}
 
 ROWS = 256
 """Most rows of one pass; more are fed in several."""
@@ -72,7 +78,7 @@ class Packing:
     def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights, kind: int) -> None:
         self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
         self._pages = Pages()
-        self.kept: list[torch.Tensor | Packed] = []
+        self.kept: list[torch.Tensor | Packed | Table] = []
 
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
@@ -114,25 +120,34 @@ class Packing:
         }
 
     def _mixture(self, name: str) -> dict[int, int]:
-        kinds = [self._kind_of(self._weights[f"{name}experts.{kind}"]) for kind in ("gate_up", "down")]
-        columns = [self._experts(f"{name}experts.{kind}", paired=kind == "gate_up") for kind in ("gate_up", "down")]
-        weights, biases = zip(*columns, strict=True)
-        table = torch.tensor([*weights, *biases]).T.contiguous()
-        self.kept.append(table)
-        router = self._matrix(self._weights.pop(f"{name}router.weight").float())
-        bias = self._vector(self._take(f"{name}router.bias"))
+        moe = self._spec.moe
+        assert moe is not None
+        router, gate = self._weights.pop(f"{name}router.weight"), self._take(f"{name}shared.gate.weight")
+        if gate is not None:
+            router = torch.cat((router, gate))
+        records = Table(at.EXPERT_FIELDS, moe.experts + (1 if moe.shared else 0))
+        self.kept.append(records)
+        for part, (strips, kind, offsets) in EXPERT_PARTS.items():
+            for index, (weight, scale, bias) in enumerate(self._experts(name, part)):
+                found = {
+                    strips: self._matrix(weight, scale, paired=part == "gate_up"), kind: self._kind_of(weight),
+                    offsets: self._vector(bias, paired=part == "gate_up"),
+                    at.EXPERT_INNER: moe.intermediate if index < moe.experts else moe.shared,
+                }  # fmt: skip
+                records.put(found, index)
         return {
-            at.GATE_UP_KIND: kinds[0], at.DOWN_KIND: kinds[1],
-            at.ROUTER: router, at.ROUTER_BIAS: bias, at.EXPERT_WEIGHTS: table.data_ptr(),
+            at.ROUTER: self._matrix(router.float()), at.ROUTER_BIAS: self._vector(self._take(f"{name}router.bias")),
+            at.EXPERT_RECORDS: records.address,
         }  # fmt: skip
 
-    def _experts(self, name: str, *, paired: bool) -> tuple[list[int], list[int]]:
-        """Addresses of one matrix of all experts, and of the biases."""
-        stack, scale, bias = self._weights.pop(name), self._take(f"{name}.scale"), self._take(f"{name}.bias")
-        factors = [None] * len(stack) if scale is None else scale
-        weights = [self._matrix(one, factor, paired=paired) for one, factor in zip(stack, factors, strict=True)]
-        biases = [None] * len(stack) if bias is None else bias
-        return weights, [self._vector(one, paired=paired) for one in biases]
+    def _experts(self, layer: str, part: str) -> Iterator[tuple[torch.Tensor, Maybe, Maybe]]:
+        """One matrix, its scale and bias, of all experts and then of the MLP beside them."""
+        name = f"{layer}experts.{part}"
+        stack, scales, biases = self._weights.pop(name), self._take(f"{name}.scale"), self._take(f"{name}.bias")
+        for index, weight in enumerate(stack):
+            yield weight, None if scales is None else scales[index], None if biases is None else biases[index]
+        if f"{layer}shared.{part}.weight" in self._weights:
+            yield *self._take_matrix(f"{layer}shared.{part}"), None
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
@@ -214,32 +229,34 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
         at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
         at.WHOLE_NORM: int(spec.qk_norm == "full"),
-    } | ({} if spec.moe is None else {
-        at.EXPERTS: spec.moe.experts, at.TOP_K: spec.moe.top_k, at.NORM_SHARES: int(spec.moe.norm_top_k),
-        at.EXPERT_INNER: spec.moe.intermediate,
-    })  # fmt: skip
+    } | ({} if spec.moe is None else mixture_constants(spec.moe))  # fmt: skip
 
 
-def widest_inner(spec: ModelSpec) -> int:
-    """Inner activations of the widest MLP or expert."""
-    return max(spec.intermediate_size, 0 if spec.moe is None else spec.moe.intermediate)
+def mixture_constants(moe: MoeSpec) -> dict[int, int | float]:
+    """The frame's fields of a mixture."""
+    groups, best = moe.groups or (0, 0)
+    return {
+        at.EXPERTS: moe.experts, at.TOP_K: moe.top_k, at.GROUPS: groups, at.BEST_GROUPS: best,
+        at.NORM_SHARES: int(moe.norm_top_k), at.SHARE_SCALE: float(moe.scaling),
+        at.SHARED_MLP: int(moe.shared > 0), at.SHARED_GATE: int(moe.shared_gate),
+    }  # fmt: skip
 
 
 class Workspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
     def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
-        item, self.threads = ACTIVATION[kind], threads
+        item, widest, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
         heads = spec.num_heads * spec.head_dim
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
         widths = {
             at.X: 4 * spec.hidden_size, at.NORMED: item * spec.hidden_size, at.MIXED: item * heads,
-            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * widest_inner(spec),
+            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * widest,
         }  # fmt: skip
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
-            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest_inner(spec)))
+            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest))
         spare = (ROWS if spec.moe else OWN_ROWS) * pitches[at.NORMED]
         own = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + quantized)
@@ -250,8 +267,9 @@ class Workspace:
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
         if spec.moe is not None:
-            experts, chosen = -(-spec.moe.experts // STRIP) * STRIP, ROWS * spec.moe.top_k
-            choice = -(-(8 * (experts + 1) + 32 * chosen + 4 * (experts + LANES)) // 64) * 64
+            experts = -(-(spec.moe.experts + spec.moe.shared_gate) // STRIP) * STRIP
+            chosen = ROWS * (spec.moe.top_k + (1 if spec.moe.shared else 0))
+            choice = -(-(8 * (experts + 2) + 32 * chosen + 4 * (experts + LANES)) // 64) * 64
             sizes |= {at.INNER: chosen * pitches[at.INNER], at.ROUTE: ROWS * 4 * experts, at.CHOICE: threads * choice}
         self._memory = torch.zeros(sum(sizes.values()) + 64, dtype=torch.uint8)
         self.fields: dict[int, int] = {}

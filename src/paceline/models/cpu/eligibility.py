@@ -22,8 +22,7 @@ log = logging.getLogger("paceline")
 def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
     """What compiled passes lack for a model, or None."""
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-    inner = 0 if spec.moe is None else spec.moe.intermediate
-    even = spec.hidden_size % 32 == spec.head_dim % 32 == spec.intermediate_size % 8 == inner % 8 == 0
+    even = spec.hidden_size % 32 == spec.head_dim % 32 == 0 and all(size % 8 == 0 for size in spec.inner_sizes)
     whole = even and all((spec.ropes[key].width or spec.ropes[key].dims) % 32 == 0 for key in ropes)
     reasons = {
         "the device is not the CPU": device.type == "cpu",
@@ -33,8 +32,6 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         "mixtures of experts beside attention, or without a gate": spec.moe is None
         or (spec.gated and not spec.parallel),
         "latent attention": spec.latent is None,
-        "shared experts, or scaled shares of experts": spec.moe is None
-        or (not spec.moe.shared and spec.moe.groups is None and spec.moe.scaling == 1.0),
         "soft caps beside attention sinks": spec.attention_softcap is None or not spec.attention_sinks,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)
@@ -42,7 +39,7 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
 
 def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:
     """What hinders the model from running in compiled passes here, or None; `quantization`: of its weights."""
-    longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size)
+    longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, *spec.inner_sizes)
     if quantization and longest > MAX_INPUTS:
         return f"rows of more than {MAX_INPUTS} numbers"
     return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)

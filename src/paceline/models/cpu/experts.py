@@ -3,9 +3,10 @@
 The router multiplies in float32, its rows and strips divided among the threads; then each thread chooses for all rows,
 which costs less than another meeting, and keeps three lists: where each expert's rows begin, and in that order the rows
 and their shares. Experts take their rows together; threads divide the strips of every expert. A thread owns its columns
-of the output, to which experts add in ascending order, so that a row's bits do not depend on its neighbours.
+of the output, to which experts add in ascending order, so that a row's bits do not depend on its neighbours. An MLP
+that every row goes through is one more expert, the last, whose share is 1 or the sigmoid of the router's last output.
 
-Source: Mixtral of experts (arXiv:2401.04088).
+Sources: Mixtral of experts (arXiv:2401.04088); shared experts and groups of experts: DeepSeek-V2 (arXiv:2405.04434).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import LOWEST, softmax
-from paceline.models.cpu.matrix import convert_rows, own_rows, steps_of, strip_size, strip_sums
+from paceline.models.cpu.matrix import convert_rows, own_rows, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.sublayers import (
     STRIP_BYTES,
     add_bias,
@@ -27,14 +28,26 @@ from paceline.models.cpu.sublayers import (
 )
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, FULL, STRIP
-from paceline.models.cpu.vectors import broadcast, fma, load, read, read_float, store, write, write_float
+from paceline.models.cpu.vectors import (
+    add,
+    broadcast,
+    div,
+    exponential,
+    fma,
+    load,
+    read,
+    read_float,
+    store,
+    write,
+    write_float,
+)  # fmt: skip
 
 
 @njit(error_model="numpy")
 def _route(frame: int, layer: int, me: int, team: int) -> None:
     """This thread's part of the router's logits, row by row and strip by strip."""
     spare = own_rows(frame, me) + read(frame + at.SPARE)
-    strips, rows = (read(frame + at.EXPERTS) + STRIP - 1) // STRIP, read(frame + at.ROWS)
+    strips, rows = (read(frame + at.EXPERTS) + read(frame + at.SHARED_GATE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
     hidden, source = read(frame + at.HIDDEN), read(frame + at.X)
     bias, norm, normed = read(layer + at.ROUTER_BIAS), read(layer + at.MLP_NORM), -1
     for item in range(rows * strips * me // team, rows * strips * (me + 1) // team):
@@ -48,14 +61,37 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
 
 
 @njit(error_model="numpy")
-def _choose(scores: int, experts: int, top_k: int, chosen: int, shares: int) -> np.float32:
+def _largest_of_group(scores: int, size: int, group: int) -> np.float32:
+    most = LOWEST
+    for i in range(size * group, size * (group + 1)):
+        most = max(most, read_float(scores + 4 * i))
+    return most
+
+
+@njit(error_model="numpy")
+def _keep_best_groups(scores: int, size: int, groups: int, best: int) -> None:
+    """Set probabilities to 0 outside the `best` groups whose largest ones are largest."""
+    for group in range(groups):
+        own, before = _largest_of_group(scores, size, group), 0
+        for other in range(groups):  # those set to 0 do not count: before each of them stand all the best
+            most = _largest_of_group(scores, size, other)
+            before += 1 if most > own or (most == own and other < group) else 0
+        for i in range(size * group, size * (group + 1) if before >= best else 0):
+            write_float(scores + 4 * i, np.float32(0.0))
+
+
+@njit(error_model="numpy")
+def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
     """The likeliest experts of one row and their shares, likeliest first; returns the sum of these."""
+    experts, top_k, groups = read(frame + at.EXPERTS), read(frame + at.TOP_K), read(frame + at.GROUPS)
     whole, taken = softmax(scores, experts, np.float32(1.0)), np.float32(0.0)
     if not whole > 0:  # logits that are not finite
         for rank in range(top_k):
             write(chosen + 8 * rank, rank)
             write_float(shares + 4 * rank, whole)
         return whole
+    if groups > 0:
+        _keep_best_groups(scores, experts // groups, groups, read(frame + at.BEST_GROUPS))
     for rank in range(top_k):
         best, most = 0, LOWEST
         for expert in range(experts):
@@ -70,42 +106,68 @@ def _choose(scores: int, experts: int, top_k: int, chosen: int, shares: int) -> 
 
 
 @njit(error_model="numpy")
+def _entries(frame: int) -> tuple[int, int]:
+    """How many experts there are, and of a row, the MLP beside them included."""
+    return read(frame + at.EXPERTS) + read(frame + at.SHARED_MLP), read(frame + at.TOP_K) + read(frame + at.SHARED_MLP)
+
+
+@njit(error_model="numpy")
 def _lists(frame: int, me: int) -> tuple[int, int, int]:
-    """Addresses of this thread's lists: starts (experts + 1,), rows and shares (rows * top_k,), 8 bytes each."""
+    """Addresses of this thread's lists: starts (entries + 1,), rows and shares (rows * each,), 8 bytes each; see
+    `_entries`.
+    """
+    entries, each = _entries(frame)
     starts = read(frame + at.CHOICE) + me * read(frame + at.CHOICE_SIZE)
-    rows = starts + 8 * (read(frame + at.EXPERTS) + 1)
-    return starts, rows, rows + 8 * read(frame + at.ROWS) * read(frame + at.TOP_K)
+    rows = starts + 8 * (entries + 1)
+    return starts, rows, rows + 8 * read(frame + at.ROWS) * each
+
+
+@njit(error_model="numpy")
+def _choose_of_row(frame: int, row: int, scores: int, chosen: int, shares: int) -> None:
+    """What one row goes through, and its shares; `scores`: room for those of all experts."""
+    experts, top_k = read(frame + at.EXPERTS), read(frame + at.TOP_K)
+    source, factor = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH), read_float(frame + at.SHARE_SCALE)
+    for i in range(0, 4 * experts, 64):
+        store(scores + i, load(source + i))
+    taken = _choose(frame, scores, chosen, shares)
+    for i in range(top_k):
+        share = read_float(shares + 4 * i)
+        if read(frame + at.NORM_SHARES) == 1:
+            share /= taken
+        write_float(shares + 4 * i, share * factor)
+    if read(frame + at.SHARED_MLP) == 1:
+        one = broadcast(np.float32(1.0))
+        store(scores, one)
+        if read(frame + at.SHARED_GATE) == 1:
+            store(scores, div(one, add(one, exponential(broadcast(-read_float(source + 4 * experts))))))
+        write(chosen + 8 * top_k, experts)
+        write_float(shares + 4 * top_k, read_float(scores))
 
 
 @njit(error_model="numpy")
 def _group(frame: int, me: int) -> None:
     """Fill this thread's lists from the router's logits."""
-    experts, top_k, rows = read(frame + at.EXPERTS), read(frame + at.TOP_K), read(frame + at.ROWS)
+    (entries, each), rows = _entries(frame), read(frame + at.ROWS)
     starts, own_rows, own_shares = _lists(frame, me)
-    chosen = own_shares + 8 * rows * top_k
-    shares, scores = chosen + 8 * rows * top_k, chosen + 16 * rows * top_k
-    for expert in range(experts + 1):
+    chosen = own_shares + 8 * rows * each
+    shares, scores = chosen + 8 * rows * each, chosen + 16 * rows * each
+    for expert in range(entries + 1):
         write(starts + 8 * expert, 0)
     for row in range(rows):
-        source = read(frame + at.ROUTE) + row * read(frame + at.ROUTE_PITCH)
-        for i in range(0, 4 * experts, 64):
-            store(scores + i, load(source + i))
-        place = row * top_k
-        taken = _choose(scores, experts, top_k, chosen + 8 * place, shares + 4 * place)
-        for i in range(place, place + top_k):
-            if read(frame + at.NORM_SHARES) == 1:
-                write_float(shares + 4 * i, read_float(shares + 4 * i) / taken)
+        place = row * each
+        _choose_of_row(frame, row, scores, chosen + 8 * place, shares + 4 * place)
+        for i in range(place, place + each):
             count = starts + 8 * (read(chosen + 8 * i) + 1)
             write(count, read(count) + 1)
-    for expert in range(experts):
+    for expert in range(entries):
         write(starts + 8 * (expert + 1), read(starts + 8 * expert) + read(starts + 8 * (expert + 1)))
-    for i in range(rows * top_k):  # each start moves to the end of its expert's rows, where the next expert's begin
+    for i in range(rows * each):  # each start moves to the end of its expert's rows, where the next expert's begin
         start = starts + 8 * read(chosen + 8 * i)
         place = read(start)
-        write(own_rows + 8 * place, i // top_k)
+        write(own_rows + 8 * place, i // each)
         write_float(own_shares + 8 * place, read_float(shares + 4 * i))
         write(start, place + 1)
-    for expert in range(experts, 0, -1):
+    for expert in range(entries, 0, -1):
         write(starts + 8 * expert, read(starts + 8 * (expert - 1)))
     write(starts, 0)
 
@@ -114,7 +176,7 @@ def _group(frame: int, me: int) -> None:
 def _gathered(frame: int, me: int, x: int, rows: int, count: int) -> int:
     """Address of the rows of one expert, side by side; `rows`: address of their indices."""
     pitch = read(frame + at.NORMED_PITCH)
-    if count == 1:
+    if count == 1 or count == read(frame + at.ROWS):
         return x + read(rows) * pitch
     target = own_rows(frame, me) + read(frame + at.SPARE) + read(frame + at.X_PITCH)
     for i in range(count):
@@ -127,20 +189,25 @@ def _gathered(frame: int, me: int, x: int, rows: int, count: int) -> int:
 @njit(error_model="numpy")
 def _inner(frame: int, layer: int, me: int, team: int) -> None:
     """Inner activations, in the order of the lists."""
-    kind = read(layer + at.GATE_UP_KIND)
-    x = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind)
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
     pitch, inner_pitch = read(frame + at.NORMED_PITCH), read(frame + at.INNER_PITCH)
-    strips, steps = (2 * read(frame + at.EXPERT_INNER) + STRIP - 1) // STRIP, steps_of(kind, read(frame + at.HIDDEN))
     starts, rows, _ = _lists(frame, me)
     item = 2 if read(frame + at.KIND) == DOT else 4
-    for expert in range(read(frame + at.EXPERTS)):
+    x, prepared = 0, -1
+    for expert in range(_entries(frame)[0]):
         first, stop = read(starts + 8 * expert), read(starts + 8 * expert + 8)
         if first == stop:
             continue
+        record = read(layer + at.EXPERT_RECORDS) + at.EXPERT_FIELDS * expert
+        kind = read(record + at.EXPERT_GATE_UP_KIND)
+        if kind != prepared:
+            if prepared >= 0:
+                when_prepared(frame, team, read(frame + at.ROWS))  # rows that threads share give way to others
+            x, prepared = normed_rows(frame, me, team, read(layer + at.MLP_NORM), kind), kind
         own = _gathered(frame, me, x, rows + 8 * first, stop - first)
-        entry = read(layer + at.EXPERT_WEIGHTS) + 32 * expert
-        weights, bias = read(entry), read(entry + 16)
+        steps = steps_of(kind, read(frame + at.HIDDEN))
+        strips = (2 * read(record + at.EXPERT_INNER) + STRIP - 1) // STRIP
+        weights, bias = read(record + at.EXPERT_GATE_UP), read(record + at.EXPERT_GATE_UP_BIAS)
         for strip in range(strips * me // team, strips * (me + 1) // team):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, own, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)
@@ -160,26 +227,26 @@ def _add_shares(sums: int, rows: int, shares: int, count: int, out: int, pitch: 
 @njit(error_model="numpy")
 def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """Outputs of all experts, added up in this thread's columns of the buffer of queries, keys and values."""
-    sums, kind = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(layer + at.DOWN_KIND)
-    inner, inner_pitch = read(frame + at.EXPERT_INNER), read(frame + at.INNER_PITCH)
-    strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inner)
+    sums, inner_pitch = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.INNER_PITCH)
+    strips = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP
     begin, end = strips * me // team, strips * (me + 1) // team
     starts, rows, shares = _lists(frame, me)
     out, out_pitch, norm = read(frame + at.QKV), read(frame + at.QKV_PITCH), read(layer + at.POST_MLP_NORM)
     for row in range(read(frame + at.ROWS)):
         for byte in range(begin * STRIP_BYTES, end * STRIP_BYTES, 64):
             store(out + row * out_pitch + byte, broadcast(np.float32(0.0)))
-    for expert in range(read(frame + at.EXPERTS)):
+    for expert in range(_entries(frame)[0]):
         first, stop = read(starts + 8 * expert), read(starts + 8 * expert + 8)
         if first == stop:
             continue
+        record = read(layer + at.EXPERT_RECORDS) + at.EXPERT_FIELDS * expert
+        kind, inner = read(record + at.EXPERT_DOWN_KIND), read(record + at.EXPERT_INNER)
         x, pitch = read(frame + at.INNER) + first * inner_pitch, inner_pitch
         if kind >= BYTES:
             own = own_rows(frame, me)
             convert_rows(frame, kind, x, pitch, inner, own, 0, stop - first)
             x, pitch = own, read(frame + at.NORMED_PITCH)
-        entry = read(layer + at.EXPERT_WEIGHTS) + 32 * expert
-        weights, bias = read(entry + 8), read(entry + 24)
+        weights, bias, steps = read(record + at.EXPERT_DOWN), read(record + at.EXPERT_DOWN_BIAS), steps_of(kind, inner)
         for strip in range(begin, end):
             strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, stop - first, sums)
             add_bias(sums, stop - first, 0 if bias == 0 else bias + strip * STRIP_BYTES)

@@ -1,6 +1,7 @@
-"""Where compiled code finds what it works on: byte offsets into three tables of 8-byte fields.
+"""Where compiled code finds what it works on: byte offsets into tables of 8-byte fields.
 
-The *frame* describes one pass, a *layer* record one decoder layer, a *rope* record one kind of rotary embedding.
+The *frame* describes one pass, a *layer* record one decoder layer, an *expert* record one expert of a mixture or the
+MLP beside them, a *rope* record one kind of rotary embedding.
 Pointers and counts are int64; a float32 takes the first half of its field.
 """
 
@@ -27,8 +28,10 @@ FIELD = 8
     ACTIVATE, GATED, ALPHA, LIMIT,  # models.cpu.sublayers; ALPHA and LIMIT of the clamped activation
     ATTENTION_CAP, LOGIT_CAP,  # soft caps, 0 for none
     WHOLE_NORM,  # 1 where queries and keys are normed over all their heads
-    EXPERTS, TOP_K, NORM_SHARES, EXPERT_INNER,  # mixtures: how many, of a row, 1 where shares sum to 1, inner width
-    # (rows, experts) float32 logits of the router; each thread's lists of who goes where (models.cpu.experts)
+    # mixtures: how many experts, of a row, groups and best of them (0: none); 1 where shares sum to 1; factor on shares
+    EXPERTS, TOP_K, GROUPS, BEST_GROUPS, NORM_SHARES, SHARE_SCALE,
+    SHARED_MLP, SHARED_GATE,  # 1 where an MLP stands beside the experts, and where the router's last output is its gate
+    # (rows, outputs) float32 of the router; each thread's lists of who goes where (models.cpu.experts)
     ROUTE, ROUTE_PITCH, CHOICE, CHOICE_SIZE,
     RESULT,  # (rows, hidden) hidden states behind the last layer, or 0
     FINAL_NORM, FINAL_TAP,  # weights, and where the normed states go, or 0
@@ -38,17 +41,16 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 72 * FIELD, FIELD)  # fmt: skip
+) = range(0, 76 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
     # a norm is 0 where there is none
     ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_ATTENTION_NORM,
     MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_MLP_NORM,
-    QKV_KIND, O_KIND, GATE_UP_KIND, DOWN_KIND,  # kinds of product, the last two also of experts
+    QKV_KIND, O_KIND, GATE_UP_KIND, DOWN_KIND,  # kinds of product
     SINKS,  # (heads,) float32 over the attention's scale, or 0
-    # mixtures, else 0: the router's strips and bias, and per expert the addresses of gate_up, down and their biases
-    ROUTER, ROUTER_BIAS, EXPERT_WEIGHTS,
+    ROUTER, ROUTER_BIAS, EXPERT_RECORDS,  # mixtures, else 0: the router's strips and bias, address of the records
     IN_STRIPS,  # 1 where the matrix unit attends
     CACHE,  # address of the layer's slot 0
     SLOT,  # (rows,) slots that keys and values go to
@@ -57,6 +59,13 @@ FIELD = 8
     TAP,  # where the states behind this layer go, or 0
     LAYER_FIELDS,
 ) = range(0, 31 * FIELD, FIELD)  # fmt: skip
+
+(
+    # strips and biases, inner width, kinds of product
+    EXPERT_GATE_UP, EXPERT_DOWN, EXPERT_GATE_UP_BIAS, EXPERT_DOWN_BIAS,
+    EXPERT_INNER, EXPERT_GATE_UP_KIND, EXPERT_DOWN_KIND,
+    EXPERT_FIELDS,
+) = range(0, 8 * FIELD, FIELD)  # fmt: skip
 
 (
     COSINE, SINE, TURNED, PLACE,  # float32 tables (positions, dims), dims, and (rows,) their rows

@@ -40,7 +40,8 @@ def padded_spec(spec: ModelSpec) -> ModelSpec:
         qk_norm_eps=spec.qk_norm_eps if head == spec.head_dim else (spec.qk_norm_eps or spec.norm_eps) * share,
         ropes={key: replace(rope, width=_up(rope.width or rope.dims, HEAD)) for key, rope in spec.ropes.items()},
         intermediate_size=_up(spec.intermediate_size, INNER),
-        moe=spec.moe and replace(spec.moe, intermediate=_up(spec.moe.intermediate, INNER)),
+        moe=spec.moe
+        and replace(spec.moe, intermediate=_up(spec.moe.intermediate, INNER), shared=_up(spec.moe.shared, INNER)),
     )
     unchanged = {key: replace(rope, width=rope.width or rope.dims) for key, rope in spec.ropes.items()}
     return spec if found == replace(spec, ropes=unchanged) else found
@@ -53,9 +54,9 @@ def padded(name: str, weight: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
     _, index, kind = name.split(".", 2)
     if kind.startswith(("qkv.", "o.weight", "q_norm.", "k_norm.")):
         return _padded_heads(kind, weight, spec, _turned(spec, int(index)))
-    if kind.startswith(("gate_up.", "experts.gate_up")):
+    if kind.startswith(("gate_up.", "shared.gate_up.", "experts.gate_up")):
         return _padded_inner(weight, 1 if kind.startswith("experts.") else 0, parts=2 if spec.gated else 1)
-    if kind in {"down.weight", "experts.down"}:
+    if kind in {"down.weight", "shared.down.weight", "experts.down"}:
         return _padded_inner(weight, weight.dim() - 1)
     return weight
 

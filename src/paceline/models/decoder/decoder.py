@@ -96,7 +96,7 @@ class OwnWeights:
         if not spec.moe.shared_gate:
             return lambda x: experts(x).add_(shared(x))
         gate = self.linear("shared.gate")
-        return lambda x: experts(x).add_(shared(x).mul_(gate(x).sigmoid_()))
+        return lambda x: experts(x).add_(shared(x).mul_(_sigmoid_by_row(gate(x))))
 
     def _product(
         self,
@@ -191,6 +191,11 @@ def _inner_of(spec: ModelSpec) -> Map:
         return act(gate).mul_(up)
 
     return gated if spec.gated else act
+
+
+def _sigmoid_by_row(x: torch.Tensor) -> torch.Tensor:
+    """The sigmoid of (r, 1); that of a view goes row by row, so that a row keeps its bits."""
+    return F.pad(x, (0, 1))[:, :1].sigmoid_()
 
 
 def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
