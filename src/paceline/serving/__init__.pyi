@@ -1,9 +1,11 @@
 from .app import create_app as create_app
 from .limits import read_keys as read_keys
 from .metrics import Metrics as Metrics
+from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
+from .response_store import ResponseStore as ResponseStore
 from .server import Server as Server
 from .tools import FORMATS as FORMATS
 from .tools import Reader as Reader
