@@ -21,6 +21,7 @@ from paceline.errors import PacelineError
 from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
 from paceline.serving.grammars import Grammars
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
+from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.protocol import (
     ApiError,
@@ -139,6 +140,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     routes = Routes(service)
     routes.add(app)
     ResponseRoutes(routes.conversation, store).add(app)
+    MessageRoutes(routes.conversation, service.answers).add(app)
     return _Logged(Guard(app, Keys(read_keys(config)), config))
 
 
