@@ -254,6 +254,17 @@ def test_other_keys_see_nothing(openai: Any, locked: Live) -> None:
         stream.close()
 
 
+def test_keys_that_change_places_keep_what_is_theirs(llm: LLM, tmp_path: Path) -> None:
+    file, name = str(tmp_path / "a.db"), ""
+    for keys in (["one", "two"], ["two", "one"]):
+        for live in serve(AsyncLLM(llm), response_file=file, api_key=keys):
+            mine, yours = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+            if not name:
+                name = live.http.post(PATH, json={"input": "Hi", "max_output_tokens": 2}, headers=mine).json()["id"]
+            assert live.http.get(f"{PATH}/{name}", headers=mine).status_code == 200
+            assert live.http.get(f"{PATH}/{name}", headers=yours).status_code == 404
+
+
 def test_a_running_response_is_seen_and_cancelled(openai: Any, live: Live) -> None:
     client, found, name = client_of(openai, live), list[Any](), ""
     stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})

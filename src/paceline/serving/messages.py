@@ -5,6 +5,7 @@ Server tools, images, documents and budgets of thought are rejected with the fie
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -291,19 +292,18 @@ class MessageTranslation(Translation):
         reason = names.get(self.reason, "end_turn")
         if self.reason == "stop" and self.stopped_by is not None:
             reason = "stop_sequence"
-        elif self.reason == "length" and self.usage["completion_tokens"] < self._most:
+        elif self.reason == "length" and self.tokens < self._most:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": self.stopped_by if reason == "stop_sequence" else None}
 
     def _usage(self) -> Json:
-        chat = self.usage
         prompt = len(self.run.reply.jobs[0].prompt["prompt_token_ids"])
-        cached = chat["prompt_tokens_details"]["cached_tokens"] if chat else 0
+        cached = self.run.usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": chat["completion_tokens"] if chat else 0,
+            "output_tokens": self.tokens,
             "output_tokens_details": {"thinking_tokens": self.thoughts},
         }
 
@@ -370,14 +370,14 @@ class MessageRoutes:
         app.add_api_route(f"{MESSAGES}/count_tokens", self.count, methods=["POST"], response_model=None)
 
     async def create(self, request: MessagesRequest, http: Request) -> Response:
-        chat = request.chat(self._answers)
+        chat = await asyncio.to_thread(request.chat, self._answers)
         try:
             return await self._chat(chat, http, lambda run: MessageTranslation(run, request))
         except ApiError as error:
             raise error.renamed(CHAT_NAMES) from None
 
     async def count(self, request: CountRequest, http: Request) -> Response:
-        chat = request.chat(self._answers)
+        chat = await asyncio.to_thread(request.chat, self._answers)
         try:
             (job,) = self._answers.chat(chat, http.scope["owner"])
         except ApiError as error:

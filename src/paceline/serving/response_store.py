@@ -94,6 +94,7 @@ class ResponseStore:
         with self._change():
             for statement in TABLES if found(empty) else ():
                 self._base.execute(statement)
+            self._forget(time.time())
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -107,13 +108,16 @@ class ResponseStore:
                 self._base.execute("ROLLBACK")
                 raise
 
+    def _forget(self, now: float) -> None:
+        self._base.execute("DELETE FROM responses WHERE expires <= ?", (now,))
+
     def put(self, owner: str, response: Json, items: list[Json]) -> None:
         """Keep a response; what it displaces is forgotten.
 
         Raises:
             ApiError: it is too large, or cannot be written.
         """
-        texts = [json.dumps(one, separators=(",", ":")) for one in (response, items)]
+        texts = [_dumped(response), _dumped(items)]
         size = sum(map(len, texts))
         if size > self.most:
             raise ApiError(f"store: the response and its input have {size} bytes, of which this server stores "
@@ -121,12 +125,16 @@ class ResponseStore:
         now = time.time()
         row = (response["id"], owner, now + self._seconds, size, *texts)
         with _told(), self._change():
-            self._base.execute("DELETE FROM responses WHERE expires <= ?", (now,))
+            self._forget(now)
             self._base.execute(
                 "INSERT INTO responses (id, owner, expires, bytes, response, input) VALUES (?, ?, ?, ?, ?, ?)", row
             )
             while self._base.execute("SELECT bytes FROM total").fetchone()[0] > self.most:
                 self._base.execute("DELETE FROM responses WHERE number = (SELECT min(number) FROM responses)")
+
+    def holds(self, items: list[Json]) -> bool:
+        """Whether a response to this input may be kept at all."""
+        return len(_dumped(items)) <= self.most
 
     def get(self, owner: str, name: str) -> Stored | None:
         """A response of this owner; None where there is none."""
@@ -154,3 +162,7 @@ def _told() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise ApiError(f"the stored responses cannot be used ({error})", status=500, code="store_failed") from None
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))  # ASCII alone: any text can be stored, and its length is in bytes

@@ -7,7 +7,6 @@ rejected with the field's name; nothing is fetched.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -97,7 +96,7 @@ class ResponseRequest(Strict):
     """`/v1/responses`; those of `SAME` are checked by the chat."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]] = Field(default_factory=list)
+    input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
@@ -149,19 +148,23 @@ class ResponseRequest(Strict):
     def stored(self) -> bool:
         return self.store is not False
 
+    def asked(self, earlier: list[Json]) -> tuple[list[Json], ChatRequest]:
+        """The items that this is made from, and the chat that it asks for.
+
+        Args:
+            earlier: items of earlier turns.
+        Raises:
+            ApiError: a field that cannot be honoured.
+        """
+        items = earlier + items_of(self.input or [])
+        return items, self._chat(items)
+
     def functions(self) -> list[FunctionTool]:
         for number, tool in enumerate(self.tools or ()):
             _known(tool, ("function",), f"tools.{number}")
         return [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
 
-    def chat(self, items: Sequence[Json]) -> ChatRequest:
-        """The chat that this asks for.
-
-        Args:
-            items: of earlier turns, and this one's.
-        Raises:
-            ApiError: a field that cannot be honoured.
-        """
+    def _chat(self, items: Sequence[Json]) -> ChatRequest:
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         tools = [{"type": "function", "function": one.model_dump(exclude={"type"})} for one in self.functions()]
         choice: Any = self.tool_choice
@@ -285,14 +288,16 @@ def _item(one: Json, at: str) -> Json:
 
 
 def _parts(given: str | list[Json], kind: str, at: str) -> list[Json]:
+    more: Json = {"annotations": []} if kind == "output_text" else {}
+    if isinstance(given, str):
+        return [{"type": kind, "text": given, **more}]
     found: list[Json] = []
-    for number, one in enumerate([{"type": kind, "text": given}] if isinstance(given, str) else given):
+    for number, one in enumerate(given):
         _known(one, ("input_text", "output_text", "text", "refusal"), f"{at}.{number}")
         part = checked(TextPart, one, *at.split("."), str(number))
         if part.type == "refusal":
             found.append({"type": "refusal", "refusal": part.refusal})
         else:
-            more = {"annotations": part.annotations or []} if kind == "output_text" else {}
             found.append({"type": kind, "text": part.text, **more})
     return found
 
@@ -372,7 +377,7 @@ class ResponseTranslation(Translation):
             "incomplete_details": None,
             "model": self.run.reply.answer.model,
             "output": list(self._output),
-            "usage": self._usage() if self.usage and self._ended["status"] != "in_progress" else None,
+            "usage": self._usage(),
             "instructions": request.instructions,
             "previous_response_id": request.previous_response_id,
             "tools": [tool.model_dump() for tool in request.functions()],
@@ -398,8 +403,10 @@ class ResponseTranslation(Translation):
             **self._ended,
         }
 
-    def _usage(self) -> Json:
-        chat = self.usage
+    def _usage(self) -> Json | None:
+        chat = self.run.usage
+        if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
+            return None
         return {
             "input_tokens": chat["prompt_tokens"],
             "input_tokens_details": chat["prompt_tokens_details"] | {"cache_write_tokens": 0},
@@ -454,7 +461,7 @@ class ResponseTranslation(Translation):
         if piece.block == "thinking":
             yield self._at("reasoning_text.delta", content_index=0, delta=piece.text)
         elif piece.block == "text":
-            self._logprobs = self._logprobs + fresh
+            self._logprobs += fresh
             yield self._at("output_text.delta", content_index=0, delta=piece.text, logprobs=fresh)
         else:
             yield self._at("function_call_arguments.delta", delta=piece.text)
@@ -545,15 +552,14 @@ class ResponseRoutes:
             app.add_api_route(path, handler, methods=[method], response_model=None)
 
     async def create(self, request: ResponseRequest, http: Request) -> Response:
-        owner = http.scope["owner"]
-        items = items_of(request.input)
+        owner, earlier = http.scope["owner"], list[Json]()
         if (previous := request.previous_response_id) is not None:
             found = await asyncio.to_thread(self.store.get, owner, previous)
             if found is None:
                 raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
-            items = found.input + found.response["output"] + items
-        chat = request.chat(items)
-        if request.stored and len(json.dumps(items)) > self.store.most:
+            earlier = found.input + found.response["output"]
+        items, chat = await asyncio.to_thread(request.asked, earlier)
+        if request.stored and not await asyncio.to_thread(self.store.holds, items):
             raise ApiError(f"store: the input is longer than the {self.store.most} bytes that this server stores; "
                            "use store: false", status=413, param="store")  # fmt: skip
         try:

@@ -153,11 +153,16 @@ class Run:
                     choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
                     yield [self.reply.answer.frame(choices)]
                 if options.include_usage:
-                    yield [self.reply.answer.frame([]) | {"usage": usage_of(list(merged.outputs.values()))}]
+                    yield [self.reply.answer.frame([]) | {"usage": self.usage}]
         except TimeoutError as error:
             raise self._stopped or as_api_error(error, self._request) from None
         except PacelineError as error:
             raise as_api_error(error, self._request) from None
+
+    @property
+    def usage(self) -> Json:
+        """Token counts so far."""
+        return usage_of(list(self._merged.outputs.values()))
 
     def stop(self, why: ApiError) -> None:
         """End `frames` with an error, if they have not ended."""
@@ -168,7 +173,7 @@ class Run:
     def _body(self, number: int, chunk: StreamChunk, options: StreamOptions) -> Json:
         body = self.reply.event(number, chunk)
         if options.continuous_usage_stats:
-            body["usage"] = usage_of(list(self._merged.outputs.values()))
+            body["usage"] = self.usage
         elif options.include_usage:
             body["usage"] = None
         return body

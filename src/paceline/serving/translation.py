@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from paceline.serving.protocol import ApiError, ChatRequest, checked
 from paceline.serving.runs import CLOSED, KEPT, Json, Run, event, json_response, unless_gone
 
-CHAT: Final[Json] = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
 """How the chat is asked."""
 
 
@@ -67,8 +67,7 @@ class Translation(ABC):
     """An answer in the words of another API.
 
     Attributes:
-        usage: the chat's latest, empty before the first.
-        thoughts: generated tokens when the last thought came.
+        tokens, thoughts: how many were generated, and how many of them when the last thought came.
         reason, stopped_by: why the chat ended, None before; which of the stop texts, if one did.
     """
 
@@ -76,8 +75,7 @@ class Translation(ABC):
 
     def __init__(self, run: Run, *, stream: bool) -> None:
         self.run, self.stream = run, stream
-        self.usage: Json = {}
-        self.thoughts = 0
+        self.tokens = self.thoughts = 0
         self.reason: str | None = None
         self.stopped_by: str | None = None
         self._block: str | int | None = None
@@ -151,8 +149,8 @@ class Translation(ABC):
 
     def _read(self, frames: Iterable[Json]) -> Iterator[Json]:
         for frame in frames:
-            self.usage = frame.get("usage") or self.usage
             for choice in frame["choices"]:
+                self.tokens += len(choice.get("token_ids", ()))
                 self.extra(choice)
                 for piece in pieces(choice):
                     yield from self._piece(piece)
@@ -166,7 +164,7 @@ class Translation(ABC):
             self._block = piece.block
             yield from self.open(piece)
         if piece.block == "thinking":
-            self.thoughts = self.usage["completion_tokens"]
+            self.thoughts = self.tokens
         if piece.text:
             yield from self.add(piece)
 
