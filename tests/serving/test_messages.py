@@ -161,12 +161,13 @@ def test_keys_come_in_either_header(locked: Live) -> None:
         assert caught.value.body["error"]["type"] == "authentication_error"
     headers = {"x-api-key": "first-key"}
     assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 200
-    streams = [client_of(locked, api_key="first-key").messages.create(
-        **given | {"max_tokens": 1500, "stream": True}) for _ in range(2)]  # fmt: skip
-    with pytest.raises(anthropic.RateLimitError):
+    long = {"prompt": "One day", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with (
+        locked.http.stream("POST", "/v1/completions", json=long, headers=headers),
+        locked.http.stream("POST", "/v1/completions", json=long, headers=headers),
+        pytest.raises(anthropic.RateLimitError),
+    ):
         client_of(locked, api_key="first-key").messages.create(**given)
-    for stream in streams:
-        stream.close()
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
