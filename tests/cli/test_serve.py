@@ -19,6 +19,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "two models": (["a", "--model", "b"], "not both"),
     "template": (["--chat-template", "/no/such/file"], "chat_template"),
     "keys": (["--host", "0.0.0.0", "--api-key-file", "/no/such/file"], "api_key_file"),
+    "responses": (["--response-file", "/"], "response_file"),
+    "their age": (["--max-response-age", "0"], "max_response_age"),
     "empty key": (["--api-key", " "], "api_key"),
     "address": (["--host", "203.0.113.7", "--port", "0"], "cannot listen"),
     "format": (["--tool-call-parser", "xml"], "tool_call_parser"),

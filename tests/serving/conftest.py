@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import pytest
 
 from paceline import LLM, AsyncLLM
-from paceline.config import ServerConfig
+from paceline.config import ServerConfig, StructuredOutputsParams
 from paceline.serving import Server, create_app
+
+TEMPLATE = """{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% for c in m.tool_calls or
+[] %}<tool_call>{{ c | tojson }}</tool_call>{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor
+%}{% if add_generation_prompt %}[assistant]{% endif %}"""
+"""Shows everything that a message has."""
 
 
 @dataclass
@@ -45,6 +51,8 @@ def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
     server = listening.prepared(app, drain_seconds=2)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
+    while not server.started and thread.is_alive():  # before, connections are refused
+        time.sleep(0.01)
     with httpx.Client(base_url=listening.url, timeout=60) as http:
         yield Live(listening.url, model, http)
     server.should_exit = True
@@ -69,3 +77,22 @@ def following(llm: LLM) -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def locked(llm: LLM) -> Iterator[Live]:
     yield from serve(AsyncLLM(llm), api_key=["first-key", "second-key"], max_streams_per_key=2)
+
+
+class Scripted(AsyncLLM):
+    """Decodes a text that is set, or what it will."""
+
+    script = ""
+
+    def stream(self, prompt: Any, params: Any = None, **more: Any) -> Any:
+        if self.script:
+            regex = "".join(c if c.isalnum() or c in ' <>"' else f"\\{c}" for c in self.script)
+            params = replace(params, structured_outputs=StructuredOutputsParams(regex=regex))
+        return super().stream(prompt, params, **more)
+
+
+@pytest.fixture(scope="session")
+def talking(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    yield from serve(Scripted(llm), chat_template=str(template), tool_call_parser="hermes")

@@ -62,6 +62,9 @@ SERVER_HELP = {
     "max_request_tokens": "Maximum number of new tokens of an output; default: the context.",
     "receive_timeout": "Seconds in which a request's head, and then its body, must have arrived.",
     "request_timeout": "Seconds that a request may take.",
+    "response_file": "File that stored responses are kept in; default: memory.",
+    "max_response_bytes": "Maximum length of all stored responses; the oldest are forgotten. Default: 256 MiB.",
+    "max_response_age": "Seconds after which a stored response is forgotten; default: 30 days.",
 }
 CONSTRAINT_HELP = {
     "json_schema": ("JSON", "The output is JSON that satisfies this schema; @FILE reads a file."),
@@ -109,6 +112,7 @@ INTEGERS = (
     "max_n",
     "max_prompts",
     "max_request_tokens",
+    "max_response_bytes",
 )
 TEXTS = (
     "logit_bias",
@@ -124,6 +128,7 @@ TEXTS = (
     "served_model_name",
     "api_key",
     "api_key_file",
+    "response_file",
     "allowed_host",
     "chat_template",
     "tool_call_parser",

@@ -1,4 +1,4 @@
-"""`paceline serve`: an OpenAI-compatible server."""
+"""`paceline serve`: a server with OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(
     ] = 16,
     given: dict[str, Any],
 ) -> None:
-    """Serve a model with OpenAI's API."""
+    """Serve a model with OpenAI's and Anthropic's APIs."""
     try:
         from paceline.serving import Server, create_app, read_keys
     except ImportError as error:

@@ -12,6 +12,9 @@ from paceline.utils import choice, integer, need, number, strings
 TOOL_FORMATS: Final = ("mistral", "hermes", "llama3_json", "pythonic")
 """How models write calls of functions (serving.tools)."""
 
+MOST: Final = ("max_waiting", "max_streams_per_key", "max_body_bytes", "max_n", "max_prompts", "max_response_bytes")
+"""Limits that are at least 1."""
+
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
@@ -35,6 +38,8 @@ class ServerConfig:
         max_n, max_prompts, max_request_tokens: outputs, prompts and new tokens of a request; 400 beyond.
         receive_timeout: seconds in which a request's head, and then its body, must have arrived.
         request_timeout: seconds after which a request ends with an error.
+        response_file: SQLite database of the responses that `/v1/responses` stores; None: they are kept in memory.
+        max_response_bytes, max_response_age: of their texts together, and seconds; older ones are forgotten.
     Raises:
         ConfigError: a value outside its range.
     """
@@ -57,6 +62,9 @@ class ServerConfig:
     max_request_tokens: int | None = None
     receive_timeout: float = 60.0
     request_timeout: float = 600.0
+    response_file: str | None = None
+    max_response_bytes: int = 256 * 2**20
+    max_response_age: float = 30 * 86400.0
 
     def __post_init__(self) -> None:
         need(isinstance(self.host, str) and self.host != "", "host", "be an address", self.host)
@@ -68,12 +76,13 @@ class ServerConfig:
         choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
         for name in ("strict_schemas", "vllm_metrics"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
-        for name in ("max_waiting", "max_streams_per_key", "max_body_bytes", "max_n", "max_prompts"):
+        for name in MOST:
             integer(name, getattr(self, name), 1)
         if self.max_request_tokens is not None:
             integer("max_request_tokens", self.max_request_tokens, 1)
-        for name in ("receive_timeout", "request_timeout"):
+        for name in ("receive_timeout", "request_timeout", "max_response_age"):
             number(name, getattr(self, name), 0.0, math.inf, "be above 0", open_low=True)
+        need(self.response_file != "", "response_file", "be a path; leave it out", self.response_file)
 
     @property
     def hosts(self) -> tuple[str, ...] | None:

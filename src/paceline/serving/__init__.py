@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server. It knows models only through `AsyncLLM`; nothing below it knows of HTTP."""
+"""OpenAI's and Anthropic's APIs. The server knows models only through `AsyncLLM`; nothing below it knows of HTTP."""
 
 import lazy_loader
 

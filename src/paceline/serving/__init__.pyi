@@ -5,6 +5,7 @@ from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
+from .response_store import ResponseStore as ResponseStore
 from .server import Server as Server
 from .tools import FORMATS as FORMATS
 from .tools import Delta as Delta

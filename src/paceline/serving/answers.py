@@ -40,6 +40,9 @@ BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_m
 RENDER_SECONDS: Final = 10.0
 """That a conversation may take in its template."""
 
+SWITCH: Final = "enable_thinking"
+"""The variable by which chat templates switch thoughts on and off."""
+
 Json = dict[str, Any]
 
 
@@ -189,6 +192,19 @@ class Answers:
         thinking = prompt.rstrip().endswith(THINK)
         most = 1 if request.parallel_tool_calls is False else None
         return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking, most=most)
+
+    def thinking(self, wanted: bool) -> Json | None:
+        """What makes the template ask for thoughts, or for none; None where it has no such switch.
+
+        Raises:
+            ApiError: no thoughts are wanted, and it asks for them in any case.
+        """
+        template = self._template or self._llm.tokenizer.chat_template or ""
+        if SWITCH in template:
+            return {SWITCH: wanted}
+        if not wanted and THINK in template:
+            raise ApiError("thinking cannot be switched off by this model's chat template", param="thinking")
+        return None
 
     def _required_calls(self, request: Any) -> str | None:
         """The grammar of calls that a request insists on."""

@@ -22,6 +22,7 @@ from paceline.errors import PacelineError
 from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
 from paceline.serving.grammars import Grammars
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
+from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.protocol import (
     ApiError,
@@ -31,8 +32,12 @@ from paceline.serving.protocol import (
     ErrorAnswer,
     Sampled,
     TokenizeRequest,
+    invalid_field,
 )
+from paceline.serving.response_store import ResponseStore
+from paceline.serving.responses import ResponseRoutes
 from paceline.serving.runs import CLOSED, Run, json_response
+from paceline.serving.translation import Outgoing
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
@@ -72,8 +77,14 @@ class Service:
         """Requests that have not begun."""
         return 0 if self.model.llm.diffusion else len(self.model.llm.engine.scheduler.waiting)
 
-    async def answer(self, http: Request, request: Sampled, make: Callable[[], Awaitable[Made]]) -> Response:
-        """Decode a request and answer it."""
+    async def answer(
+        self,
+        http: Request,
+        request: Sampled,
+        make: Callable[[], Awaitable[Made]],
+        translated: Callable[[Run], Outgoing] | None = None,
+    ) -> Response:
+        """Decode a request and answer it, in another API's words where `translated` says them."""
         self.check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
@@ -88,9 +99,10 @@ class Service:
                 raise named(error, request) from None
             seconds = self.config.request_timeout
             run = Run(streams, request, reply, metrics=self.metrics, grammars=self.grammars, max_seconds=seconds)
-            if not request.stream:
-                return await run.whole(http)
-            return EventStream(run.events(), slot.pop_all())
+            outgoing: Outgoing = run if translated is None else translated(run)
+            if not outgoing.stream:
+                return await outgoing.whole(http)
+            return EventStream(outgoing.events(), slot.pop_all())
 
 
 class EventStream(StreamingResponse):
@@ -137,12 +149,13 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
         model: loaded; it is not closed here.
         config: its address is not used here.
     Raises:
-        ConfigError: a file of keys or of a template that cannot be read.
+        ConfigError: a file of keys, of a template or of stored responses that cannot be read.
     """
     config = config or ServerConfig()
     template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
     names = config.served_model_name or [str(model.llm.folder.name)]
     service = Service(model, names, Answers(model.llm, config, template), config)
+    store = ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -152,22 +165,26 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
         await asyncio.gather(ready, return_exceptions=True)
         for workers in (service.grammars.workers, service.answers.workers):
             await workers.close()
+        store.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     _add_errors(app, service)
-    Routes(service).add(app)
+    routes = Routes(service)
+    routes.add(app)
+    ResponseRoutes(routes.conversation, store).add(app)
+    MessageRoutes(routes.conversation, service.answers).add(app)
     return _Logged(Guard(app, Keys(read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
-    async def told(_: Request, error: Exception) -> Response:
+    async def told(http: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         service.metrics.refused(error.status)
-        return json_response(error.body(), error.status, error.headers)
+        return json_response(error.body(http.url.path), error.status, error.headers)
 
     async def invalid(http: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return await told(http, _invalid(error.errors()))
+        return await told(http, invalid_field(error.errors()))
 
     async def unknown(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -182,26 +199,6 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     app.add_exception_handler(Exception, failed)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unknown)
-
-
-def _invalid(errors: Sequence[Any]) -> ApiError:
-    """The first thing that is wrong with a body: the longest way into it, of alternatives."""
-    several = errors[0]["loc"][:2] in (("body", "prompt"), ("body", "stop"))
-    first = max(reversed(errors), key=lambda one: len(one["loc"])) if several else errors[0]
-    path = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid":
-        return ApiError(
-            f"the body is not JSON ({first.get('ctx', {}).get('error', 'unreadable')})", code="invalid_json"
-        )
-    words = [
-        part
-        for part in path
-        if part.isdecimal() or (part.isidentifier() and part.islower() and part not in ("str", "int"))
-    ]
-    param = ".".join(words) or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(f"{param} is not supported; leave it out", param=param, code="unsupported_field")
-    return ApiError(f"{param or 'the body'}: {first['msg']}", param=param)
 
 
 class Routes:
@@ -232,11 +229,16 @@ class Routes:
                 app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
 
     async def chat(self, request: ChatRequest, http: Request) -> Response:
+        return await self.conversation(request, http)
+
+    async def conversation(
+        self, request: ChatRequest, http: Request, translated: Callable[[Run], Outgoing] | None = None
+    ) -> Response:
         async def make() -> Made:
             jobs = await self._service.answers.chat(request, http.scope["owner"])
             return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.answers)
 
-        return await self._service.answer(http, request, make)
+        return await self._service.answer(http, request, make, translated)
 
     async def completions(self, request: CompletionRequest, http: Request) -> Response:
         async def make() -> Made:

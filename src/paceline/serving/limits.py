@@ -63,12 +63,15 @@ class Keys:
         return bool(self._hashes)
 
     def owner(self, authorization: str) -> str | None:
-        """The number of the key in a header `Bearer KEY`, found in constant time; None for a wrong one."""
+        """A name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
+
+        The name stays when keys are added or change places: what is stored for it outlives the server.
+        """
         scheme, _, key = authorization.partition(" ")
         mine, found = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest(), None
-        for number, known in enumerate(self._hashes):
+        for known in self._hashes:
             if hmac.compare_digest(mine, known):
-                found = f"key-{number}"
+                found = f"key-{known.hex()[:32]}"
         return found if scheme.lower() == "bearer" else None
 
 
@@ -93,7 +96,7 @@ class Guard:
             self._check(scope)
         except ApiError as error:
             self._refused(error.status)
-            await refuse(send, error)
+            await refuse(send, error, scope["path"])
             return
         await self._app(scope, self._counted(receive), send)
 
@@ -105,10 +108,11 @@ class Guard:
             raise ApiError(why, status=421, code="wrong_host")
         scope["owner"] = ""
         if self._keys and scope["path"] not in OPEN:
-            owner = self._keys.owner(headers.get("authorization", ""))
+            given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+            owner = self._keys.owner(given)
             if owner is None:
-                raise ApiError("a valid API key is needed in the header Authorization: Bearer KEY", status=401,
-                               code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+                raise ApiError("a valid API key is needed in the header Authorization: Bearer KEY, or x-api-key: KEY",
+                               status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
             scope["owner"] = owner
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
@@ -142,9 +146,9 @@ class Guard:
         return counted
 
 
-async def refuse(send: Any, error: ApiError) -> None:
+async def refuse(send: Any, error: ApiError, path: str) -> None:
     """Answer with an error, without the application."""
-    body = json.dumps(error.body()).encode()
+    body = json.dumps(error.body(path)).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": pairs})

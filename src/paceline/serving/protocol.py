@@ -4,10 +4,11 @@ is rejected with its name; nothing is ignored in silence but what says nothing a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import MaxLen
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 SAMPLING: Final = (
     "n",
@@ -184,10 +185,13 @@ class Message(Strict):
     annotations: None = None
 
 
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
 class Function(Strict):
     """What may be called."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -272,6 +276,19 @@ class ErrorAnswer(BaseModel):
     error: Problem
 
 
+MESSAGES: Final = "/v1/messages"
+"""The routes of Anthropic's API."""
+
+ANTHROPIC: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+"""Its names for statuses."""
+
+
 class ApiError(Exception):
     """What a client did wrong, or what the server cannot do now.
 
@@ -294,8 +311,53 @@ class ApiError(Exception):
         super().__init__(message)
         self.message, self.status, self.param, self.code, self.headers = message, status, param, code, headers or {}
 
-    def body(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The same error in an API that has other names for these fields."""
+        first, _, rest = (self.param or "").partition(".")
+        if first not in names:
+            return self
+        message = self.message.replace(first, names[first], 1)
+        param = ".".join(part for part in (names[first], rest) if part)
+        return ApiError(message, status=self.status, param=param, code=self.code, headers=self.headers)
+
+    def body(self, path: str = "") -> dict[str, Any]:
+        """As the clients of that route read it: Anthropic's, or OpenAI's."""
+        if path.startswith(MESSAGES):
+            kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+            named = self.message if (self.param or "") in self.message else f"{self.param}: {self.message}"
+            return {"type": "error", "error": {"type": kind, "message": named}}
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def checked(kind: type[Model], value: Any, *at: str) -> Model:
+    """A part of a request as one of these.
+
+    Args:
+        at: the way to it.
+    Raises:
+        ApiError: it is none; the error names the field that is wrong.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise invalid_field([{**one, "loc": ("body", *at, *one["loc"])} for one in error.errors()]) from None
+
+
+def invalid_field(errors: Sequence[Any]) -> ApiError:
+    """The first thing that is wrong with a body: the longest way into it, of alternatives."""
+    first = max(errors, key=lambda one: len(one["loc"])) if errors[0]["loc"][:2] == ("body", "prompt") else errors[0]
+    path = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "json_invalid":
+        return ApiError(
+            f"the body is not JSON ({first.get('ctx', {}).get('error', 'unreadable')})", code="invalid_json"
+        )
+    words = [part for part in path if part.isdecimal() or (part.isidentifier() and not part[0].isupper())]
+    param = ".".join(word for word in words if word != "str") or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(f"{param} is not supported; leave it out", param=param, code="unsupported_field")
+    return ApiError(f"{param or 'the body'}: {first['msg']}", param=param)

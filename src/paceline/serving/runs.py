@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -24,6 +24,7 @@ CLOSED: Final = 499
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 Json = dict[str, Any]
+Result = TypeVar("Result")
 Part = list[tuple[int, StreamChunk]]
 """Chunks with the numbers of their prompts."""
 
@@ -122,6 +123,8 @@ class Run:
 
     Args:
         max_seconds: that it may take.
+    Attributes:
+        stream: it is answered by events.
     """
 
     def __init__(
@@ -134,58 +137,80 @@ class Run:
         grammars: Grammars,
         max_seconds: float,
     ) -> None:
-        self._request, self._reply, self._seconds = request, reply, max_seconds
+        self._request, self.reply, self._seconds = request, reply, max_seconds
+        self.stream = bool(request.stream)
+        self._stopped: ApiError | None = None
+        self._clock = asyncio.timeout(max_seconds)
         alone = len(streams) == 1 and reply.jobs[0].params.n == 1
         self._merged = Lone(streams[0], metrics) if alone else Merged(streams, metrics)
         self._grammars = grammars
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Server-sent events."""
-        options = self._request.stream_options or StreamOptions()
         try:
-            async with asyncio.timeout(self._seconds), self._merged as merged:
-                while (part := await merged.next()) is not None:
-                    yield self._lines(part, options)
-                    self._raise_failure(part)
-                if errors := await self._schema_errors(merged.outputs):
-                    nothing = self._reply.nothing
-                    choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
-                    yield event(self._reply.answer.frame(choices))
-                if options.include_usage:
-                    yield event(self._reply.answer.frame([]) | {"usage": usage_of(list(merged.outputs.values()))})
-        except (ApiError, PacelineError, TimeoutError) as error:
-            yield event(as_api_error(error, self._request).body())
+            async with aclosing(self.frames()) as parts:
+                async for part in parts:
+                    yield b"".join(event(body) for body in part)
+        except ApiError as error:
+            yield event(error.body())
         yield b"data: [DONE]\n\n"
 
-    def _lines(self, part: Part, options: StreamOptions) -> bytes:
-        lines = []
-        for number, chunk in part:
-            body = self._reply.event(number, chunk)
-            if options.continuous_usage_stats:
-                body["usage"] = usage_of(list(self._merged.outputs.values()))
-            elif options.include_usage:
-                body["usage"] = None
-            lines.append(event(body))
-        return b"".join(lines)
+    async def frames(self) -> AsyncGenerator[list[Json]]:
+        """Bodies of the events, as they come together.
+
+        Raises:
+            ApiError: what ended the request.
+        """
+        options = self._request.stream_options or StreamOptions()
+        try:
+            if self._stopped is not None:
+                raise self._stopped
+            async with self._clock, self._merged as merged:
+                while (part := await merged.next()) is not None:
+                    yield [self._body(*each, options) for each in part]
+                    self._raise_failure(part)
+                if errors := await self._schema_errors(merged.outputs):
+                    nothing = self.reply.nothing
+                    choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
+                    yield [self.reply.answer.frame(choices)]
+                if options.include_usage:
+                    yield [self.reply.answer.frame([]) | {"usage": self.usage}]
+        except TimeoutError as error:
+            raise self._stopped or as_api_error(error, self._request) from None
+        except PacelineError as error:
+            raise as_api_error(error, self._request) from None
+
+    @property
+    def usage(self) -> Json:
+        """Token counts so far."""
+        return usage_of(list(self._merged.outputs.values()))
+
+    def stop(self, why: ApiError) -> None:
+        """End `frames` with an error, if they have not ended."""
+        self._stopped = why
+        with suppress(RuntimeError):  # the clock does not run yet, or no more
+            self._clock.reschedule(asyncio.get_running_loop().time())
+
+    def _body(self, number: int, chunk: StreamChunk, options: StreamOptions) -> Json:
+        body = self.reply.event(number, chunk)
+        if options.continuous_usage_stats:
+            body["usage"] = self.usage
+        elif options.include_usage:
+            body["usage"] = None
+        return body
 
     async def whole(self, http: Request) -> Response:
         """One answer; decoding ends with the client's connection."""
-        gathered, gone = asyncio.create_task(self._gathered()), asyncio.create_task(_hung_up(http))
         try:
-            await asyncio.wait({gathered, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not gathered.done():
+            outputs = await unless_gone(http, self._gathered())
+            if outputs is None:
                 return Response(status_code=CLOSED)
-            outputs = gathered.result()
-            body = self._reply.whole(outputs)
+            body = self.reply.whole(outputs)
             for index, one in (await self._schema_errors(dict(enumerate(outputs)))).items():
                 body["choices"][index]["schema_errors"] = one
             return json_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None
-        finally:
-            for task in (gathered, gone):
-                task.cancel()
-            await asyncio.gather(gathered, gone, return_exceptions=True)
 
     async def _schema_errors(self, outputs: Mapping[int, RequestOutput]) -> dict[int, list[str]]:
         """What finished texts violate of a schema that was not enforced to the letter, by choice."""
@@ -213,6 +238,18 @@ class Run:
             while (part := await merged.next()) is not None:
                 self._raise_failure(part)
             return [merged.outputs[number] for number in sorted(merged.outputs)]
+
+
+async def unless_gone(http: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What the work finds; None, and its end, where the client goes away before."""
+    found, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
+    try:
+        await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return found.result() if found.done() else None
+    finally:
+        for task in (found, gone):
+            task.cancel()
+        await asyncio.gather(found, gone, return_exceptions=True)
 
 
 async def _hung_up(http: Request) -> None:

@@ -1,0 +1,387 @@
+"""Anthropic's `/v1/messages` and its counting of tokens: content blocks in and out, by way of a chat.
+
+Server tools, images, documents and budgets of thought are rejected with the field's name; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from paceline.errors import PacelineError
+from paceline.serving.answers import Answers, named
+from paceline.serving.protocol import MESSAGES, ApiError, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.runs import Json, Run, json_response
+from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+
+CHAT_NAMES: Final = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+}
+"""Fields of a chat under their names here."""
+
+UNSIGNED: Final = "unsigned"
+"""Signature of thoughts, which are taken back as they are."""
+
+
+class CacheControl(Strict):
+    """Where a prefix ends that may be cached; all are."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Block(Strict):
+    """What blocks may have."""
+
+    type: str
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Block):
+    """Text."""
+
+    text: str
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ThinkingBlock(Block):
+    """What the model thought."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Block):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+class ToolResultBlock(Block):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[dict[str, Any]] = ""
+    is_error: bool = False
+
+
+BLOCKS: Final[dict[str, dict[str, type[Block]]]] = {
+    "user": {"text": TextBlock, "tool_result": ToolResultBlock},
+    "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
+    "system": {"text": TextBlock},
+}
+"""What each may say."""
+
+
+class Turn(Strict):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class FunctionTool(Strict):
+    """A function of the client's."""
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoice(Strict):
+    """Whether and which tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Strict):
+    """Whether the model thinks; how much, it settles itself."""
+
+    type: Literal["adaptive", "disabled"]
+    display: None = None
+
+
+class JsonFormat(Strict):
+    """What the text must be."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """How the text is."""
+
+    format: JsonFormat | None = None
+    effort: None = None
+
+
+class Metadata(Strict):
+    """Whose request it is."""
+
+    user_id: str | None = None
+
+
+class CountRequest(Strict):
+    """`/v1/messages/count_tokens`."""
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    def chat(self, answers: Answers) -> ChatRequest:
+        """The chat that this asks for.
+
+        Raises:
+            ApiError: a field that cannot be honoured.
+        """
+        turns = [checked(Turn, turn, "messages", str(number)) for number, turn in enumerate(self.messages)]
+        said = _messages("system", self.system, "system") if self.system is not None else []
+        for number, turn in enumerate(turns):
+            said += _messages(turn.role, turn.content, f"messages.{number}.content")
+        given: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
+        if self.thinking is not None:
+            given["chat_template_kwargs"] = answers.thinking(self.thinking.type == "adaptive")
+        if said[-1]["role"] == "assistant":  # the answer goes on where this ends
+            if "tool_calls" in said[-1]:
+                raise ApiError("messages: a message of calls must be followed by their results", param="messages")
+            given["continue_final_message"] = True
+        return chat_request(given, CHAT_NAMES)
+
+    def _more(self) -> Json:
+        wanted = self.output_config.format if self.output_config is not None else None
+        if wanted is None:
+            return {}
+        schema = {"name": "output", "schema": wanted.schema_, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+    def _tools(self) -> Json:
+        tools, choice = [], self.tool_choice
+        for number, given in enumerate(self.tools or ()):
+            if given.get("type") not in (None, "custom"):
+                why = f"tools.{number}.type must be custom, got {given['type']!r}; this server runs no tools"
+                raise ApiError(why, param=f"tools.{number}.type")
+            tool = checked(FunctionTool, given, "tools", str(number))
+            function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+            tools.append({"type": "function", "function": function | {"strict": tool.strict}})
+        found: Json = {"tools": tools or None}
+        if choice is not None:
+            if (choice.type == "tool") != (choice.name is not None):
+                raise ApiError("tool_choice.name goes with type tool", param="tool_choice.name")
+            names: Json = {"any": "required", "tool": {"type": "function", "function": {"name": choice.name}}}
+            found["tool_choice"] = names.get(choice.type, choice.type)
+            found["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+        return found
+
+
+class MessagesRequest(CountRequest):
+    """`/v1/messages`."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+
+    def _more(self) -> Json:
+        same = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        return super()._more() | same | {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences or None}
+
+
+def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
+    """A message as those of a chat: results of calls are messages of their own."""
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not content:
+        raise ApiError(f"{at} must hold a block", param=at)
+    found: list[Json] = []
+    turn: Json = {}
+    for number, given in enumerate(content):
+        block = _block(given, BLOCKS[role], f"{at}.{number}")
+        if isinstance(block, ToolResultBlock):
+            turn = {}
+            found.append(_result(block, f"{at}.{number}.content"))
+            continue
+        if not turn:
+            turn = {"role": role, "content": []}
+            found.append(turn)
+        _grow(turn, block)
+    for one in found:
+        if isinstance(parts := one["content"], list) and len(parts) < 2:
+            one["content"] = parts[0]["text"] if parts else ""
+    return found
+
+
+def _grow(turn: Json, block: Block) -> None:
+    """A block becomes part of a chat's message."""
+    if isinstance(block, TextBlock):
+        turn["content"].append({"type": "text", "text": block.text})
+    elif isinstance(block, ThinkingBlock):
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + block.thinking
+    elif isinstance(block, ToolUseBlock):
+        function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+        turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
+
+
+def _block(given: Json, kinds: dict[str, type[Block]], at: str) -> Block:
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ApiError(f"{at}.type must be {' or '.join(kinds)}, got {kind!r}", param=f"{at}.type")
+    return checked(kinds[kind], given, *at.split("."))
+
+
+def _result(block: ToolResultBlock, at: str) -> Json:
+    text = block.content
+    if not isinstance(text, str):
+        parts = [_block(given, BLOCKS["system"], f"{at}.{number}") for number, given in enumerate(text)]
+        text = "\n".join(part.text for part in parts if isinstance(part, TextBlock))
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
+
+
+class MessageTranslation(Translation):
+    """A chat as a message of Anthropic's."""
+
+    def __init__(self, run: Run, request: MessagesRequest) -> None:
+        super().__init__(run, stream=bool(request.stream))
+        self._most, self._id = request.max_tokens, f"msg_{secrets.token_hex(16)}"
+        self._content: list[Json] = []
+        self._text: list[str] = []
+
+    def body(self) -> Json:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.run.reply.answer.model,
+            "content": list(self._content),
+            **self._why(),
+            "usage": self._usage() | {"service_tier": "standard"},
+        }
+
+    def _why(self) -> Json:
+        """Why it ended."""
+        names = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn", None: None}
+        reason = names.get(self.reason, "end_turn")
+        if self.reason == "stop" and self.stopped_by is not None:
+            reason = "stop_sequence"
+        elif self.reason == "length" and self.tokens < self._most:
+            reason = "model_context_window_exceeded"
+        return {"stop_reason": reason, "stop_sequence": self.stopped_by if reason == "stop_sequence" else None}
+
+    def _usage(self) -> Json:
+        prompt = len(self.run.reply.jobs[0].prompt["prompt_token_ids"])
+        cached = self.run.usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self.tokens,
+            "output_tokens_details": {"thinking_tokens": self.thoughts},
+        }
+
+    def _at(self, kind: str, **more: Any) -> Json:
+        """An event of the last block."""
+        return {"type": f"content_block_{kind}", "index": len(self._content) - 1, **more}
+
+    def begin(self) -> list[Json]:
+        return [{"type": "message_start", "message": self.body()}]
+
+    def open(self, piece: Piece) -> list[Json]:
+        block: Json = {"type": piece.block, str(piece.block): ""}
+        if piece.block == "thinking":
+            block["signature"] = ""
+        elif piece.block != "text":
+            block = {"type": "tool_use", "id": piece.call[0], "name": piece.call[1], "input": {}}
+        self._content.append(block)
+        self._text = []
+        return [self._at("start", content_block=dict(block))]
+
+    def add(self, piece: Piece) -> list[Json]:
+        self._text.append(piece.text)
+        kind, name = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}.get(
+            str(piece.block), ("input_json_delta", "partial_json")
+        )
+        return [self._at("delta", delta={"type": kind, name: piece.text})]
+
+    def shut(self) -> Iterator[Json]:
+        block, text = self._content[-1], "".join(self._text)
+        if block["type"] == "tool_use":
+            block["input"] = _input(text)
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
+            block["signature"] = UNSIGNED
+            yield self._at("delta", delta={"type": "signature_delta", "signature": UNSIGNED})
+        yield self._at("stop")
+
+    async def end(self) -> list[Json]:
+        return [{"type": "message_delta", "delta": self._why(), "usage": self._usage()}, {"type": "message_stop"}]
+
+    async def fail(self, error: ApiError) -> Iterable[Json]:
+        return [error.body(MESSAGES)]
+
+
+def _input(text: str) -> Json:
+    """Arguments of a call; none where they are no object, or were cut off."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class MessageRoutes:
+    """Handlers of the routes."""
+
+    def __init__(self, chat: Conversation, answers: Answers) -> None:
+        self._chat, self._answers = chat, answers
+
+    def add(self, app: FastAPI) -> None:
+        """Bind them to their paths."""
+        app.add_api_route(MESSAGES, self.create, methods=["POST"], response_model=None)
+        app.add_api_route(f"{MESSAGES}/count_tokens", self.count, methods=["POST"], response_model=None)
+
+    async def create(self, request: MessagesRequest, http: Request) -> Response:
+        chat = await asyncio.to_thread(request.chat, self._answers)
+        try:
+            return await self._chat(chat, http, lambda run: MessageTranslation(run, request))
+        except ApiError as error:
+            raise error.renamed(CHAT_NAMES) from None
+
+    async def count(self, request: CountRequest, http: Request) -> Response:
+        chat = await asyncio.to_thread(request.chat, self._answers)
+        try:
+            (job,) = await self._answers.chat(chat, http.scope["owner"])
+        except ApiError as error:
+            raise error.renamed(CHAT_NAMES) from None
+        except PacelineError as error:
+            raise named(error, chat).renamed(CHAT_NAMES) from None
+        return json_response({"input_tokens": len(job.prompt["prompt_token_ids"])})

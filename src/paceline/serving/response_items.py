@@ -1,0 +1,168 @@
+"""Items of `/v1/responses`: what an input may hold, complete as it is stored and told, and as messages of a chat."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from paceline.serving.protocol import ApiError, Strict, checked
+
+Json = dict[str, Any]
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Item(Strict):
+    """What all items may have."""
+
+    type: str = "message"
+    id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    status: Status | None = None
+
+
+class MessageItem(Item):
+    """What somebody said."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[dict[str, Any]]
+    phase: None = None
+
+
+class CallItem(Item):
+    """A call that the model made."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputItem(Item):
+    """What a call gave."""
+
+    call_id: str
+    output: str | list[dict[str, Any]]
+
+
+class ReasoningItem(Item):
+    """What the model thought."""
+
+    summary: list[dict[str, Any]] = Field(default_factory=list)
+    content: list[dict[str, Any]] | None = None
+    encrypted_content: None = None
+
+
+ITEMS: Final[Mapping[str, tuple[type[Item], str]]] = {
+    "message": (MessageItem, "msg"),
+    "function_call": (CallItem, "fc"),
+    "function_call_output": (CallOutputItem, "fco"),
+    "reasoning": (ReasoningItem, "rs"),
+}
+"""Kinds of items, and how their ids begin."""
+
+
+def new_id(kind: str) -> str:
+    """128 random bits."""
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+def known(part: Json, types: Iterable[str], at: str) -> None:
+    """Check the type of what is at this place of a request.
+
+    Raises:
+        ApiError: it is none of `types`.
+    """
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in types:
+        raise ApiError(f"{at}.type must be {' or '.join(types)}, got {kind!r}", param=f"{at}.type")
+
+
+def items_of(given: str | Sequence[Json]) -> list[Json]:
+    """The items of an input, complete.
+
+    Raises:
+        ApiError: one that is of no known kind, or wrong.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_item({"type": "message"} | one, f"input.{number}") for number, one in enumerate(given)]
+
+
+def _item(one: Json, at: str) -> Json:
+    known(one, ITEMS, at)
+    model, prefix = ITEMS[one["type"]]
+    item = checked(model, one, *at.split("."))
+    found = {"id": new_id(prefix), "status": "completed"} | item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem):
+        spoken = item.role == "assistant"
+        found["content"] = _parts(item.content, "output_text" if spoken else "input_text", f"{at}.content")
+    elif isinstance(item, CallOutputItem) and not isinstance(item.output, str):
+        found["output"] = _parts(item.output, "input_text", f"{at}.output")
+    return found
+
+
+def _parts(given: str | list[Json], kind: str, at: str) -> list[Json]:
+    more: Json = {"annotations": []} if kind == "output_text" else {}
+    if isinstance(given, str):
+        return [{"type": kind, "text": given, **more}]
+    found: list[Json] = []
+    for number, one in enumerate(given):
+        known(one, ("input_text", "output_text", "text", "refusal"), f"{at}.{number}")
+        part = checked(TextPart, one, *at.split("."), str(number))
+        if part.type == "refusal":
+            found.append({"type": "refusal", "refusal": part.refusal})
+        else:
+            found.append({"type": kind, "text": part.text, **more})
+    return found
+
+
+def messages_of(items: Iterable[Json]) -> list[Json]:
+    """Items as messages of a chat: thoughts, text and calls that follow each other are one turn of the model's."""
+    found: list[Json] = []
+    turn: Json = {}
+    for item in items:
+        kind = item["type"]
+        if kind == "function_call" and item["status"] == "incomplete":
+            continue
+        if kind in ("message", "function_call_output") and item.get("role") != "assistant":
+            turn = {}
+            found.append(_said(item))
+            continue
+        if not turn or (turn.keys() & {"content", "tool_calls"} and kind != "function_call"):
+            turn = {"role": "assistant"}
+            found.append(turn)
+        if kind == "reasoning":
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + "\n".join(
+                str(part.get("text", "")) for part in item.get("content") or item["summary"]
+            )
+        elif kind == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+        else:
+            turn["content"] = _content(item["content"])
+    return [{"content": ""} | one if one.keys() == {"role", "reasoning_content"} else one for one in found]
+
+
+def _said(item: Json) -> Json:
+    if item["type"] == "function_call_output":
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])}
+    return {"role": item["role"], "content": _content(item["content"])}
+
+
+def _content(given: str | Sequence[Json]) -> str | list[Json]:
+    if isinstance(given, str):
+        return given
+    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in given]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]

@@ -1,0 +1,482 @@
+"""`/v1/responses` after the Open Responses specification: items in, items and semantic events out, by way of a chat.
+
+What a hosted service does beside decoding (tools of its own, files, images, background work, conversations) is
+rejected with the field's name; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from paceline.serving.protocol import ApiError, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.response_items import items_of, known, messages_of, new_id
+from paceline.serving.response_store import ResponseStore, Stored
+from paceline.serving.runs import Json, Run, json_response
+from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+
+CHAT_NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Fields of a chat under their names here."""
+
+SAME: Final = (
+    *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
+    *("prompt_cache_key", "service_tier", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
+    *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
+    *("structured_outputs", "speculative_config"),
+)
+"""Fields that go to the chat as they are."""
+
+CANCELLED: Final = "cancelled"
+PATIENCE: Final = 10.0
+"""Seconds to wait for a cancelled response to end."""
+
+
+class NamedChoice(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class FunctionTool(Strict):
+    """A function of the client's."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    """What the text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    """How the text is."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """How much the model thinks, which it settles itself."""
+
+    effort: None = None
+    summary: None = None
+
+
+class Obfuscation(Strict):
+    """Padding of events, of which there is none."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseRequest(Strict):
+    """`/v1/responses`; those of `SAME` are checked by the chat."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: Obfuscation | None = None
+    truncation: Literal["disabled"] | None = None
+    reasoning: Reasoning | None = None
+    background: Literal[False] | None = None
+    conversation: None = None
+    prompt: None = None
+    max_tool_calls: None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    top_k: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+    logit_bias: Any = None
+    seed: Any = None
+    stop: Any = None
+    stop_token_ids: Any = None
+    min_tokens: Any = None
+    ignore_eos: Any = None
+    cache_salt: Any = None
+    chat_template_kwargs: Any = None
+    prediction: Any = None
+    structured_outputs: Any = None
+    speculative_config: Any = None
+
+    @property
+    def stored(self) -> bool:
+        return self.store is not False
+
+    def asked(self, earlier: list[Json]) -> tuple[list[Json], ChatRequest]:
+        """The items that this is made from, and the chat that it asks for.
+
+        Args:
+            earlier: items of earlier turns.
+        Raises:
+            ApiError: a field that cannot be honoured.
+        """
+        items = earlier + items_of(self.input or [])
+        return items, self._chat(items)
+
+    def functions(self) -> list[FunctionTool]:
+        for number, tool in enumerate(self.tools or ()):
+            known(tool, ("function",), f"tools.{number}")
+        return [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
+
+    def _chat(self, items: Sequence[Json]) -> ChatRequest:
+        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        tools = [{"type": "function", "function": one.model_dump(exclude={"type"})} for one in self.functions()]
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedChoice):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        logprobs = bool(self.include) or bool(self.top_logprobs)
+        return chat_request(
+            {name: getattr(self, name) for name in SAME}
+            | {
+                "messages": system + messages_of(items),
+                "tools": tools or None,
+                "tool_choice": choice,
+                "max_completion_tokens": self.max_output_tokens,
+                "response_format": self._format(),
+                "logprobs": logprobs or None,
+                "top_logprobs": self.top_logprobs if logprobs else None,
+            },
+            CHAT_NAMES,
+        )
+
+    def _format(self) -> Json | None:
+        wanted = self.text.format if self.text is not None else None
+        if wanted is None:
+            return None
+        if wanted.type != "json_schema":
+            return {"type": wanted.type}
+        return {"type": wanted.type, "json_schema": wanted.model_dump(by_alias=True, exclude={"type"})}
+
+
+class ResponseTranslation(Translation):
+    """A chat as a response.
+
+    Args:
+        items: what it is made from, earlier turns first.
+    Attributes:
+        over: set when it has ended, and been stored if it is to be.
+    """
+
+    last = b"data: [DONE]\n\n"
+
+    def __init__(self, run: Run, request: ResponseRequest, items: list[Json], owner: str, routes: ResponseRoutes):
+        super().__init__(run, stream=bool(request.stream))
+        self.request, self._items, self._owner, self._routes = request, items, owner, routes
+        self.id, self._created, self._sent = new_id("resp"), int(time.time()), 0
+        self._output: list[Json] = []
+        self._text: list[str] = []
+        self._chat_logprobs: list[Json] = []
+        self._logprobs: list[Json] = []
+        self._ended: Json = {"status": "in_progress"}
+        self.over = asyncio.Event()
+
+    def body(self) -> Json:
+        request, params = self.request, self.run.reply.jobs[0].params
+        choice: Any = request.tool_choice
+        text = (request.text or TextConfig()).model_dump(by_alias=True, exclude_none=True)
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.run.reply.answer.model,
+            "output": list(self._output),
+            "usage": self._usage(),
+            "instructions": request.instructions,
+            "previous_response_id": request.previous_response_id,
+            "tools": [tool.model_dump() for tool in request.functions()],
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "text": {"format": {"type": "text"}} | text,
+            "truncation": "disabled",
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "top_logprobs": request.top_logprobs or 0,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
+            "reasoning": None,
+            "background": False,
+            "store": request.stored,
+            "service_tier": "default",
+            "metadata": request.metadata or {},
+            "user": request.user,
+            "safety_identifier": request.safety_identifier,
+            "prompt_cache_key": request.prompt_cache_key,
+            **self._ended,
+        }
+
+    def _usage(self) -> Json | None:
+        chat = self.run.usage
+        if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
+            return None
+        return {
+            "input_tokens": chat["prompt_tokens"],
+            "input_tokens_details": chat["prompt_tokens_details"] | {"cache_write_tokens": 0},
+            "output_tokens": chat["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": self.thoughts},
+            "total_tokens": chat["total_tokens"],
+            "speculative": chat["speculative"],
+        }
+
+    def _event(self, kind: str, **more: Any) -> Json:
+        self._sent += 1
+        return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
+
+    def _at(self, kind: str, **more: Any) -> Json:
+        """An event of the last item."""
+        return self._event(kind, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **more)
+
+    def begin(self) -> Iterator[Json]:
+        self._routes.running[self._owner, self.id] = self
+        yield self._event("created", response=self.body())
+        yield self._event("in_progress", response=self.body())
+
+    def extra(self, choice: Json) -> None:
+        self._chat_logprobs += (choice.get("logprobs") or {}).get("content") or ()
+        if "schema_errors" in choice:
+            self._ended["schema_errors"] = choice["schema_errors"]
+
+    def open(self, piece: Piece) -> Iterator[Json]:
+        item: Json = {"status": "in_progress"}
+        if piece.block == "thinking":
+            item |= {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
+        elif piece.block == "text":
+            item |= {"id": new_id("msg"), "type": "message", "role": "assistant", "content": []}
+        else:
+            item |= {"id": new_id("fc"), "type": "function_call", "call_id": piece.call[0], "name": piece.call[1]}
+            item["arguments"] = ""
+        self._output.append(item)
+        self._text, self._logprobs = [], []
+        yield self._event("output_item.added", output_index=len(self._output) - 1, item=dict(item))
+        if "content" in item:
+            yield self._at("content_part.added", content_index=0, part=self._part())
+
+    def _part(self) -> Json:
+        text = "".join(self._text)
+        if self._output[-1]["type"] == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+
+    def add(self, piece: Piece) -> Iterator[Json]:
+        self._text.append(piece.text)
+        fresh, self._chat_logprobs = self._chat_logprobs, []
+        if piece.block == "thinking":
+            yield self._at("reasoning_text.delta", content_index=0, delta=piece.text)
+        elif piece.block == "text":
+            self._logprobs += fresh
+            yield self._at("output_text.delta", content_index=0, delta=piece.text, logprobs=fresh)
+        else:
+            yield self._at("function_call_arguments.delta", delta=piece.text)
+
+    def shut(self) -> Iterator[Json]:
+        item, text = self._output[-1], "".join(self._text)
+        item["status"] = "incomplete" if self.reason == "length" else "completed"
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            yield self._at("function_call_arguments.done", arguments=text)
+        else:
+            item["content"] = [self._part()]
+            if item["type"] == "reasoning":
+                yield self._at("reasoning_text.done", content_index=0, text=text)
+            else:
+                yield self._at("output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+            yield self._at("content_part.done", content_index=0, part=self._part())
+        yield self._event("output_item.done", output_index=len(self._output) - 1, item=dict(item))
+
+    async def end(self) -> list[Json]:
+        found = []
+        if not self._output:
+            found = [*self.open(Piece("text", "")), *self.shut()]
+        if self.reason == "length":
+            self._ended |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        else:
+            self._ended |= {"status": "completed", "completed_at": int(time.time())}
+        await self._keep()
+        return [*found, self._event(self._ended["status"], response=self.body())]
+
+    async def fail(self, error: ApiError) -> list[Json]:
+        self.reason = "length"  # what is open is incomplete
+        found = list(self.close())
+        cancelled = error.code == CANCELLED
+        self._ended |= {
+            "status": CANCELLED if cancelled else "failed",
+            "completed_at": None,
+            "incomplete_details": None,
+        }
+        if not cancelled:
+            self._ended["error"] = {"code": "server_error", "message": error.message}
+        try:
+            await self._keep()
+        except ApiError:  # the client is told of the first error
+            self.over.set()
+        return [*found, self._event("incomplete" if cancelled else "failed", response=self.body())]
+
+    async def _keep(self) -> None:
+        if self.request.stored:
+            await asyncio.to_thread(self._routes.store.put, self._owner, self.body(), self._items)
+        self.over.set()
+
+    async def _gathered(self) -> Json:
+        try:
+            return await super()._gathered()
+        except ApiError as error:
+            if error.code != CANCELLED:
+                raise
+            await self.fail(error)
+            return self.body()
+
+    def forget(self) -> None:
+        self._routes.running.pop((self._owner, self.id), None)
+        self.over.set()
+
+
+class ResponseRoutes:
+    """Handlers of the routes.
+
+    Attributes:
+        running: responses that have begun, by owner and id.
+    """
+
+    def __init__(self, chat: Conversation, store: ResponseStore) -> None:
+        self._chat, self.store = chat, store
+        self.running: dict[tuple[str, str], ResponseTranslation] = {}
+
+    def add(self, app: FastAPI) -> None:
+        """Bind them to their paths."""
+        one = "/v1/responses/{name}"
+        for method, path, handler in (
+            ("POST", "/v1/responses", self.create),
+            ("GET", one, self.retrieve),
+            ("DELETE", one, self.delete),
+            ("POST", f"{one}/cancel", self.cancel),
+            ("GET", f"{one}/input_items", self.input_items),
+        ):
+            app.add_api_route(path, handler, methods=[method], response_model=None)
+
+    async def create(self, request: ResponseRequest, http: Request) -> Response:
+        owner, earlier = http.scope["owner"], list[Json]()
+        if (previous := request.previous_response_id) is not None:
+            found = await asyncio.to_thread(self.store.get, owner, previous)
+            if found is None:
+                raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
+            earlier = found.input + found.response["output"]
+        items, chat = await asyncio.to_thread(request.asked, earlier)
+        if request.stored and not await asyncio.to_thread(self.store.holds, items):
+            raise ApiError(f"store: the input is longer than the {self.store.most} bytes that this server stores; "
+                           "use store: false", status=413, param="store")  # fmt: skip
+        try:
+            return await self._chat(chat, http, lambda run: ResponseTranslation(run, request, items, owner, self))
+        except ApiError as error:
+            raise error.renamed(CHAT_NAMES) from None
+
+    async def retrieve(self, name: str, http: Request) -> Response:
+        _only(http, ())
+        live = self.running.get((http.scope["owner"], name))
+        if live is not None and live.request.stored and not live.over.is_set():
+            return json_response(live.body())
+        return json_response((await self._found(name, http)).response)
+
+    async def cancel(self, name: str, http: Request) -> Response:
+        live = self.running.get((http.scope["owner"], name))
+        if live is not None:
+            live.run.stop(ApiError("the response was cancelled", code=CANCELLED))
+            with suppress(TimeoutError):  # of a client that does not read its stream
+                await asyncio.wait_for(live.over.wait(), PATIENCE)
+            return json_response(live.body())
+        response = (await self._found(name, http)).response
+        if response["status"] != CANCELLED:
+            why = f"the response {name!r} has ended ({response['status']}); only what runs can be cancelled"
+            raise ApiError(why, param="response_id", code="response_not_running")
+        return json_response(response)
+
+    async def delete(self, name: str, http: Request) -> Response:
+        owner = http.scope["owner"]
+        if (owner, name) in self.running and not self.running[owner, name].over.is_set():
+            raise ApiError(f"the response {name!r} is running; cancel it first", status=409, param="response_id")
+        if not await asyncio.to_thread(self.store.delete, owner, name):
+            raise _missing(name)
+        return json_response({"id": name, "object": "response", "deleted": True})
+
+    async def input_items(self, name: str, http: Request) -> Response:
+        _only(http, ("after", "limit", "order"))
+        asked = http.query_params
+        limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
+        if not limit.isdecimal() or not 1 <= int(limit) <= 100:
+            raise ApiError(f"limit must be in 1..100, got {limit!r}", param="limit")
+        if order not in ("asc", "desc"):
+            raise ApiError(f"order must be asc or desc, got {order!r}", param="order")
+        items = (await self._found(name, http)).input
+        items = items if order == "asc" else items[::-1]
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise ApiError(f"after must be the id of an item, got {after!r}", param="after")
+            items = items[ids.index(after) + 1 :]
+        page = items[: int(limit)]
+        first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+        more = len(items) > len(page)
+        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+
+    async def _found(self, name: str, http: Request) -> Stored:
+        found = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
+        if found is None:
+            raise _missing(name)
+        return found
+
+
+def _missing(name: str, param: str = "response_id", code: str = "response_not_found") -> ApiError:
+    return ApiError(f"no response {name!r} is stored here", status=404, param=param, code=code)
+
+
+def _only(http: Request, names: Sequence[str]) -> None:
+    for name in http.query_params:
+        if name not in names:
+            raise ApiError(f"{name} is not supported; leave it out", param=name, code="unsupported_field")

@@ -1,0 +1,486 @@
+"""`/v1/responses`: OpenAI's own client reads it; events tell what the answer holds; conversations are remembered, of
+each key alone, and survive a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving.conftest import Live, serve
+
+from paceline import LLM, AsyncLLM
+from paceline.errors import ConfigError
+from paceline.serving import ApiError, ResponseStore
+
+PATH = "/v1/responses"
+TOOLS = [{"type": "function", "name": "add", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"],
+    "additionalProperties": False}}]  # fmt: skip
+SCRIPT = '<think>hm, so</think>Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.fixture
+def scripted(talking: Live, monkeypatch: pytest.MonkeyPatch) -> Live:
+    monkeypatch.setattr(talking.model, "script", SCRIPT)
+    return talking
+
+
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    return pytest.importorskip("openai")
+
+
+def client_of(openai: Any, live: Live, key: str = "none") -> Any:
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def events(live: Live, **body: Any) -> list[Any]:
+    with live.http.stream("POST", PATH, json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    names = [line.removeprefix("event: ") for line in lines[:-1:2]]
+    found = [json.loads(line.removeprefix("data: ")) for line in lines[1:-1:2]]
+    assert names == [one["type"] for one in found]
+    return found
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "text": {},
+    "instructions": {"instructions": "Be brief."},
+    "items": {"input": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [
+        {"type": "input_text", "text": "One"}, {"type": "input_text", "text": "Two"}]}]},
+    "talk": {"input": [{"role": "user", "content": "Hi"}, {"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "Hello"}]}, {"role": "user", "content": "Again"}]},
+    "rules": {"temperature": 0.9, "top_p": 0.5, "extra_body": {"seed": 3, "top_k": 9, "presence_penalty": 0.4}},
+    "logprobs": {"temperature": 0, "top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    "json": {"text": {"format": {"type": "json_object"}}},
+    "for the record": {"metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "truncation": "disabled",
+                       "store": False, "prompt_cache_key": "mine", "safety_identifier": "me", "background": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_openais_client_reads_whole_and_streamed_responses(openai: Any, live: Live, case: str) -> None:
+    client = client_of(openai, live)
+    given = {"model": "bundled", "input": "Say hello", "max_output_tokens": 8, "temperature": 0} | GIVEN[case]
+    whole = client.responses.create(**given)
+    assert isinstance(whole, openai.types.responses.Response)
+    assert whole.status in ("completed", "incomplete")
+    assert (whole.incomplete_details is None) == (whole.status == "completed")
+    assert isinstance(whole.output[0], openai.types.responses.ResponseOutputMessage)
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    assert re.fullmatch(r"resp_[0-9a-f]{32}", whole.id)
+    found = list(client.responses.create(**given, stream=True))
+    assert [one.sequence_number for one in found] == list(range(len(found)))
+    types = [one.type for one in found]
+    assert types[:4] == [f"response.{name}" for name in (
+        "created", "in_progress", "output_item.added", "content_part.added")]  # fmt: skip
+    assert types[-4:] == [f"response.{name}" for name in (
+        "output_text.done", "content_part.done", "output_item.done", whole.status)]  # fmt: skip
+    text = "".join(one.delta for one in found if one.type == "response.output_text.delta")
+    assert text == found[-1].response.output_text == whole.output_text
+    if case == "logprobs":
+        entries = whole.output[0].content[0].logprobs
+        assert all(len(one.top_logprobs) == 2 for one in entries)
+        assert "".join(one.token for one in entries) == text
+    if case == "for the record":
+        assert (whole.metadata, whole.user) == ({"a": "b"}, "me")
+
+
+def test_the_text_is_that_of_the_chat(live: Live) -> None:
+    chat = live.ok("/v1/chat/completions", temperature=0, max_tokens=12, messages=[
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello"}])  # fmt: skip
+    found = live.ok(PATH, input="Say hello", instructions="Be brief.", temperature=0, max_output_tokens=12)
+    assert found["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    counts, chats = found["usage"], chat["usage"]
+    assert (counts["input_tokens"], counts["output_tokens"]) == (chats["prompt_tokens"], chats["completion_tokens"])
+
+
+def test_what_the_specification_requires_is_there(live: Live) -> None:
+    whole = live.ok(PATH, input="Say hello", max_output_tokens=3)
+    names = (
+        *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "output", "error"),
+        *("previous_response_id", "instructions", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text"),
+        *("top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage"),
+        *("max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "user"),
+        *("safety_identifier", "prompt_cache_key"),
+    )
+    assert not [name for name in names if name not in whole]
+    assert all({"id", "type", "status"} <= item.keys() for item in whole["output"])
+
+
+def test_thoughts_text_and_calls_are_items(openai: Any, scripted: Live) -> None:
+    client = client_of(openai, scripted)
+    whole = client.responses.create(model="bundled", input="Hi", tools=TOOLS)
+    thought, said, call = whole.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "hm, so")
+    assert (said.type, said.content[0].text.strip()) == ("message", "Yes.")
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "add", {"a": 1})
+    assert whole.usage.output_tokens_details.reasoning_tokens > 0
+    with client.responses.stream(model="bundled", input="Hi", tools=TOOLS) as stream:
+        kinds = [one.type.removeprefix("response.") for one in stream]
+        final = stream.get_final_response()
+    assert [one.type for one in final.output] == ["reasoning", "message", "function_call"]
+    assert json.loads(final.output[2].arguments) == {"a": 1}
+    for name in ("reasoning_text", "output_text", "function_call_arguments"):
+        assert kinds.index(f"{name}.delta") < kinds.index(f"{name}.done")
+    assert kinds.count("output_item.added") == kinds.count("output_item.done") == 3
+
+
+def test_calls_go_on_with_their_results(openai: Any, talking: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(openai, talking)
+    with monkeypatch.context() as patched:
+        patched.setattr(talking.model, "script", SCRIPT)
+        first = client.responses.create(model="bundled", input="Hi", tools=TOOLS)
+    call = first.output[2]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+    given = {"model": "bundled", "tools": TOOLS, "temperature": 0, "max_output_tokens": 6}
+    remembered = client.responses.create(input=[result], previous_response_id=first.id, **given)
+    resent = client.responses.create(input=[{"role": "user", "content": "Hi"}, *first.output, result], **given)
+    chat = talking.ok("/v1/chat/completions", temperature=0, max_tokens=6,
+        tools=[{"type": "function", "function": {name: TOOLS[0][name] for name in ("name", "parameters")}}], messages=[
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": first.output[1].content[0].text, "reasoning_content": "hm, so",
+             "tool_calls": [{"id": call.call_id, "type": "function", "function": {
+                 "name": "add", "arguments": call.arguments}}]},
+            {"role": "tool", "tool_call_id": call.call_id, "content": "7"}])  # fmt: skip
+    assert remembered.usage.input_tokens == resent.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    assert remembered.output_text == resent.output_text == chat["choices"][0]["message"]["content"]
+    items = client.responses.input_items.list(remembered.id, order="asc")
+    assert [one.type for one in items] == ["message", "reasoning", "message", "function_call", "function_call_output"]
+
+
+def test_a_required_call_is_one(talking: Live) -> None:
+    for choice in ("required", {"type": "function", "name": "add"}):
+        given = {"input": "Hi", "tools": TOOLS, "tool_choice": choice, "temperature": 0, "frequency_penalty": 2}
+        (item,) = talking.ok(PATH, parallel_tool_calls=False, **given)["output"]
+        assert (item["type"], item["name"]) == ("function_call", "add")
+        assert isinstance(json.loads(item["arguments"])["a"], int)
+
+
+def test_text_formats_bind_the_text(openai: Any, live: Live) -> None:
+    from pydantic import BaseModel
+
+    class Age(BaseModel):
+        age: bool
+
+    client = client_of(openai, live)
+    found = client.responses.parse(model="bundled", input="How old?", text_format=Age, temperature=0)
+    assert isinstance(found.output_parsed, Age)
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "integer", "minimum": 3, "maximum": 3}}
+    lenient = {**form, "schema": {**form["schema"], "not": {"const": 3}}}
+    found = live.ok(PATH, input="a", text={"format": lenient}, temperature=0)
+    assert "should not be valid" in found["schema_errors"][0]
+    assert "schema_errors" not in live.ok(PATH, input="a", text={"format": form}, temperature=0)
+    strict = {**lenient, "strict": True}
+    assert live.error(PATH, input="a", text={"format": strict})["param"] == "text.format"
+
+
+def test_a_conversation_is_remembered(openai: Any, live: Live) -> None:
+    client = client_of(openai, live)
+    given = {"model": "bundled", "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(input="Say hello", instructions="Be brief.", **given)
+    second = client.responses.create(input="Again", previous_response_id=first.id, **given)
+    third = client.responses.create(input="And again", previous_response_id=second.id, **given)
+    talk = [{"role": "user", "content": "Say hello"}]
+    for answer, asked in ((first, "Again"), (second, "And again")):
+        talk += [{"role": "assistant", "content": answer.output_text}, {"role": "user", "content": asked}]
+    fresh = client.responses.create(input=talk, **given)  # instructions are of one turn alone
+    assert fresh.output_text == third.output_text
+    assert fresh.usage.input_tokens == third.usage.input_tokens
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.responses.create(input="Once more", previous_response_id=second.id, **given)
+    assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
+    last = client.responses.create(input="Once more", previous_response_id=third.id, **given)
+    pages = client.responses.input_items.list(last.id, limit=3, order="asc")
+    texts = [item.content[0].text for item in pages]
+    assert texts == [*(one["content"] for one in talk), third.output_text, "Once more"]
+    assert client.responses.input_items.list(last.id, limit=1).data[0].content[0].text == "Once more"
+
+
+def test_responses_are_kept_unless_they_are_not_to_be(openai: Any, live: Live) -> None:
+    client = client_of(openai, live)
+    kept = client.responses.create(model="bundled", input="Hi", max_output_tokens=3)
+    assert client.responses.retrieve(kept.id).to_dict() == kept.to_dict()
+    lost = client.responses.create(model="bundled", input="Hi", max_output_tokens=3, store=False)
+    for name in (lost.id, "resp_0"):
+        for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                call(name)
+    with pytest.raises(openai.BadRequestError, match="has ended"):
+        client.responses.cancel(kept.id)
+    assert live.http.get(f"{PATH}/{kept.id}", params={"stream": "true"}).json()["error"]["param"] == "stream"
+    for wrong in ({"limit": "0"}, {"order": "up"}, {"after": "msg_0"}, {"before": "x"}):
+        found = live.http.get(f"{PATH}/{kept.id}/input_items", params=wrong)
+        assert (found.status_code, found.json()["error"]["param"]) == (400, next(iter(wrong)))
+    assert live.http.delete(f"{PATH}/{kept.id}").json() == {"id": kept.id, "object": "response", "deleted": True}
+
+
+def test_other_keys_see_nothing(openai: Any, locked: Live) -> None:
+    mine, yours = (client_of(openai, locked, key) for key in ("first-key", "second-key"))
+    given: Any = {"model": "bundled", "input": "Hi", "max_output_tokens": 3}
+    kept = mine.responses.create(**given)
+    for call in (yours.responses.retrieve, yours.responses.delete, yours.responses.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(kept.id)
+    with pytest.raises(openai.NotFoundError):
+        yours.responses.input_items.list(kept.id)
+    with pytest.raises(openai.NotFoundError):
+        yours.responses.create(**given, previous_response_id=kept.id)
+    assert mine.responses.retrieve(kept.id).id == kept.id
+    assert locked.http.get(f"{PATH}/{kept.id}").status_code == 401
+    long: Any = given | {"max_output_tokens": 1500, "extra_body": {"ignore_eos": True}, "stream": True}
+    streams = [mine.responses.create(**long) for _ in range(2)]
+    running = next(iter(streams[0])).response
+    with pytest.raises(openai.NotFoundError):
+        yours.responses.cancel(running.id)
+    with pytest.raises(openai.RateLimitError):
+        mine.responses.create(**given)
+    for stream in streams:
+        stream.close()
+
+
+def test_keys_that_change_places_keep_what_is_theirs(llm: LLM, tmp_path: Path) -> None:
+    file, name = str(tmp_path / "a.db"), ""
+    for keys in (["one", "two"], ["two", "one"]):
+        for live in serve(AsyncLLM(llm), response_file=file, api_key=keys):
+            mine, yours = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+            if not name:
+                name = live.http.post(PATH, json={"input": "Hi", "max_output_tokens": 2}, headers=mine).json()["id"]
+            assert live.http.get(f"{PATH}/{name}", headers=mine).status_code == 200
+            assert live.http.get(f"{PATH}/{name}", headers=yours).status_code == 404
+
+
+def test_a_running_response_is_seen_and_cancelled(openai: Any, live: Live) -> None:
+    client, found, name = client_of(openai, live), list[Any](), ""
+    stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})
+    for one in stream:
+        found.append(one)
+        if one.type == "response.output_text.delta" and not name:
+            name = found[0].response.id
+            assert client.responses.retrieve(name).status == "in_progress"
+            assert live.http.delete(f"{PATH}/{name}").status_code == 409
+            assert client.responses.cancel(name).status == "cancelled"
+    assert found[-1].response.status == "cancelled"
+    assert found[-1].response.output[0].status == "incomplete"
+    assert client.responses.retrieve(name).output_text == found[-1].response.output_text != ""
+    assert client.responses.cancel(name).status == "cancelled"
+    for _ in range(300):
+        if not live.model.llm.engine.has_work:
+            break
+        time.sleep(0.01)
+    assert not live.model.llm.engine.has_work
+
+
+def test_a_client_that_goes_away_leaves_nothing(openai: Any, live: Live) -> None:
+    client = client_of(openai, live)
+    stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})
+    name = next(iter(stream)).response.id
+    stream.close()
+    for _ in range(300):
+        if live.http.get(f"{PATH}/{name}").status_code == 404:
+            break
+        time.sleep(0.01)
+    assert live.http.get(f"{PATH}/{name}").status_code == 404
+
+
+def test_a_failure_is_an_event_and_an_error(llm: LLM) -> None:
+    for live in serve(AsyncLLM(llm), request_timeout=0.15):
+        body = {"input": "Hi", "ignore_eos": True}
+        found = events(live, **body)
+        assert found[-1]["type"] == "response.failed"
+        assert "longer than this server allows" in found[-1]["response"]["error"]["message"]
+        assert live.http.get(f"{PATH}/{found[0]['response']['id']}").json()["status"] == "failed"
+        assert live.error(PATH, 504, **body)["code"] == "timeout"
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown field": ({"colour": 1}, "colour"),
+    "a range": ({"temperature": -1}, "temperature"),
+    "an unknown model's": ({"max_output_tokens": 0}, "max_output_tokens"),
+    "nothing": ({"input": []}, "input"),
+    "background": ({"background": True}, "background"),
+    "a conversation": ({"conversation": "conv_1"}, "conversation"),
+    "a prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    "truncation": ({"truncation": "auto"}, "truncation"),
+    "effort": ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    "included": ({"include": ["reasoning.encrypted_content"]}, "include.0"),
+    "calls at most": ({"max_tool_calls": 3}, "max_tool_calls"),
+    "obfuscation": ({"stream": True, "stream_options": {"include_obfuscation": True}},
+                    "stream_options.include_obfuscation"),
+    "a hosted tool": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "a remote tool": ({"tools": [*TOOLS, {"type": "mcp", "server_url": "http://a"}]}, "tools.1.type"),
+    "a tool's name": ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+    "some tools": ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+                   "tool_choice"),
+    "a missing tool": ({"tool_choice": "required"}, "tool_choice"),
+    "a strict tool": ({"tools": [TOOLS[0] | {"strict": True}]}, "tools"),
+    "an image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a"}]}]},
+                 "input.0.content.0.type"),
+    "a file": ({"input": [{"role": "user", "content": [
+        {"type": "input_text", "text": "a"}, {"type": "input_file", "file_id": "f"}]}]}, "input.0.content.1.type"),
+    "a part's field": ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "size": 1}]}]},
+                       "input.0.content.0.size"),
+    "a reference": ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
+    "a role": ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
+    "a call": ({"input": [{"role": "user", "content": "a"}, {"type": "function_call", "name": "f"}]},
+               "input.1.call_id"),
+    "arguments": ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "{"}]}, "input"),
+    "a result's image": ({"input": [{"type": "function_call_output", "call_id": "c", "output": [
+        {"type": "input_image", "image_url": "http://a"}]}]}, "input.0.output.0.type"),
+    "secret thoughts": ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
+                        "input.0.encrypted_content"),
+    "a schema": ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+    "metadata": ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    "a long word of it": ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_honoured_is_named(live: Live, case: str) -> None:
+    more, param = WRONG[case]
+    error = live.error(PATH, **{"input": "Hi"} | more)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["message"]
+
+
+def test_unknown_models_and_responses_are_404(live: Live) -> None:
+    assert live.error(PATH, 404, model="gpt-9", input="a")["code"] == "model_not_found"
+    assert live.error(PATH, 404, input="a", previous_response_id="resp_0")["param"] == "previous_response_id"
+
+
+# ------------------------------------------------------------------------------------------------ the store
+
+
+def put(store: ResponseStore, name: str, owner: str = "", text: str = "") -> None:
+    store.put(owner, {"id": name, "text": text}, [{"id": "msg_1"}])
+
+
+def test_the_store_forgets_what_is_old_or_too_much(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path / "a.db"), 1000, 0.3)
+    put(store, "one")
+    assert store.get("", "one") is not None
+    time.sleep(0.35)
+    assert store.get("", "one") is None
+    assert not store.delete("", "one")
+    store.close()
+    store = ResponseStore(str(tmp_path / "a.db"), 1000, 100.0)
+    for name in ("two", "three", "four"):
+        put(store, name, text="x" * 400)
+    kept = [name for name in ("two", "three", "four") if store.get("", name) is not None]
+    assert kept == ["three", "four"]
+    with pytest.raises(ApiError, match="store"):
+        put(store, "five", text="x" * 1000)
+    assert store.get("", "four") is not None
+    store.close()
+
+
+def test_the_file_is_its_owners_alone_and_holds_nothing_deleted(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "a.db"
+    store = ResponseStore(str(file), 10**6, 100.0)
+    put(store, "one", "me", "a secret text")
+    for path in file.parent.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert store.get("you", "one") is None
+    assert not store.delete("you", "one")
+    assert store.delete("me", "one")
+    store.close()
+    assert b"a secret text" not in b"".join(path.read_bytes() for path in file.parent.iterdir())
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    text, other = tmp_path / "a.txt", tmp_path / "other.db"
+    text.write_text("no database, " * 100)
+    with sqlite3.connect(other) as base:
+        base.execute("CREATE TABLE mine (a)")
+    base.close()
+    for file in (text, other, tmp_path):
+        before = file.read_bytes() if file.is_file() else b""
+        with pytest.raises(ConfigError, match="response_file"):
+            ResponseStore(str(file), 1000, 100.0)
+        assert not file.is_file() or file.read_bytes() == before
+
+
+def test_several_servers_share_a_file(tmp_path: Path) -> None:
+    stores = [ResponseStore(str(tmp_path / "a.db"), 10**6, 100.0) for _ in range(3)]
+
+    def work(number: int) -> None:
+        for i in range(20):
+            put(stores[number], f"{number}-{i}")
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(stores[0].get("", f"{number}-{i}") is not None for number in range(3) for i in range(20))
+
+
+def test_a_response_that_is_too_large_is_rejected_before_it_is_decoded(llm: LLM) -> None:
+    for live in serve(AsyncLLM(llm), max_response_bytes=2400):
+        assert live.error(PATH, 413, input="a " * 1600)["param"] == "store"
+        assert live.error(PATH, 413, input="a " * 500, max_output_tokens=200, ignore_eos=True)["param"] == "store"
+        found = events(live, input="a " * 500, max_output_tokens=200, ignore_eos=True)
+        assert found[-1]["type"] == "response.failed"
+        live.ok(PATH, input="a " * 500, max_output_tokens=2, store=False)
+
+
+def test_completed_is_said_after_the_commit(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, put = list[str](), ResponseStore.put
+
+    def slow(store: ResponseStore, *stored: Any) -> None:
+        time.sleep(0.2)
+        put(store, *stored)
+        order.append("stored")
+
+    monkeypatch.setattr(ResponseStore, "put", slow)
+    with live.http.stream("POST", PATH, json={"input": "Hi", "max_output_tokens": 3, "stream": True}) as answer:
+        order += [line for line in answer.iter_lines() if line.startswith("event: ")]
+    assert order.index("stored") < order.index("event: response.incomplete")
+
+
+def test_what_was_said_to_be_completed_survives_a_kill(llm: LLM, tmp_path: Path) -> None:
+    file = str(tmp_path / "responses.db")
+    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--response-file", file, "--dtype", "float32"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
+        whole = httpx.post(url + PATH, json={"input": "One", "max_output_tokens": 3}, timeout=60).json()
+        done, names = "", list[str]()
+        for most in (4, 1900):
+            body = {"input": "Hi", "max_output_tokens": most, "stream": True, "ignore_eos": True}
+            with httpx.stream("POST", url + PATH, json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    if '"response.created"' in line and line.startswith("data: "):
+                        names.append(json.loads(line.removeprefix("data: "))["response"]["id"])
+                    if line.startswith("data: ") and '"response.incomplete"' in line:
+                        done = json.loads(line.removeprefix("data: "))["response"]
+                        break
+                    if most > 4 and '"response.output_text.delta"' in line:
+                        process.send_signal(signal.SIGKILL)
+                        break
+    finally:
+        process.kill()
+        process.wait()
+    for live in serve(AsyncLLM(llm), response_file=file):
+        assert live.http.get(f"{PATH}/{names[0]}").json() == done
+        assert live.http.get(f"{PATH}/{whole['id']}").json() == whole
+        assert live.http.get(f"{PATH}/{names[1]}").status_code == 404  # it had not ended
+        assert live.ok(PATH, input="Again", previous_response_id=names[0], max_output_tokens=2)["output"]
