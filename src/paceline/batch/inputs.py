@@ -28,6 +28,9 @@ DIGEST, KEY = 12, 8
 TOLD: Final = 3
 """Damaged lines that an error tells."""
 
+PROMPT: Final = ("cache_salt", "prompt_cache_key", "tools", "instructions", "messages", "prompt", "input")
+"""Fields of bodies that a prompt is made from, in its order."""
+
 Json = dict[str, Any]
 
 
@@ -38,7 +41,7 @@ class Request(BaseModel):
 
     custom_id: Annotated[str, Field(min_length=1)]
     method: Literal["POST"] = "POST"
-    url: Literal["/v1/chat/completions", "/v1/completions"]
+    url: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     body: Json
 
     @property
@@ -56,8 +59,7 @@ class Request(BaseModel):
         keys.
         """
         body = self.body
-        first = [self.url, body.get("cache_salt"), body.get("prompt_cache_key"), body.get("tools")]
-        text = json.dumps([*first, body.get("messages"), body.get("prompt")])
+        text = json.dumps([self.url, *map(body.get, PROMPT)])
         found = b""
         for length in BEGINNINGS:
             found += hashlib.blake2b(text[:length].encode(), digest_size=KEY).digest()

@@ -127,11 +127,12 @@ def _answer(request: Request, found: httpx.Response | httpx.TransportError) -> A
     tokens = 0
     if isinstance(found, httpx.Response):
         body, status = _body(found), found.status_code
-        if status != 200 or "choices" not in body:
+        if status != 200 or not body.keys() & {"choices", "output"} or body.get("error"):
             failure = f"{status} {_told(body)}"
         name = found.headers.get("x-request-id", "")
         line["response"] = {"status_code": status, "request_id": name, "body": body}
-        tokens = (body.get("usage") or {}).get("completion_tokens", 0)
+        usage = body.get("usage") or {}
+        tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
     else:
         failure = f"the connection broke ({_words(found)})"
         line["error"] = {"code": "connection_error", "message": failure}
