@@ -161,6 +161,11 @@ class ModelSpec:
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
+    @property
+    def attended_size(self) -> int:
+        """Inputs of the projection behind attention."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

@@ -19,11 +19,12 @@ from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
+from paceline.models.cpu.latent import compiled_latent
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.processor import has_bfloat
-from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
+from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU, STRIP_BYTES
 from paceline.models.cpu.threads import find_team
 from paceline.models.cpu.tiles import ACTIVATION, BYTES, DOT, FULL, HALF, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
@@ -31,11 +32,12 @@ from paceline.models.cpu.visible_slots import SlotLists, address, fill
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan, attention_shape, head_order
 from paceline.models.decoder.eager import PassResult
+from paceline.models.decoder.latent import EPS
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
 from paceline.models.loading.quantization import GROUP, is_quantized
-from paceline.models.model_spec import AttentionShape, ModelSpec
+from paceline.models.model_spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 
@@ -77,6 +79,17 @@ class Packing:
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
         name = f"layers.{index}."
+        norm = self._norm(f"{name}attn_norm")
+        return {
+            at.ATTENTION_NORM: norm,
+            **(self._attention(name) if self._spec.latent is None else self._latent(name, self._spec.latent)),
+            at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
+            at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
+            at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
+            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
+        }
+
+    def _attention(self, name: str) -> dict[int, int]:
         order = torch.cat([self._order, torch.arange(len(self._order), self._weights[f"{name}qkv.weight"].shape[0])])
         q_norm = self._scaled(f"{name}q_norm.weight")
         if q_norm is not None and self._spec.qk_norm == "full":
@@ -84,9 +97,7 @@ class Packing:
         qkv_bias = self._take(f"{name}qkv.bias")
         qkv, qkv_scale = self._take_matrix(f"{name}qkv")
         o, o_scale = self._take_matrix(f"{name}o")
-        norm = self._norm(f"{name}attn_norm")
         return {
-            at.ATTENTION_NORM: norm,
             at.QKV_KIND: self._kind_of(qkv),
             at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
@@ -96,11 +107,25 @@ class Packing:
             at.O_KIND: self._kind_of(o),
             at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
-            at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
-            at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
-            at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
-            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
         }
+
+    def _latent(self, name: str, latent: LatentSpec) -> dict[int, int]:
+        """Maps of latent attention; with one kv head, heads keep their order."""
+        by_head = self._weights.pop(f"{name}kv_b.weight").view(-1, latent.nope + latent.value, latent.rank)
+        keys, values = by_head.split((latent.nope, latent.value), 1)
+        found = {
+            at.LATENT_NORM: self._vector(self._take(f"{name}kv_norm.weight")),
+            at.TO_LATENT: self._matrix(keys.transpose(1, 2).flatten(0, 1)),
+            at.TO_VALUES: self._matrix(values.flatten(0, 1)),
+        }
+        maps = [("qkv", at.QKV_KIND, at.QKV_WEIGHT), ("o", at.O_KIND, at.O_WEIGHT)]
+        if latent.query_rank is not None:
+            maps.append(("q_b", at.QUERY_KIND, at.QUERY_WEIGHT))
+            found[at.QUERY_NORM] = self._vector(self._take(f"{name}q_norm.weight"))
+        for one, kind, place in maps:
+            weight, scale = self._take_matrix(f"{name}{one}")
+            found |= {kind: self._kind_of(weight), place: self._matrix(weight, scale)}
+        return found
 
     def _mlp(self, name: str) -> dict[int, int]:
         gate_up, down = self._take_matrix(f"{name}gate_up"), self._take_matrix(f"{name}down")
@@ -206,6 +231,8 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        at.VALUES: 0 if spec.latent else spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        at.ATTENDED_SIZE: spec.attended_size,
         at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
         at.HEAD_EPSILON: float(spec.qk_norm_eps or spec.norm_eps),
         at.NORM_BIAS: -(-spec.hidden_size // STRIP) * STRIP * 4 if spec.norm == "layer" else 0,
@@ -214,10 +241,26 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
         at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
         at.WHOLE_NORM: int(spec.qk_norm == "full"),
-    } | ({} if spec.moe is None else {
+    } | projection(spec) | ({} if spec.moe is None else {
         at.EXPERTS: spec.moe.experts, at.TOP_K: spec.moe.top_k, at.NORM_SHARES: int(spec.moe.norm_top_k),
         at.EXPERT_INNER: spec.moe.intermediate,
     })  # fmt: skip
+
+
+def projection(spec: ModelSpec) -> dict[int, int | float]:
+    """The frame's fields of what is projected before attention."""
+    latent = spec.latent
+    if latent is None:
+        return {at.PROJECTED_SIZE: (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim}
+    queries = spec.num_heads * (latent.rope + latent.nope)
+    first = latent.query_rank or queries
+    size = first + latent.rope + latent.rank
+    return {
+        at.PROJECTED_SIZE: size, at.LATENT_KEY: 4 * first,
+        at.LATENT_QUERIES: 0 if latent.query_rank is None else -(-size // STRIP) * STRIP_BYTES,
+        at.RANK: latent.rank, at.QUERY_RANK: latent.query_rank or 0, at.ROPE_DIM: latent.rope,
+        at.NOPE_DIM: latent.nope, at.VALUE_DIM: latent.value, at.LATENT_EPSILON: EPS,
+    }  # fmt: skip
 
 
 def widest_inner(spec: ModelSpec) -> int:
@@ -230,17 +273,23 @@ class Workspace:
 
     def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
         item, self.threads = ACTIVATION[kind], threads
-        heads = spec.num_heads * spec.head_dim
+        heads, latent = spec.num_heads * spec.head_dim, spec.latent
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+        widest = max(spec.hidden_size, 0 if latent is None else latent.query_rank or 0)
         widths = {
-            at.X: 4 * spec.hidden_size, at.NORMED: item * spec.hidden_size, at.MIXED: item * heads,
+            at.X: 4 * widest, at.NORMED: item * widest, at.MIXED: item * heads,
             at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * widest_inner(spec),
         }  # fmt: skip
+        if latent is not None:
+            given, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
+            made = max(4 * given[at.PROJECTED_SIZE], given[at.LATENT_QUERIES] + 4 * queries)
+            widths[at.PROJECTED] = int(max(made, item * spec.attended_size))
+            widths[at.NORMED] = item * max(widest, latent.nope)
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
-            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest_inner(spec)))
-        spare = (ROWS if spec.moe else OWN_ROWS) * pitches[at.NORMED]
+            pitches[at.NORMED] = 2 * half_pitch(max(widest, spec.attended_size, widest_inner(spec)))
+        spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
         own = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + quantized)
         query = max(
@@ -259,6 +308,11 @@ class Workspace:
         for field, size in sizes.items():
             self.fields[field] = start
             start += size
+        for field, pitch, own_field in (
+            (at.PROJECTED, at.PROJECTED_PITCH, at.QKV), (at.ATTENDED, at.ATTENDED_PITCH, at.MIXED),
+        ):  # fmt: skip
+            buffer = own_field if latent is None else at.PROJECTED
+            self.fields |= {field: self.fields[buffer], pitch: pitches[buffer]}
         pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
         self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {
             at.INNER_PITCH: pitches[at.INNER]
@@ -323,6 +377,8 @@ class CompiledDecoder:
         self.best, arena.masked = [], False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
+        if spec.latent is not None:
+            self.frame.put({at.LATENT: compiled_latent().address})
         if self.team is not None:
             self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
 
