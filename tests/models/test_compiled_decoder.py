@@ -14,7 +14,7 @@ import torch
 from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
-from paceline.models import LayerSpec, MoeSpec, RopeSpec
+from paceline.models import LatentSpec, LayerSpec, MoeSpec, RopeSpec
 from paceline.models.cpu import (
     DOT,
     FULL,
@@ -160,6 +160,12 @@ def test_more_rows_than_a_pass_holds():
         assert torch.equal(scores.taps[0][row], alone.taps[0][-1])
 
 
+LATENT = {
+    "latent": LatentSpec(rank=64, nope=32, rope=32, value=128),
+    "num_kv_heads": 1,
+    "head_dim": 96,
+    "attention_scale": 0.5,
+}
 MIXED_LAYERS = (LayerSpec(moe=True), LayerSpec(), LayerSpec(moe=True))
 FEATURES = {
     "biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
@@ -192,6 +198,9 @@ FEATURES = {
     "attention and MLP side by side": {"parallel": True, "norm": "layer"},
     "attention sinks": {"attention_sinks": True, "num_kv_heads": 2, "num_heads": 4, "attention_scale": 0.3},
     "clamped gate": {"activation": "clamped_swiglu", "swiglu_limit": 0.5},
+    "latent attention": LATENT,
+    "latent attention of queries": LATENT
+    | {"latent": replace(LATENT["latent"], query_rank=96), "attention_scale": 0.3},
     "experts with biases": {
         "moe": MoeSpec(experts=5, top_k=2, intermediate=40, norm_top_k=True, bias=True),
         "layers": MIXED_LAYERS,
@@ -311,7 +320,8 @@ LIKE = {
         "layers": (LayerSpec(moe=True),) * 3,
         "qkv_bias": True,
     },
-    "deepseek_v2": {  # but for its attention
+    "deepseek_v2": FEATURES["latent attention of queries"]
+    | {
         "moe": MoeSpec(experts=8, top_k=3, intermediate=40, norm_top_k=False, shared=80, scaling=1.5, groups=(4, 2)),
         "layers": (LayerSpec(), LayerSpec(moe=True), LayerSpec(moe=True)),
         "intermediate_size": 184,
@@ -407,6 +417,10 @@ def test_what_compiled_passes_do_not_cover_runs_by_operators():
     moe = MoeSpec(experts=4, top_k=2, intermediate=32, norm_top_k=True)
     for change in [
         {"head_dim": 48},
+        *(
+            LATENT | {"latent": replace(LATENT["latent"], **{size: 48})}
+            for size in ("rank", "nope", "value", "query_rank")
+        ),
         {"hidden_size": 48},
         {"intermediate_size": 84},
         {"attention_scale": -1.0},

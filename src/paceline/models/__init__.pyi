@@ -19,6 +19,7 @@ from .memory import cgroup_available as cgroup_available
 from .memory import estimate as estimate
 from .memory import fit_context as fit_context
 from .model_spec import AttentionShape as AttentionShape
+from .model_spec import LatentSpec as LatentSpec
 from .model_spec import LayerSpec as LayerSpec
 from .model_spec import ModelSpec as ModelSpec
 from .model_spec import MoeSpec as MoeSpec

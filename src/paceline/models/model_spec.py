@@ -166,6 +166,11 @@ class ModelSpec:
         """Inner widths of the MLP, of experts and of the MLP beside them."""
         return (self.intermediate_size, *((self.moe.intermediate, self.moe.shared) if self.moe else ()))
 
+    @property
+    def attended_size(self) -> int:
+        """Inputs of the projection behind attention."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:

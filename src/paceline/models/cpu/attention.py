@@ -140,16 +140,17 @@ def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: i
 
 @njit(error_model="numpy")
 def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
-    """Write keys and values of (kv head, row) items to their slots."""
+    """Write keys and values of (kv head, row) items to their slots; values that are keys once."""
     rows, size, narrow = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read(frame + at.NARROW)
     heads, kv_heads = read(frame + at.HEADS), read(frame + at.KV_HEADS)
-    width = size * (2 if narrow == 1 else 4)
+    width, to_values = size * (2 if narrow == 1 else 4), read(frame + at.VALUES)
     for item in range(first, stop):
         head, row = item // rows, item % rows
         slot = read(layer + at.CACHE) + read(read(layer + at.SLOT) + 8 * row) * read(frame + at.SLOT_PITCH)
         _prepare(frame, layer, row, heads + head, read(layer + at.K_NORM), slot + head * width, narrow == 1)
-        values = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * (heads + kv_heads + head) * size
-        copy_row(values, size, slot + (kv_heads + head) * width, narrow == 1)
+        if to_values != 0:
+            values = read(frame + at.QKV) + row * read(frame + at.QKV_PITCH) + 4 * (heads + kv_heads + head) * size
+            copy_row(values, size, slot + to_values + head * width, narrow == 1)
 
 
 @njit(error_model="numpy")
@@ -205,7 +206,7 @@ def _scores(
     shared, count = shared_slots(seen, row)
     for i in range(0, count + most, LANES):
         if ahead and i + AHEAD < count + most:
-            fetch(keys, shared + 8 * (i + AHEAD), slot_pitch, size * item, slot_pitch // 2)
+            fetch(keys, shared + 8 * (i + AHEAD), slot_pitch, size * item, read(frame + at.VALUES))
         score(kind, size, queries, query, pitch, keys, shared + 8 * i, slot_pitch, scores + 4 * i, out_pitch)
     if most > 0:
         return
@@ -229,7 +230,7 @@ def _mix_values(
     """
     size, slot_pitch, pitch = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(frame + at.SCORES_PITCH)
     groups, wide = read(frame + at.HEADS) // read(frame + at.KV_HEADS), 1 - read(frame + at.NARROW)
-    values = read(layer + at.CACHE) + ((read(frame + at.KV_HEADS) + kv_head) * size + part) * (4 if wide == 1 else 2)
+    values = read(layer + at.CACHE) + read(frame + at.VALUES) + (kv_head * size + part) * (4 if wide == 1 else 2)
     seen = read(layer + at.SEEN)
     shared, count = shared_slots(seen, row)
     for i in range(0, queries * width, LANES):
@@ -251,7 +252,7 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
         width = read(frame + at.HEAD_DIM) * item
         shared, count = shared_slots(read(layer + at.SEEN), row)
         for i in range(0, min(count, AHEAD), LANES):
-            fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, pitch // 2)
+            fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, read(frame + at.VALUES))
 
 
 @njit(error_model="numpy")
@@ -336,7 +337,7 @@ def _pack_run(frame: int, layer: int, me: int, kv_head: int, row: int, run: int)
     if count > 0:
         pack_keys(keys, shared, slot_pitch, count, size // 32, own_keys)
     for part in range(0, size if count > 0 else 0, STRIP):
-        values, lines = keys + (read(frame + at.KV_HEADS) * size + part) * 2, min(STRIP, size - part) // 32
+        values, lines = keys + read(frame + at.VALUES) + part * 2, min(STRIP, size - part) // 32
         pack_values(values, shared, slot_pitch, count, lines, own_values + part * 2 * read(frame + at.PACKED))
 
 
@@ -422,7 +423,10 @@ def _weigh_in_strips(
     )
     scores, _, sums, wholes, mixed = _room(frame, me)
     _, own_values = _packed(frame, me)
-    width, values = min(STRIP, size - part), read(layer + at.CACHE) + (kv_head * size + kv_heads * size + part) * 2
+    width, values = (
+        min(STRIP, size - part),
+        read(layer + at.CACHE) + read(frame + at.VALUES) + (kv_head * size + part) * 2,
+    )
     strip, (shared, count) = own_values + (part * 2 * read(frame + at.PACKED) if ready else 0), shared_slots(seen, row)
     for i in range(0, queries * STRIP, LANES):
         store(sums + 4 * i, broadcast(np.float32(0.0)))

@@ -26,11 +26,11 @@ it compiles what that one seems to be compiling still.
 """
 
 
-def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
+def machine_code(entry: Callable[..., None], name: str, duration: str, *, arguments: int = 1) -> Any:
     """A function as machine code, from numba's cache on disk where one can be read and written.
 
     Args:
-        entry: of an address.
+        entry: of addresses and whole numbers, as many as `arguments`.
         name: of the kernels, as the user reads it.
         duration: of compiling, in words.
     """
@@ -46,12 +46,13 @@ def machine_code(entry: Callable[[int], None], name: str, duration: str) -> Any:
             return made[0]
 
     options: dict[str, Any] = {"error_model": "numpy", "pipeline_class": Once}
+    kind = types.void(*[types.int64] * arguments)
     try:
         with one_process_at_a_time(Path(entry.__code__.co_filename), name):
-            return cfunc(types.void(types.int64), cache=True, **options)(entry)
+            return cfunc(kind, cache=True, **options)(entry)
     except (RuntimeError, OSError) as reason:
         log.debug("%s are not kept on disk: %s", name, reason)
-        return cfunc(types.void(types.int64), **options)(entry)
+        return cfunc(kind, **options)(entry)
 
 
 class Linked(JITCodeLibrary):

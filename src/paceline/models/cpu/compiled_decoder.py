@@ -17,8 +17,10 @@ import torch
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
+from paceline.models.cpu.experts import routing
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.integer_products import half_pitch
+from paceline.models.cpu.latent import compiled_latent, projection
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.models.cpu.pages import Pages
@@ -35,7 +37,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
 from paceline.models.loading.quantization import GROUP, is_quantized
-from paceline.models.model_spec import AttentionShape, ModelSpec, MoeSpec
+from paceline.models.model_spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 Maybe = torch.Tensor | None
@@ -83,6 +85,17 @@ class Packing:
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
         name = f"layers.{index}."
+        norm = self._norm(f"{name}attn_norm")
+        return {
+            at.ATTENTION_NORM: norm,
+            **(self._attention(name) if self._spec.latent is None else self._latent(name, self._spec.latent)),
+            at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
+            at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
+            at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
+            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
+        }
+
+    def _attention(self, name: str) -> dict[int, int]:
         order = torch.cat([self._order, torch.arange(len(self._order), self._weights[f"{name}qkv.weight"].shape[0])])
         q_norm = self._scaled(f"{name}q_norm.weight")
         if q_norm is not None and self._spec.qk_norm == "full":
@@ -90,9 +103,7 @@ class Packing:
         qkv_bias = self._take(f"{name}qkv.bias")
         qkv, qkv_scale = self._take_matrix(f"{name}qkv")
         o, o_scale = self._take_matrix(f"{name}o")
-        norm = self._norm(f"{name}attn_norm")
         return {
-            at.ATTENTION_NORM: norm,
             at.QKV_KIND: self._kind_of(qkv),
             at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
@@ -102,11 +113,25 @@ class Packing:
             at.O_KIND: self._kind_of(o),
             at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
-            at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
-            at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
-            at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
-            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
         }
+
+    def _latent(self, name: str, latent: LatentSpec) -> dict[int, int]:
+        """Maps of latent attention; with one kv head, heads keep their order."""
+        by_head = self._weights.pop(f"{name}kv_b.weight").view(-1, latent.nope + latent.value, latent.rank)
+        keys, values = by_head.split((latent.nope, latent.value), 1)
+        found = {
+            at.LATENT_NORM: self._vector(self._take(f"{name}kv_norm.weight")),
+            at.TO_LATENT: self._matrix(keys.transpose(1, 2).flatten(0, 1)),
+            at.TO_VALUES: self._matrix(values.flatten(0, 1)),
+        }
+        maps = [("qkv", at.QKV_KIND, at.QKV_WEIGHT), ("o", at.O_KIND, at.O_WEIGHT)]
+        if latent.query_rank is not None:
+            maps.append(("q_b", at.QUERY_KIND, at.QUERY_WEIGHT))
+            found[at.QUERY_NORM] = self._vector(self._take(f"{name}q_norm.weight"))
+        for one, kind, place in maps:
+            weight, scale = self._take_matrix(f"{name}{one}")
+            found |= {kind: self._kind_of(weight), place: self._matrix(weight, scale)}
+        return found
 
     def _mlp(self, name: str) -> dict[int, int]:
         gate_up, down = self._take_matrix(f"{name}gate_up"), self._take_matrix(f"{name}down")
@@ -221,6 +246,8 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
         at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
         at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        at.VALUES: 0 if spec.latent else spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        at.ATTENDED_SIZE: spec.attended_size,
         at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
         at.HEAD_EPSILON: float(spec.qk_norm_eps or spec.norm_eps),
         at.NORM_BIAS: -(-spec.hidden_size // STRIP) * STRIP * 4 if spec.norm == "layer" else 0,
@@ -229,35 +256,31 @@ def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int |
         at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
         at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
         at.WHOLE_NORM: int(spec.qk_norm == "full"),
-    } | ({} if spec.moe is None else mixture_constants(spec.moe))  # fmt: skip
-
-
-def mixture_constants(moe: MoeSpec) -> dict[int, int | float]:
-    """The frame's fields of a mixture."""
-    groups, best = moe.groups or (0, 0)
-    return {
-        at.EXPERTS: moe.experts, at.TOP_K: moe.top_k, at.GROUPS: groups, at.BEST_GROUPS: best,
-        at.NORM_SHARES: int(moe.norm_top_k), at.SHARE_SCALE: float(moe.scaling),
-        at.SHARED_MLP: int(moe.shared > 0), at.SHARED_GATE: int(moe.shared_gate),
-    }  # fmt: skip
+    } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
 
 
 class Workspace:
     """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
 
     def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
-        item, widest, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
-        heads = spec.num_heads * spec.head_dim
+        item, inner, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
+        heads, latent = spec.num_heads * spec.head_dim, spec.latent
         qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+        widest = max(spec.hidden_size, 0 if latent is None else latent.query_rank or 0)
         widths = {
-            at.X: 4 * spec.hidden_size, at.NORMED: item * spec.hidden_size, at.MIXED: item * heads,
-            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * widest,
+            at.X: 4 * widest, at.NORMED: item * widest, at.MIXED: item * heads,
+            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * inner,
         }  # fmt: skip
+        if latent is not None:
+            given, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
+            made = max(4 * given[at.PROJECTED_SIZE], given[at.LATENT_QUERIES] + 4 * queries)
+            widths[at.PROJECTED] = int(max(made, item * spec.attended_size))
+            widths[at.NORMED] = item * max(widest, latent.nope)
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
-            pitches[at.NORMED] = 2 * half_pitch(max(spec.hidden_size, heads, widest))
-        spare = (ROWS if spec.moe else OWN_ROWS) * pitches[at.NORMED]
+            pitches[at.NORMED] = 2 * half_pitch(max(widest, spec.attended_size, inner))
+        spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
         own = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + quantized)
         query = max(
@@ -277,6 +300,11 @@ class Workspace:
         for field, size in sizes.items():
             self.fields[field] = start
             start += size
+        for field, pitch, own_field in (
+            (at.PROJECTED, at.PROJECTED_PITCH, at.QKV), (at.ATTENDED, at.ATTENDED_PITCH, at.MIXED),
+        ):  # fmt: skip
+            buffer = own_field if latent is None else at.PROJECTED
+            self.fields |= {field: self.fields[buffer], pitch: pitches[buffer]}
         pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
         self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {
             at.INNER_PITCH: pitches[at.INNER]
@@ -341,6 +369,8 @@ class CompiledDecoder:
         self.best, arena.masked = [], False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
+        if spec.latent is not None:
+            self.frame.put({at.LATENT: compiled_latent().address})
         if self.team is not None:
             self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
 

@@ -24,6 +24,9 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
     ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
     even = spec.hidden_size % 32 == spec.head_dim % 32 == 0 and all(size % 8 == 0 for size in spec.inner_sizes)
     whole = even and all((spec.ropes[key].width or spec.ropes[key].dims) % 32 == 0 for key in ropes)
+    if (latent := spec.latent) is not None:
+        whole &= latent.rank % 64 == latent.value % 64 == latent.rope % 32 == latent.nope % 32 == 0
+        whole &= (latent.query_rank or 0) % 32 == 0
     reasons = {
         "the device is not the CPU": device.type == "cpu",
         f"dtype {dtype}": dtype in {torch.float32, torch.bfloat16},
@@ -31,7 +34,6 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
         "sizes that do not fill vectors": whole,
         "mixtures of experts beside attention, or without a gate": spec.moe is None
         or (spec.gated and not spec.parallel),
-        "latent attention": spec.latent is None,
         "soft caps beside attention sinks": spec.attention_softcap is None or not spec.attention_sinks,
     }
     return next((reason for reason, fine in reasons.items() if not fine), None)
@@ -39,7 +41,7 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> st
 
 def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> str | None:
     """What hinders the model from running in compiled passes here, or None; `quantization`: of its weights."""
-    longest = max(spec.hidden_size, spec.num_heads * spec.head_dim, *spec.inner_sizes)
+    longest = max(spec.hidden_size, spec.attended_size, *spec.inner_sizes)
     if quantization and longest > MAX_INPUTS:
         return f"rows of more than {MAX_INPUTS} numbers"
     return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)

@@ -41,6 +41,7 @@ from paceline.models.cpu.vectors import (
     write,
     write_float,
 )  # fmt: skip
+from paceline.models.model_spec import MoeSpec
 
 
 @njit(error_model="numpy")
@@ -267,3 +268,13 @@ def mixture(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     _inner(frame, layer, me, team)
     wait_for_all(frame, team)
     _outer(frame, layer, me, team, rounded)
+
+
+def routing(moe: MoeSpec) -> dict[int, int | float]:
+    """The frame's fields of a mixture."""
+    groups, best = moe.groups or (0, 0)
+    return {
+        at.EXPERTS: moe.experts, at.TOP_K: moe.top_k, at.GROUPS: groups, at.BEST_GROUPS: best,
+        at.NORM_SHARES: int(moe.norm_top_k), at.SHARE_SCALE: float(moe.scaling),
+        at.SHARED_MLP: int(moe.shared > 0), at.SHARED_GATE: int(moe.shared_gate),
+    }  # fmt: skip

@@ -31,6 +31,7 @@ from paceline.models.cpu.vectors import (
     LANES,
     broadcast,
     call_int,
+    call_latent,
     fma,
     larger,
     largest,
@@ -201,19 +202,24 @@ def final_tap(frame: int, me: int, team: int) -> None:
 def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
     """One layer over all rows."""
     narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
-    parallel = read(frame + at.PARALLEL) == 1 and not skipped
+    parallel, latent = read(frame + at.PARALLEL) == 1 and not skipped, read(frame + at.LATENT)
     if parallel:
         gate_up(frame, layer, me, team)
         when_prepared(frame, team, read(frame + at.ROWS))  # normed rows that threads share give way to attention's
     if read(layer + at.ATTENTION) == 1:
         qkv(frame, layer, me, team)
         wait_for_all(frame, team)
+        if latent != 0:
+            call_latent(latent, frame, layer, me, team, 0)
         norm_all_heads(frame, layer, me, team)
         attend(frame, layer, me, team)
         wait_for_all(frame, team)
+        if latent != 0:
+            call_latent(latent, frame, layer, me, team, 1)
+            wait_for_all(frame, team)
         project(
             frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_KIND), read(layer + at.O_BIAS),
-            read(frame + at.MIXED), read(frame + at.MIXED_PITCH), read(frame + at.HEADS) * read(frame + at.HEAD_DIM),
+            read(frame + at.ATTENDED), read(frame + at.ATTENDED_PITCH), read(frame + at.ATTENDED_SIZE),
             read(layer + at.POST_ATTENTION_NORM), narrow and skipped,
         )  # fmt: skip
         wait_for_all(frame, team)

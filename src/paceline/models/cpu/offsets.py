@@ -22,6 +22,12 @@ FIELD = 8
     SUMS, SUMS_SIZE,  # (rows, 64) float32 sums of a strip, one copy a thread
     SCORES, SCORES_PITCH, SCORES_SIZE, QUERY, QUERY_SIZE,  # scores and queries of a block, one copy a thread
     HEADS, KV_HEADS, HEAD_DIM, ATTENTION_SCALE, SLOT_PITCH,
+    VALUES,  # bytes from a slot's keys to its values; 0 where these are the same
+    # where the projection before attention goes, and its outputs; where the one behind takes its inputs, and how many
+    PROJECTED, PROJECTED_PITCH, PROJECTED_SIZE, ATTENDED, ATTENDED_PITCH, ATTENDED_SIZE,
+    LATENT,  # address of what latent attention adds (models.cpu.latent), or 0
+    # its sizes, and bytes before the rotated key and the queries in what is projected
+    RANK, QUERY_RANK, ROPE_DIM, NOPE_DIM, VALUE_DIM, LATENT_EPSILON, LATENT_KEY, LATENT_QUERIES,
     PACKED,  # keys for which there is room behind a thread's scores
     EPSILON, HEAD_EPSILON, NORM_BIAS,  # NORM_BIAS: bytes from the weights of a layer norm to its bias, 0 for RMS norms
     RESIDUAL, PARALLEL, INTERMEDIATE,  # PARALLEL: 1 where attention and MLP read the same normed state
@@ -41,7 +47,7 @@ FIELD = 8
     # (rows,) best token ids, and (threads, PARTS_ROWS) of what each thread finds; BEST 0: nobody asks
     BEST, PARTS, PARTS_ROWS,
     FRAME_FIELDS,
-) = range(0, 76 * FIELD, FIELD)  # fmt: skip
+) = range(0, 92 * FIELD, FIELD)  # fmt: skip
 
 (
     ATTENTION, MLP,  # 1 where the sub-layer runs
@@ -49,6 +55,8 @@ FIELD = 8
     ATTENTION_NORM, QKV_WEIGHT, QKV_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, POST_ATTENTION_NORM,
     MLP_NORM, GATE_UP_WEIGHT, GATE_UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, POST_MLP_NORM,
     QKV_KIND, O_KIND, GATE_UP_KIND, DOWN_KIND,  # kinds of product
+    # latent attention, else 0: norms, the second map to queries and its kind, and what each head has
+    LATENT_NORM, QUERY_NORM, QUERY_WEIGHT, QUERY_KIND, TO_LATENT, TO_VALUES,
     SINKS,  # (heads,) float32 over the attention's scale, or 0
     ROUTER, ROUTER_BIAS, EXPERT_RECORDS,  # mixtures, else 0: the router's strips and bias, address of the records
     IN_STRIPS,  # 1 where the matrix unit attends
@@ -58,7 +66,7 @@ FIELD = 8
     ROPE,  # address of the layer's rope record, or 0
     TAP,  # where the states behind this layer go, or 0
     LAYER_FIELDS,
-) = range(0, 31 * FIELD, FIELD)  # fmt: skip
+) = range(0, 37 * FIELD, FIELD)  # fmt: skip
 
 (
     # strips and biases, inner width, kinds of product

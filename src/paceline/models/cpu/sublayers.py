@@ -176,18 +176,19 @@ def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
 
 @njit(error_model="numpy")
 def qkv(frame: int, layer: int, me: int, team: int) -> None:
-    """Queries, keys and values of all rows."""
+    """Queries, keys and values of all rows, or what latent attention makes them of."""
     kind = read(layer + at.QKV_KIND)
     x = normed_rows(frame, me, team, read(layer + at.ATTENTION_NORM), kind)
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
-    outputs = (read(frame + at.HEADS) + 2 * read(frame + at.KV_HEADS)) * read(frame + at.HEAD_DIM)
-    strips, rows, steps = (outputs + STRIP - 1) // STRIP, read(frame + at.ROWS), steps_of(kind, read(frame + at.HIDDEN))
+    target, pitch = read(frame + at.PROJECTED), read(frame + at.PROJECTED_PITCH)
+    strips, rows = (read(frame + at.PROJECTED_SIZE) + STRIP - 1) // STRIP, read(frame + at.ROWS)
+    steps = steps_of(kind, read(frame + at.HIDDEN))
     for strip in range(strips * me // team, strips * (me + 1) // team):
         weight = read(layer + at.QKV_WEIGHT) + strip * strip_size(kind, steps)
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         bias = read(layer + at.QKV_BIAS)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
-        _store_strip(sums, rows, read(frame + at.QKV) + strip * STRIP_BYTES, read(frame + at.QKV_PITCH))
+        _store_strip(sums, rows, target + strip * STRIP_BYTES, pitch)
 
 
 @njit(error_model="numpy")

@@ -361,3 +361,10 @@ def call_int(builder: Builder, address: Value) -> Value:
     """Call the C function `int f(void)` at an address."""
     found = builder.call(builder.inttoptr(address, ir.FunctionType(I32, []).as_pointer()), [])
     return builder.sext(found, I64)
+
+
+@lowered(Nothing, *[Int] * 6)
+def call_latent(builder: Builder, address: Value, *arguments: Value) -> None:
+    """Call the entry of models.cpu.latent at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
+    builder.call(builder.inttoptr(address, kind.as_pointer()), arguments)
