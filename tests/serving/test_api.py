@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.models import memory_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Say hello"}]
@@ -352,6 +354,19 @@ def test_metrics_count_what_was_served_under_vllms_stems(live: Live) -> None:
     assert [b - a for a, b in zip(before, after, strict=True)] == [9, 3, 1]
     live.error(COMPLETIONS, prompt="a", temperature=-1)
     assert 'status="400"' in live.http.get("/metrics").text
+
+
+def test_metrics_are_read_while_blocks_change_hands(live: Live) -> None:
+    """A block that is counted and in no list yet: whoever counts anew in this moment gives it away a second time."""
+    memory, pool = memory_of(live.model.llm.runner), live.model.llm.runner.arena.pool
+    pool.begin()
+    pool.share([pool.find(1)])
+    counts = pool.counts.copy()
+    page = live.http.get("/metrics").text
+    assert re.search(r"^paceline:kv_cache_usage_perc [0-9.e-]+$", page, re.M)
+    assert (pool.counts == counts).all()
+    memory.spare()
+    assert (pool.counts != counts).any()
 
 
 def test_what_is_not_let_in_is_counted_under_its_status(locked: Live) -> None:

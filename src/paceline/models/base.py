@@ -123,6 +123,12 @@ class CacheMemory(Protocol):
                 with a sliding window can need.
         """
 
+    @property
+    def used(self) -> int:
+        """Blocks that somebody holds, kept prefixes included. A report: other threads may ask while blocks change
+        hands, unlike for all else here.
+        """
+
     def spare(self) -> int:
         """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
 

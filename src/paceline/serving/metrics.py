@@ -73,7 +73,7 @@ class Metrics:
             self.waiting.set(len(scheduler.waiting) + len(scheduler.paused))
             memory = memory_of(llm.runner)
             if memory is not None and memory.capacity:
-                self.cache.set(1.0 - memory.spare() / memory.capacity)
+                self.cache.set(memory.used / memory.capacity)
         self.faults.set(self._model.faults)
         return generate_latest(self._registry)
 

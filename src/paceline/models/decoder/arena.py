@@ -103,13 +103,13 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Number of blocks that nobody holds."""
+        """Number of blocks that nobody holds; for the thread that changes them."""
         self.recount()
         return self.unheld
 
     @property
     def unheld(self) -> int:
-        """`free`, inside a change."""
+        """`free`, inside a change; to another thread, about as many."""
         return int((self.counts == 0).sum())
 
     def find(self, count: int) -> int | None:

@@ -111,6 +111,12 @@ class ArenaMemory:
         one = blocks_for(near.window) + STEP_BLOCKS
         return self._chunk + sum(min(one, blocks_for(length + self.widest)) for length in lengths) <= near.most
 
+    @property
+    def used(self) -> int:
+        """See `models.base.CacheMemory.used`."""
+        pool = self._arena.pool
+        return len(pool.counts) - pool.reserved - pool.unheld
+
     def spare(self) -> int:
         """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
         pool = self._arena.pool
