@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server. It knows models only through `AsyncLLM`; nothing below it knows of HTTP."""
+"""The OpenAI-compatible server and its live page. It knows models only through `AsyncLLM`; nothing below knows HTTP."""
 
 import lazy_loader
 

@@ -19,10 +19,12 @@ from starlette.exceptions import HTTPException
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import PacelineError
+from paceline.llm import LLM
 from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
 from paceline.serving.grammars import Grammars
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
 from paceline.serving.metrics import Metrics
+from paceline.serving.page import LivePage
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -41,6 +43,9 @@ Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
 ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 """What routes answer beside their own, for the OpenAPI document."""
+
+MOST_LOGGED: Final = 4096
+"""Characters of a prompt, with `log_requests`."""
 
 Made = tuple[list[Job], Reply]
 
@@ -80,6 +85,8 @@ class Service:
                 jobs, reply = await make()
                 if (bound := jobs[0].params.structured_outputs) is not None:
                     await self.grammars.check(bound, constrained_by(request))
+                if self.config.log_requests:
+                    _log_prompts(http.scope["owner"], jobs, self.model.llm)
                 streams = await asyncio.to_thread(lambda: [self.model.stream(job.prompt, job.params) for job in jobs])
             except PacelineError as error:
                 raise named(error, request) from None
@@ -88,6 +95,12 @@ class Service:
             if not request.stream:
                 return await run.whole(http)
             return EventStream(run.events(), slot.pop_all())
+
+
+def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
+    for job in jobs:
+        text = job.shown or llm.tokenizer.decode(job.prompt["prompt_token_ids"][:MOST_LOGGED], False)
+        logger.info("%s", json.dumps({"owner": owner, "prompt": text[:MOST_LOGGED]}))
 
 
 class EventStream(StreamingResponse):
@@ -132,7 +145,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
     _add_errors(app, service)
     Routes(service).add(app)
-    return _Logged(Guard(app, Keys(read_keys(config)), config, service.metrics.refused))
+    LivePage(model, names[0], service.slots, config).add(app)
+    return _Logged(Guard(app, Keys(*read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
@@ -263,7 +277,7 @@ class Routes:
 
 
 class _Logged:
-    """ASGI: an id for each request, and one line of JSON when it has ended. Texts are never in it."""
+    """ASGI: an id for each request, and one line of JSON when it has ended, without any text of it."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

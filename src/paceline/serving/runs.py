@@ -138,6 +138,8 @@ class Run:
         lines = []
         for number, chunk in part:
             body = self._reply.event(number, chunk)
+            if options.include_segments:
+                body["choices"][0]["segments"] = [{"text": text, "drafter": name} for text, name in chunk.segments]
             if options.continuous_usage_stats:
                 body["usage"] = usage_of(list(self._merged.outputs.values()))
             elif options.include_usage:
