@@ -152,7 +152,7 @@ def test_everything_has_a_name_and_is_reached_by_keyboard(tab: Any, keyed: Live)
         outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or reached[-1] == "BODY"
     assert [one for one in reached if one != "BODY"][:7] == [
-        "log", "question", "send", "clear", "request", "tree", "SUMMARY",
+        "log", "question", "send", "clear", "temperature", "request", "tree",
     ]  # fmt: skip
     assert tab.evaluate("document.querySelectorAll('[aria-live=assertive]').length") == 0
 
@@ -202,5 +202,6 @@ def test_what_it_keeps_has_a_bound(tab: Any, keyed: Live) -> None:
     first = heap()
     elements, characters = tab.evaluate(flood, 600)
     assert elements < 2500
+    assert tab.evaluate("document.getElementById('log').clientHeight") < 700
     assert characters < 115_000
     assert heap() < first + 1e6

@@ -228,7 +228,7 @@ class Onlooker:
         for index in {index for key in wanted for index in self._found(record, *key)}:
             sequence = record.sequences[index]
             ended = sequence.output.finish_reason is not None
-            wait = max(LAST_EVERY, self._took) if ended else max(TREE_EVERY, self._took / TREE_SHARE)
+            wait = max(LAST_EVERY if ended else TREE_EVERY, self._took / TREE_SHARE)
             start = monotonic()
             if start - self._last < wait:
                 continue

@@ -348,6 +348,7 @@ async function problem(answer) {
 
 function asked(text) {
   const body = { stream: true, stream_options: { include_usage: true, include_segments: true } };
+  if (at("temperature").value !== "") body.temperature = Number(at("temperature").value);
   if (!chats) return ["v1/completions", { ...body, prompt: text, max_tokens: 256 }];
   conversation.push({ role: "user", content: text });
   trim();
@@ -358,6 +359,7 @@ async function send(text) {
   const log = at("log"), [path, body] = asked(text);
   log.append(html("span", { class: "who" }, chats ? "You" : "Beginning"), html("span", {}, shown(text)));
   const answer = new Answer(log), stop = (running = new AbortController());
+  log.scrollTop = log.scrollHeight;
   busy(true);
   const content = new Growing();
   let usage = null, wrong = "";
