@@ -73,7 +73,7 @@ def ask(tab: Any, text: str) -> None:
 def test_the_key_is_asked_for_and_stays_in_the_tab(tab: Any, keyed: Live) -> None:
     tab.fill("#key", "wrong")
     tab.press("#key", "Enter")
-    tab.wait_for_function("document.getElementById('trouble').textContent.includes('does not know this key')")
+    tab.wait_for_function("() => document.getElementById('trouble').textContent.includes('does not know this key')")
     assert tab.is_hidden("#live")
     enter(tab)
     assert tab.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
@@ -112,7 +112,7 @@ def test_the_administrator_sees_no_text_of_others(tab: Any, browser: Any, keyed:
     ask(tab, EVIL)
     other.wait_for_selector("#tree svg")
     assert "requests of all keys" in other.inner_text("#setup")
-    other.wait_for_function("document.getElementById('detail').textContent.includes('hidden')")
+    other.wait_for_function("() => document.getElementById('detail').textContent.includes('hidden')")
     assert set(other.inner_text("#tree")) <= set("\N{BULLET}0123456789. \n\u2013")
     other.close()
 
@@ -167,7 +167,7 @@ def test_it_asks_nothing_while_nobody_sees_it(tab: Any, keyed: Live) -> None:
     assert tab.evaluate("document.documentElement.dataset.ready") == before
     tab.evaluate(hide % "false")
     tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    tab.wait_for_function(f"document.documentElement.dataset.ready > {before}")
+    tab.wait_for_function(f"() => document.documentElement.dataset.ready > {before}")
 
 
 def test_what_it_keeps_has_a_bound(tab: Any, keyed: Live) -> None:
