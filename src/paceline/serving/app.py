@@ -100,7 +100,7 @@ class Service:
 def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
     for job in jobs:
         text = job.shown or llm.tokenizer.decode(job.prompt["prompt_token_ids"][:MOST_LOGGED], False)
-        logger.info("%s", json.dumps({"owner": owner, "prompt": text[:MOST_LOGGED]}))
+        logger.info("%s", json.dumps({"owner": owner[:12], "prompt": text[:MOST_LOGGED]}))
 
 
 class EventStream(StreamingResponse):

@@ -335,7 +335,7 @@ class LivePage:
             "running": len(mine),
             "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in waiting),
             "requests": [
-                {"id": one.id, "owner": owner_of(one.tenant), "tokens": one.metrics.num_generation_tokens}
+                {"id": one.id, "owner": owner_of(one.tenant)[:12], "tokens": one.metrics.num_generation_tokens}
                 for one in mine[-MOST_REQUESTS:]
             ],
         }
@@ -346,7 +346,12 @@ class LivePage:
         step = tree["step"] if readable else hidden_step(tree["step"])
         ids = {step["root"], *(one["token"] for one in tokens_of(step))}
         spell: Callable[[int], str] = self._llm.tokenizer.token_text if readable else lambda _: "\N{BULLET}"
-        return tree | {"readable": readable, "step": step, "texts": {str(one): spell(one)[:MOST_TEXT] for one in ids}}
+        return tree | {
+            "owner": tree["owner"][:12],
+            "readable": readable,
+            "step": step,
+            "texts": {str(one): spell(one)[:MOST_TEXT] for one in ids},
+        }
 
 
 def _file(name: str) -> Callable[[], Any]:
