@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,7 +214,7 @@ def _decode(job: Job, given: dict[str, Any], concurrency: int | None) -> Summary
     own = {"served_model_name": [str(given.get("model", "bundled"))], "request_timeout": DAY, **own}
     config = ServerConfig(max_waiting=MAX_COUNT, max_streams_per_key=MAX_COUNT, **own)
     model = AsyncLLM(open_llm(given, diffusion=True))
-    application, keys = create_app(model, config), read_keys(config)
+    application, keys = create_app(model, config), [*chain(*read_keys(config))]
     client = httpx.AsyncClient(
         base_url="http://localhost",
         transport=httpx.ASGITransport(application, raise_app_exceptions=False),

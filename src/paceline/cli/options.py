@@ -49,6 +49,9 @@ SERVER_HELP = {
     "served_model_name": "Name of the model in requests and answers; may be repeated.",
     "api_key": "Key that clients must give; may be repeated. Or PACELINE_API_KEY.",
     "api_key_file": "File with one key a line.",
+    "admin_key": "Key that shows everybody's requests on the live page; may be repeated. Or PACELINE_ADMIN_KEY.",
+    "admin_key_file": "File with one such key a line.",
+    "log_requests": "Log prompts, and show texts to these keys.",
     "allowed_host": "Name that the Host header may have, beside this machine's; may be repeated.",
     "chat_template": "File of a chat template that replaces the model's.",
     "tool_call_parser": "mistral, hermes, llama3_json or pythonic; default: as the chat template has it.",
@@ -129,12 +132,23 @@ TEXTS = (
     "api_key",
     "api_key_file",
     "response_file",
+    "admin_key",
+    "admin_key_file",
     "allowed_host",
     "chat_template",
     "tool_call_parser",
 )
-LISTS = ("allowed_token_ids", "bad_words", "stop", "stop_token_ids", "served_model_name", "api_key", "allowed_host")
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "strict_schemas", "vllm_metrics")
+LISTS = (
+    "allowed_token_ids",
+    "bad_words",
+    "stop",
+    "stop_token_ids",
+    "served_model_name",
+    "api_key",
+    "admin_key",
+    "allowed_host",
+)
+SWITCHES = ("include_stop_str_in_output", "ignore_eos", "log_requests", "strict_schemas", "vllm_metrics")
 METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
 DEFAULT_MAX_TOKENS = 256
 

@@ -36,13 +36,13 @@ def command(
     own = {name: given.pop(name) for name in SERVER_HELP if name in given}
     given |= {"model": positional} if positional is not None else {}
     config = ServerConfig(**{"served_model_name": [str(given.get("model", "bundled"))], **own})
-    if config.host not in LOOPBACK and not read_keys(config):
+    if config.host not in LOOPBACK and not any(read_keys(config)):
         remark(f"everybody who reaches {config.host} may use this server: it has no --api-key")
     server = Server(config)
     set_log_level("info")
     llm = open_llm(given | {"max_num_seqs": max_num_seqs}, diffusion=True)
     app = create_app(AsyncLLM(llm), config)
-    say(f"Serving {config.served_model_name[0]} on {server.url}/v1 (Ctrl-C stops)")
+    say(f"Serving {config.served_model_name[0]} on {server.url}/v1, live page at {server.url}/ (Ctrl-C stops)")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server.run(app)
     llm.close()

@@ -27,6 +27,8 @@ class ServerConfig:
         served_model_name: names of the model, the first of which answers tell; none: what it was loaded from.
         api_key: of clients; without any, everybody is let in.
         api_key_file: holds more of them, one a line.
+        admin_key, admin_key_file: likewise of those who see the requests of all keys on the live page, without texts.
+        log_requests: prompts are in the log, and all texts on the page of those keys.
         allowed_host: names beside those of this machine that the Host header may have; none where `host` is no loopback
             address: any.
         chat_template: file of one that replaces the checkpoint's.
@@ -49,6 +51,9 @@ class ServerConfig:
     served_model_name: Sequence[str] = ()
     api_key: Sequence[str] = ()
     api_key_file: str | None = None
+    admin_key: Sequence[str] = ()
+    admin_key_file: str | None = None
+    log_requests: bool = False
     allowed_host: Sequence[str] = ()
     chat_template: str | None = None
     tool_call_parser: str | None = None
@@ -69,12 +74,12 @@ class ServerConfig:
     def __post_init__(self) -> None:
         need(isinstance(self.host, str) and self.host != "", "host", "be an address", self.host)
         integer("port", self.port, 0, 65535)
-        for name in ("served_model_name", "api_key", "allowed_host"):
+        for name in ("served_model_name", "api_key", "admin_key", "allowed_host"):
             texts = strings(name, getattr(self, name))
             need(all(text.strip() for text in texts), name, "not be empty; leave it out", "an empty text")
             vars(self)[name] = texts
         choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
-        for name in ("strict_schemas", "vllm_metrics"):
+        for name in ("log_requests", "strict_schemas", "vllm_metrics"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
         for name in MOST:
             integer(name, getattr(self, name), 1)

@@ -136,6 +136,10 @@ class Controller:
     def forget(self, key: int) -> None:
         """The sequence has ended."""
 
+    def plain_seconds(self) -> float | None:
+        """What a step without drafts would take for the sequences of the last plan; None where that is not measured."""
+        return None
+
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence number `index` in words, one line per decision.
 

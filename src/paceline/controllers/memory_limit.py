@@ -153,6 +153,9 @@ class LimitedController(Controller):
         self._held.pop(key, None)
         self.inner.forget(key)
 
+    def plain_seconds(self) -> float | None:
+        return self.inner.plain_seconds()
+
     def explain(self, index: int | None = None) -> str:
         """The other's decision, and what fits."""
         if index is None:

@@ -1,4 +1,6 @@
-"""OpenAI's and Anthropic's APIs. The server knows models only through `AsyncLLM`; nothing below it knows of HTTP."""
+"""OpenAI's and Anthropic's APIs, and a live page. The server knows models only through `AsyncLLM`; nothing below it
+knows of HTTP.
+"""
 
 import lazy_loader
 

@@ -1,6 +1,9 @@
 from .app import create_app as create_app
 from .limits import read_keys as read_keys
 from .metrics import Metrics as Metrics
+from .page import LivePage as LivePage
+from .page import clipped_step as clipped_step
+from .page import hidden_step as hidden_step
 from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest

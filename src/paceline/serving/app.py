@@ -19,11 +19,13 @@ from starlette.exceptions import HTTPException
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import PacelineError
+from paceline.llm import LLM
 from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
 from paceline.serving.grammars import Grammars
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
+from paceline.serving.page import LivePage
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -49,6 +51,9 @@ Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
 ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
 """What routes answer beside their own, for the OpenAPI document."""
+
+MOST_LOGGED: Final = 4096
+"""Characters of a prompt, with `log_requests`."""
 
 Made = tuple[list[Job], Reply]
 
@@ -94,6 +99,8 @@ class Service:
                 jobs, reply = await make()
                 if (bound := jobs[0].params.structured_outputs) is not None:
                     await self.grammars.check(bound, constrained_by(request))
+                if self.config.log_requests:
+                    _log_prompts(http.scope["owner"], jobs, self.model.llm)
                 streams = await asyncio.to_thread(lambda: [self.model.stream(job.prompt, job.params) for job in jobs])
             except PacelineError as error:
                 raise named(error, request) from None
@@ -103,6 +110,12 @@ class Service:
             if not outgoing.stream:
                 return await outgoing.whole(http)
             return EventStream(outgoing.events(), slot.pop_all())
+
+
+def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
+    for job in jobs:
+        text = job.shown or llm.tokenizer.decode(job.prompt["prompt_token_ids"][:MOST_LOGGED], False)
+        logger.info("%s", json.dumps({"owner": owner[:12], "prompt": text[:MOST_LOGGED]}))
 
 
 class EventStream(StreamingResponse):
@@ -173,7 +186,8 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     routes.add(app)
     ResponseRoutes(routes.conversation, store).add(app)
     MessageRoutes(routes.conversation, service.answers).add(app)
-    return _Logged(Guard(app, Keys(read_keys(config)), config, service.metrics.refused))
+    LivePage(model, names[0], service.slots, config).add(app)
+    return _Logged(Guard(app, Keys(*read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
@@ -294,7 +308,7 @@ class Routes:
 
 
 class _Logged:
-    """ASGI: an id for each request, and one line of JSON when it has ended. Texts are never in it."""
+    """ASGI: an id for each request, and one line of JSON when it has ended, without any text of it."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

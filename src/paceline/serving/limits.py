@@ -20,20 +20,35 @@ from paceline.config import ServerConfig
 from paceline.errors import ConfigError
 from paceline.serving.protocol import ApiError
 
-OPEN: Final = ("/health",)
+PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
+"""What the live page is made of, beside itself."""
+
+OPEN: Final = ("/health", "/", *(f"/static/{name}" for name in PAGE_FILES))
 """Routes without a key."""
+
+ADMIN: Final = "admin"
+"""The owner of what the administrator's keys ask for."""
 
 Scope = dict[str, Any]
 
 
-def read_keys(config: ServerConfig) -> tuple[str, ...]:
-    """Keys of the configuration, of its file with one a line, and of PACELINE_API_KEY.
+def read_keys(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys of clients and of administrators: of the configuration, of its files with one a line, and of
+    PACELINE_API_KEY and PACELINE_ADMIN_KEY.
 
     Raises:
-        ConfigError: a file that cannot be read.
+        ConfigError: a file that cannot be read, or a key that is of both kinds.
     """
-    lines = [] if config.api_key_file is None else read_text("api_key_file", config.api_key_file).splitlines()
-    found = [*config.api_key, *lines, os.environ.get("PACELINE_API_KEY", "")]
+    clients = _keys("api_key", config.api_key, config.api_key_file)
+    admins = _keys("admin_key", config.admin_key, config.admin_key_file)
+    if set(clients) & set(admins):
+        raise ConfigError("admin_key must be another one than each api_key")
+    return clients, admins
+
+
+def _keys(name: str, given: Sequence[str], file: str | None) -> tuple[str, ...]:
+    lines = [] if file is None else read_text(f"{name}_file", file).splitlines()
+    found = [*given, *lines, os.environ.get(f"PACELINE_{name.upper()}", "")]
     return tuple(dict.fromkeys(key.strip() for key in found if key.strip()))
 
 
@@ -53,14 +68,16 @@ class Keys:
     """Who may use the server.
 
     Args:
-        keys: none lets everybody in.
+        keys, admins: of clients and of administrators; none at all lets everybody in.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Sequence[str], admins: Sequence[str] = ()) -> None:
+        hashes = (hashlib.sha256(key.encode()).digest() for key in keys)
+        self._owners = [(one, f"key-{one.hex()[:32]}") for one in hashes]
+        self._owners += [(hashlib.sha256(key.encode()).digest(), ADMIN) for key in admins]
 
     def __bool__(self) -> bool:
-        return bool(self._hashes)
+        return bool(self._owners)
 
     def owner(self, authorization: str) -> str | None:
         """A name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
@@ -69,9 +86,9 @@ class Keys:
         """
         scheme, _, key = authorization.partition(" ")
         mine, found = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest(), None
-        for known in self._hashes:
+        for known, owner in self._owners:
             if hmac.compare_digest(mine, known):
-                found = f"key-{known.hex()[:32]}"
+                found = owner
         return found if scheme.lower() == "bearer" else None
 
 
@@ -188,8 +205,15 @@ class Slots:
 
 
 def tenant_of(owner: str, *salts: str | None) -> str | None:
-    """The cache salt of a request: other keys and other salts share nothing with it; None where there is neither."""
+    """The cache salt of a request, which begins with its owner: other keys and other salts share nothing with it; None
+    where there is neither.
+    """
     given = [salt for salt in salts if salt]
     if not owner and not given:
         return None
-    return hashlib.sha256(json.dumps([owner, *given]).encode()).hexdigest()[:40]
+    return f"{owner}.{hashlib.sha256(json.dumps([owner, *given]).encode()).hexdigest()[:40]}"
+
+
+def owner_of(tenant: str) -> str:
+    """Whose request it is, by its cache salt."""
+    return tenant.partition(".")[0]

@@ -61,6 +61,7 @@ class StreamOptions(Strict):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_segments: bool = False
 
 
 class JsonSchema(Strict):

@@ -193,6 +193,8 @@ class Run:
 
     def _body(self, number: int, chunk: StreamChunk, options: StreamOptions) -> Json:
         body = self.reply.event(number, chunk)
+        if options.include_segments:
+            body["choices"][0]["segments"] = [{"text": text, "drafter": name} for text, name in chunk.segments]
         if options.continuous_usage_stats:
             body["usage"] = self.usage
         elif options.include_usage:

@@ -7,4 +7,5 @@ from .page import warm_up as warm_up
 from .recorder import LIKELIEST as LIKELIEST
 from .recorder import Recorder as Recorder
 from .recorder import places as places
+from .recorder import plain_step as plain_step
 from .recorder import untried_siblings as untried_siblings

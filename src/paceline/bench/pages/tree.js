@@ -1,18 +1,32 @@
 "use strict";
-// Drawing of one step's token tree as SVG. In: a step and the texts. Out: an SVG element. All text goes in as text nodes.
+// What pages of a generation share: one step's token tree as SVG and in words, and the theme. The page's own script has the drafters
+// as `names` and the tokens' texts as `texts`. All text goes in as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 function make(space, tag, attributes, children) {
   const element = space ? document.createElementNS(space, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : String(value));
+    if (name === "style" && value) element.style.cssText = value;  // which a policy without inline styles allows
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : String(value));
   }
   for (const child of children) if (child !== null && child !== undefined) element.append(child);
   return element;
 }
 const html = (tag, attributes, ...children) => make(null, tag, attributes, children);
 const svg = (tag, attributes, ...children) => make(SVG, tag, attributes, children);
+
+const at = (id) => document.getElementById(id);
+const plural = (number, noun, nouns) => `${number} ${number === 1 ? noun : nouns || noun + "s"}`;
+const fill = (element, ...children) => { element.replaceChildren(...children.filter((child) => child !== null && child !== "")); return element; };
+const named = (source) => html("span", {}, html("span", { class: "swatch", style: `--c:${colour(source)}` }), source === null ? "target" : names[source]);
+const quoted = (token) => html("b", { class: "token" }, "\u201c" + visible(texts[token] || "#" + token) + "\u201d");
+const share = (part, whole) => (whole > 0 ? Math.round((100 * part) / whole) + "\u00a0%" : "\u2013");
+const STATUS = {
+  accepted: "accepted", ended: "accepted, but the output ended before it", rejected: "rejected by the target",
+  untried: "not tried, another draw was accepted first", unreached: "below a rejected token", cut: "cut by selection, not scored",
+  probe: "an extra input of the drafter",
+};
 
 // The colour of a drafter; null is the target itself.
 function colour(source) {
@@ -167,4 +181,68 @@ function drawTree(step, texts, pick) {
     }
   }
   return { picture, plan };
+}
+
+// Text as it is, but for characters that control a terminal or the direction of a line.
+function shown(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, visible);
+}
+
+// In words
+
+function count(step, ...kinds) { return step.nodes.filter((node) => kinds.includes(node.status)).length; }
+
+function outcome(step) {
+  const cut = count(step, "cut"), accepted = count(step, "accepted", "ended");
+  const parts = [];
+  if (step.nodes.length) parts.push(html("b", {}, plural(step.nodes.length, "drafted token")), cut ? `, ${cut} of them cut by selection` : "", `; ${accepted || "none"} accepted`);
+  else parts.push(names.length ? "Nothing was drafted" : "Plain decoding");
+  if (step.next) parts.push("; the target's own token is ", quoted(step.next.token));
+  if (step.next && step.next.p !== null) parts.push(", chance ", chance(step.next.p));
+  const rivals = step.top.filter((one) => !step.next || one.token !== step.next.token).slice(0, 2);
+  if (rivals.length && rivals[0].p >= 0.005) parts.push("; next to it ", ...rivals.flatMap((one, i) => [i ? " and " : "", "\u201c" + visible(texts[one.token] || "#" + one.token) + "\u201d ", chance(one.p)]));
+  return [...parts, ".", step.error ? ` The row was no distribution: ${step.error}` : ""];
+}
+
+function describe(node, step) {
+  const parts = [quoted(node.token), ` by ${[node.source, ...(node.also || [])].map((source) => names[source]).join(" and ")}: `, STATUS[node.status]];
+  if (node.missed) parts.push(", though the output went on exactly so");
+  if (node.status === "rejected") {
+    const parent = node.parent, taken = step.nodes.find((one) => one.parent === parent && (one.status === "accepted" || one.status === "ended"));
+    const instead = taken ? taken.token : step.next ? step.next.token : null;
+    if (instead !== null) parts.push(", which wrote ", quoted(instead));
+  }
+  parts.push(`; chance ${chance(node.p)} by the target, ${chance(node.confidence)} by the drafter`);
+  if (node.q !== undefined) parts.push(`, drawn with ${chance(node.q)}`);
+  return [...parts, `; token ${node.token}, level ${node.depth}.`];
+}
+
+function drawNodes(step) {
+  const head = ["node", "token", "parent", "drafter", "target", "drafter's", "outcome"];
+  const cell = (value, left) => html("td", { class: left ? "left" : null }, value);
+  const rows = step.nodes.map((node, index) => html("tr", {}, cell(String(index)), cell(html("span", { class: "token" }, visible(texts[node.token] || "#" + node.token)), true), cell(node.parent < 0 ? "root" : String(node.parent)), cell(named(node.source), true), cell(chance(node.p)), cell(chance(node.confidence)), cell(STATUS[node.status] + (node.missed ? ", yet right" : ""), true)));
+  fill(at("nodes"), html("thead", {}, html("tr", {}, ...head.map((name) => html("th", { class: ["token", "drafter", "outcome"].includes(name) ? "left" : null }, name)))), html("tbody", {}, ...rows));
+}
+
+function drawWords(step) {
+  const lines = step.words ? step.words.split("\n") : ["This controller gives no reasons."];
+  fill(at("words"), ...lines.map((line) => {
+    const name = names.find((one) => line.startsWith(one + " "));
+    return html("li", {}, ...(name ? [html("b", { style: "font-weight:600" }, name), line.slice(name.length)] : [line]));
+  }));
+}
+
+// Theme
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  fill(at("theme"), name === "dark" ? "Light" : "Dark");
+  at("theme").setAttribute("aria-label", `Change to the ${name === "dark" ? "light" : "dark"} theme`);
+}
+
+function startTheme() {
+  const system = window.matchMedia("(prefers-color-scheme: dark)"), asked = new URLSearchParams(location.search).get("theme");
+  setTheme(asked === "dark" || asked === "light" ? asked : system.matches ? "dark" : "light");
+  system.addEventListener("change", () => setTheme(system.matches ? "dark" : "light"));
+  at("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 }

@@ -420,7 +420,10 @@ class AutoController(Controller):
         """The trust in a drafter at this batch size, or of `DRAFTING`."""
         return self._trust.setdefault((batch_bucket(size), drafter), Trust())
 
-    # Words
+    # Told
+
+    def plain_seconds(self) -> float | None:
+        return None if self._now is None or not self.costs.knows(self._now.size, self._now.context) else self._now.plain
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what it believes at present."""

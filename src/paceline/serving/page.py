@@ -1,0 +1,365 @@
+"""The live page, and what it is told: what the engine does at present, while somebody looks.
+
+The page asks once a second. The engine is watched from the first question until nobody has asked for `LOOKED` seconds;
+then the watcher leaves, and nothing is counted or kept. All that is kept has a bound.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from paceline.async_llm import AsyncLLM
+from paceline.bench.explain import PAGES, plain_step
+from paceline.config import LOOPBACK, ServerConfig
+from paceline.engine import Engine, StepRecord
+from paceline.serving.limits import ADMIN, PAGE_FILES, Slots, owner_of, read_keys
+from paceline.serving.runs import json_response
+from paceline.tree import PROBE, Verdict
+from paceline.version import __version__
+
+logger = logging.getLogger("paceline.serving")
+
+LOOKED: Final = 5.0
+"""Seconds that a question is good for."""
+
+TREE_EVERY: Final = 0.2
+LAST_EVERY: Final = 0.05
+"""Seconds between two trees, and before the last one of a request."""
+
+TREE_SHARE: Final = 0.02
+"""Of the engine's time that trees may take."""
+
+POSITIONS: Final = 16
+"""Of drafts that are told apart."""
+
+MOST_TREES: Final = 16
+MOST_WANTED: Final = 16
+"""Requests that are followed at a time."""
+
+MOST_REQUESTS: Final = 32
+"""That are listed."""
+
+MOST_NODES: Final = 128
+MOST_TEXT: Final = 64
+"""Characters of a token."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+FILES: Final = Path(__file__).parent / "pages"
+TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+Json = dict[str, Any]
+
+
+def sees(viewer: str, owner: str) -> bool:
+    """Whether somebody may know of a request."""
+    return viewer in (ADMIN, owner)
+
+
+@dataclass(slots=True)
+class Drafted:
+    """One drafter's share: nodes that were verified and accepted; steps with a node at each position, and those in
+    which it was accepted.
+    """
+
+    verified: int = 0
+    accepted: int = 0
+    tried: list[int] = field(default_factory=lambda: [0] * POSITIONS)
+    reached: list[int] = field(default_factory=lambda: [0] * POSITIONS)
+
+    def to_dict(self) -> Json:
+        return {
+            "verified": self.verified,
+            "accepted": self.accepted,
+            "tried": [*self.tried],
+            "reached": [*self.reached],
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over the steps of what one viewer may see.
+
+    Attributes:
+        began: tells these sums from earlier ones.
+        seconds: of the steps.
+        priced_tokens, plain_seconds: tokens of steps whose plain time is known, and what plain decoding of the same
+            requests would have taken for them.
+    """
+
+    began: float = field(default_factory=monotonic)
+    expires: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    priced_tokens: int = 0
+    plain_seconds: float = 0.0
+    drafters: dict[str, Drafted] = field(default_factory=dict)
+
+    def add(self, record: StepRecord, mine: Sequence[int], plain: float | None) -> None:
+        """Count a step; `mine`: the numbers of its sequences that are counted."""
+        tokens = 0
+        for index in mine:
+            kept = len(record.sequences[index].context.tokens) - record.lengths[index]
+            tokens += kept
+            self._add_tree(record, index, kept)
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += record.times.total
+        if plain is not None:
+            self.priced_tokens += tokens
+            self.plain_seconds += plain * tokens / len(mine)
+
+    def _add_tree(self, record: StepRecord, index: int, kept: int) -> None:
+        tree, verdict = record.trees[index], record.verdicts[index]
+        if not len(tree):
+            return
+        path = set(verdict.path[:kept]) if isinstance(verdict, Verdict) else set()
+        columns = zip(tree.sources.tolist(), tree.depths.tolist(), tree.kinds.tolist(), strict=True)
+        tried, reached = set[tuple[int, int]](), set[tuple[int, int]]()
+        for node, (source, depth, kind) in enumerate(columns):
+            if kind == PROBE:
+                continue
+            found = self.drafters.setdefault(record.drafters[source], Drafted())
+            found.verified += 1
+            found.accepted += node in path
+            if depth <= POSITIONS:
+                tried.add((source, depth))
+                if node in path:
+                    reached.add((source, depth))
+        for source, depth in tried:
+            self.drafters[record.drafters[source]].tried[depth - 1] += 1
+        for source, depth in reached:
+            self.drafters[record.drafters[source]].reached[depth - 1] += 1
+
+    def to_dict(self) -> Json:
+        names = ("began", "steps", "tokens", "seconds", "priced_tokens", "plain_seconds")
+        found = {name: getattr(self, name) for name in names}
+        return found | {"drafters": {name: one.to_dict() for name, one in self.drafters.items()}}
+
+
+class Onlooker:
+    """Watches the steps of an engine while somebody looks; called on the engine's thread, asked from any other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock, self._watching = engine, Lock(), False
+        self._counts: dict[str, Counts] = {}  # by viewer
+        self._wanted: dict[tuple[str, str], float] = {}  # (viewer, request), with the time at which that ends
+        self._trees: dict[str, Json] = {}  # by request, the one that changed last at the end
+        self._plain: dict[int, float] = {}  # by batch size: seconds of a step without drafts, where none else knows
+        self._last = self._took = 0.0
+
+    @property
+    def watching(self) -> bool:
+        return self._watching
+
+    def look(self, viewer: str, wanted: str) -> tuple[Json, Json | None]:
+        """What was counted for a viewer, and the last tree of the request that is wanted ("": of any)."""
+        now = monotonic()
+        with self._lock:
+            self._wanted = {key: end for key, end in self._wanted.items() if end > now}
+            if len(self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
+                self._wanted[viewer, wanted] = now + LOOKED
+            counts = self._counts.setdefault(viewer, Counts())
+            counts.expires = now + LOOKED
+            if not self._watching:
+                self._watching = True
+                self._engine.watchers.append(self)
+            trees = (one for one in reversed(self._trees.values()) if sees(viewer, one["owner"]))
+            return counts.to_dict(), next((one for one in trees if wanted in ("", one["id"])), None)
+
+    def __call__(self, record: StepRecord) -> None:
+        now = monotonic()
+        try:
+            with self._lock:
+                viewers = {viewer: counts for viewer, counts in self._counts.items() if counts.expires > now}
+                self._count(record, viewers)
+                wanted = [key for key, end in self._wanted.items() if end > now]
+            if viewers:
+                self._keep_trees(record, wanted)
+                return
+        except Exception as error:  # of the page alone, not of the requests
+            logger.warning("the live page cannot follow the engine (%s: %s)", type(error).__name__, error)
+        with self._lock:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._watching = False
+        self._engine.watchers.remove(self)
+        self._counts, self._wanted, self._trees = {}, {}, {}
+
+    def _count(self, record: StepRecord, viewers: dict[str, Counts]) -> None:
+        owners, plain = [owner_of(one.request.tenant) for one in record.sequences], self._plain_seconds(record)
+        for viewer, counts in viewers.items():
+            if mine := [index for index, owner in enumerate(owners) if sees(viewer, owner)]:
+                counts.add(record, mine, plain)
+
+    def _plain_seconds(self, record: StepRecord) -> float | None:
+        """What the step would have taken without drafts: its own time where it had none, else what the controller has
+        measured, or such a step with as many sequences.
+        """
+        size = len(record.sequences)
+        if not any(map(len, record.proposed)):
+            self._plain[size] = seconds = record.times.total
+            return seconds
+        known = None
+        with suppress(AttributeError):  # a plugin's controller need not have it
+            known = self._engine.parts.controller.plain_seconds()
+        return self._plain.get(size) if known is None else known
+
+    def _keep_trees(self, record: StepRecord, wanted: Sequence[tuple[str, str]]) -> None:
+        for index in {index for key in wanted for index in self._found(record, *key)}:
+            sequence = record.sequences[index]
+            ended = sequence.output.finish_reason is not None
+            wait = max(LAST_EVERY if ended else TREE_EVERY, self._took / TREE_SHARE)
+            start = monotonic()
+            if start - self._last < wait:
+                continue
+            step, _ = plain_step(record, index, {}, self._engine.parts.controller.explain(index))
+            found = {
+                "id": sequence.request.id,
+                "owner": owner_of(sequence.request.tenant),
+                "tokens": len(sequence.output.token_ids),
+                "ended": ended,
+                "drafters": list(record.drafters),
+                "step": clipped_step(step),
+            }
+            with self._lock:
+                self._trees.pop(sequence.request.id, None)
+                self._trees[sequence.request.id] = found
+                while len(self._trees) > MOST_TREES:
+                    del self._trees[next(iter(self._trees))]
+            self._last = monotonic()
+            self._took = self._last - start
+
+    def _found(self, record: StepRecord, viewer: str, wanted: str) -> Iterator[int]:
+        """The last sequence that a viewer wants to see."""
+        for index in reversed(range(len(record.sequences))):
+            request = record.sequences[index].request
+            if wanted in ("", request.id) and sees(viewer, owner_of(request.tenant)):
+                yield index
+                return
+
+
+def clipped_step(step: Json) -> Json:
+    """With at most `MOST_NODES` nodes beside the accepted ones; what a page does not draw is left out."""
+    at: dict[int, int] = {-1: -1}
+    nodes: list[Json] = []
+    for index, node in enumerate(step["nodes"]):
+        if node["parent"] in at and (index < MOST_NODES or node["status"] in ("accepted", "ended")):
+            at[index] = len(nodes)
+            nodes.append(node | {"parent": at[node["parent"]]})
+    kept = ("count", "root", "next", "top", "words", "seconds", "error")
+    return {key: step[key] for key in kept} | {"nodes": nodes, "drafters": [None] * len(step["drafters"])}
+
+
+def tokens_of(step: Json) -> Iterator[Json]:
+    """All that have the key "token"."""
+    yield from (one for one in (*step["nodes"], *step["top"], step["next"]) if one is not None)
+
+
+def hidden_step(step: Json) -> Json:
+    """Without its tokens: nothing tells one from another."""
+    gone = {"token": 0}
+    nodes = [{key: value for key, value in node.items() if key != "missed"} | gone for node in step["nodes"]]
+    return step | {"root": 0, "top": [], "nodes": nodes, "next": step["next"] and step["next"] | gone}
+
+
+class LivePage:
+    """Routes of the page.
+
+    Args:
+        name: of the model.
+        slots: of the requests that run.
+    """
+
+    def __init__(self, model: AsyncLLM, name: str, slots: Slots, config: ServerConfig) -> None:
+        self._llm, self._name, self._slots, self._config = model.llm, name, slots, config
+        self._onlooker = None if self._llm.diffusion else Onlooker(self._llm.engine)
+        self._shared = not any(read_keys(config)) and config.host not in LOOPBACK
+        self._chats = config.chat_template is not None or self._llm.tokenizer.has_chat_template
+
+    def add(self, app: FastAPI) -> None:
+        """Bind them to their paths."""
+        for path, name in (("/", "page.html"), *((f"/static/{name}", name) for name in PAGE_FILES)):
+            app.add_api_route(path, _file(name), methods=["GET"], response_model=None, include_in_schema=False)
+        app.add_api_route("/page/state", self.state, methods=["GET"], response_model=None, include_in_schema=False)
+
+    async def state(self, http: Request) -> Response:
+        """All that the page shows."""
+        viewer, wanted = http.scope["owner"], http.query_params.get("request", "")[:100]
+        found: Json = {
+            "version": __version__,
+            "model": self._name,
+            "admin": viewer == ADMIN,
+            "chat": self._chats,
+            "drafters": [],
+            "controller": "",
+            "counts": None,
+            "tree": None,
+        }
+        if self._onlooker is None:
+            running = self._slots.running
+            count = running.total() if viewer == ADMIN else running.get(viewer, 0)
+            return json_response(found | {"running": count, "waiting": 0, "requests": []})
+        counts, tree = self._onlooker.look(viewer, wanted)
+        parts = self._llm.engine.parts
+        found |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
+        found["tree"] = None if tree is None else self._shown(tree, viewer)
+        return json_response(found | self._requests(viewer), headers={"Cache-Control": "no-store"})
+
+    def _requests(self, viewer: str) -> Json:
+        scheduler = self._llm.engine.scheduler
+        begun = [one for one, _ in list(scheduler.paused)], [one for one, _ in list(scheduler.filling)]
+        waiting = [*(one.request for one in begun[0]), *list(scheduler.waiting)]
+        running = {one.request.id: one.request for one in (*begun[1], *list(scheduler.running))}
+        mine = [one for one in running.values() if sees(viewer, owner_of(one.tenant))]
+        return {
+            "running": len(mine),
+            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in waiting),
+            "requests": [
+                {"id": one.id, "owner": owner_of(one.tenant)[:12], "tokens": one.metrics.num_generation_tokens}
+                for one in mine[-MOST_REQUESTS:]
+            ],
+        }
+
+    def _shown(self, tree: Json, viewer: str) -> Json:
+        """A tree with the texts of its tokens, or without where the viewer must not read them."""
+        readable = self._config.log_requests or (tree["owner"] == viewer and not self._shared)
+        step = tree["step"] if readable else hidden_step(tree["step"])
+        ids = {step["root"], *(one["token"] for one in tokens_of(step))}
+        spell: Callable[[int], str] = self._llm.tokenizer.token_text if readable else lambda _: "\N{BULLET}"
+        return tree | {
+            "owner": tree["owner"][:12],
+            "readable": readable,
+            "step": step,
+            "texts": {str(one): spell(one)[:MOST_TEXT] for one in ids},
+        }
+
+
+def _file(name: str) -> Callable[[], Any]:
+    """What answers with a file of the package, read once."""
+    folder = PAGES if name in ("explain.css", "tree.js") else FILES
+    content, kind = (folder / name).read_bytes(), f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+
+    async def answer() -> Response:
+        return Response(content, headers=HEADERS, media_type=kind)
+
+    return answer
