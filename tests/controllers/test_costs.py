@@ -56,6 +56,19 @@ def test_the_curve_follows_the_machine() -> None:
     assert curve.at(32) > 0.025
 
 
+def test_what_a_busy_hour_raised_falls_again_at_points_that_nobody_visits() -> None:
+    """Else passes that a plan avoids would look dearer after each of them, and never be tried again."""
+    curve = Curve({1: 0.01, 8: 0.012, 32: 0.02})
+    for _ in range(20):
+        for _ in range(100):
+            curve.observe(1, 1.0)
+        assert curve.at(32) > 0.05
+        curve.observe(1, 0.01)
+        curve.observe(1, 0.01)
+        assert curve.at(1) == pytest.approx(0.01, rel=0.05)
+    assert curve.at(32) == pytest.approx(0.02, rel=0.3)
+
+
 @pytest.mark.parametrize(("fixed", "level"), [(1e-4, 1e-3), (0.0, 2e-3), (1e-3, 0.0)])
 def test_a_line_finds_both_its_parts(fixed: float, level: float) -> None:
     line = Line()

@@ -102,7 +102,7 @@ class Curve:
             return
         point = _nearest(rows)
         if self.points and seconds < self.at(rows) / 2.0:  # a pass may be held up, but not hurried
-            self.set(point, seconds * self.at(point) / self.at(rows))
+            self._correct(point, seconds / self.at(rows))
             return
         if point > self.measured:
             self._extend(point, rows, seconds)
@@ -111,6 +111,15 @@ class Curve:
         together = ratio**_TOGETHER
         shares = self._shares(rows)
         self.points = {p: s * together * ratio ** (_APART * shares.get(p, 0.0)) for p, s in self.points.items()}
+
+    def _correct(self, point: int, share: float) -> None:
+        """Take back what passes that were held up have raised: a point, of which a share remains, and with it those
+        beyond.
+        """
+        beyond = share ** (_TOGETHER / (_TOGETHER + _APART))
+        right = self.at(point) * share
+        self.points = {p: s * beyond if p > point else s for p, s in self.points.items()}
+        self.set(point, right)
 
     def _extend(self, point: int, rows: int, seconds: float) -> None:
         seen = self._new.setdefault(point, [])
