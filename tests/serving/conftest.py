@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
     server = listening.prepared(app, drain_seconds=2)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
+    while not server.started:
+        time.sleep(0.01)
     with httpx.Client(base_url=listening.url, timeout=60) as http:
         yield Live(listening.url, model, http)
     server.should_exit = True

@@ -65,7 +65,7 @@ class Keys:
     def owner(self, authorization: str) -> str | None:
         """The number of the key in a header `Bearer KEY`, found in constant time; None for a wrong one."""
         scheme, _, key = authorization.partition(" ")
-        mine, found = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest(), None
+        mine, found = hashlib.sha256(key.strip().encode("latin-1")).digest(), None  # the bytes that were sent
         for number, known in enumerate(self._hashes):
             if hmac.compare_digest(mine, known):
                 found = f"key-{number}"
@@ -103,6 +103,8 @@ class Guard:
         if self._hosts is not None and host not in self._hosts:
             why = "the Host header does not name this server; see --allowed-host"
             raise ApiError(why, status=421, code="wrong_host")
+        if {"content-length", "transfer-encoding"} <= headers.keys():  # a proxy may read the other one
+            raise ApiError("give Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"})
         scope["owner"] = ""
         if self._keys and scope["path"] not in OPEN:
             owner = self._keys.owner(headers.get("authorization", ""))
