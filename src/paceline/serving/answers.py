@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -42,6 +42,12 @@ RENDER_SECONDS: Final = 10.0
 
 SWITCH: Final = "enable_thinking"
 """The variable by which chat templates switch thoughts on and off."""
+
+LONG: Final = 2**18
+"""Characters that take a noticeable time to encode."""
+
+MAX_LOGPROBS: Final = 20
+"""Of a token: those of a whole vocabulary fill the memory with a short request."""
 
 Json = dict[str, Any]
 
@@ -96,7 +102,7 @@ class Answers:
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
-        self.workers = Workers()
+        self.workers, self._one_long = Workers(), asyncio.Lock()
         self._llm, self._config, self._template = llm, config, chat_template
         self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
 
@@ -144,11 +150,17 @@ class Answers:
         if None not in (request.max_tokens, request.max_completion_tokens):
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
         text = await self.rendered(request)
-        tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
+        async with self.turn(text):
+            tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         params = self._params(request, most, more)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
+
+    def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
+        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on."""
+        texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+        return self._one_long if sum(map(len, texts)) > LONG else nullcontext()
 
     async def get_ready(self) -> None:
         """Start what renders conversations, so that the first one need not wait for it."""
@@ -175,7 +187,7 @@ class Answers:
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
         }
-        asked = {"template": asdict(template), "messages": messages, "more": more}
+        asked = {"template": asdict(template) | {"name": "the chat template"}, "messages": messages, "more": more}
         found = await self.workers.ask(asked, RENDER_SECONDS)
         if found is None:
             why = (
@@ -244,6 +256,10 @@ class Answers:
         ):
             if value is not None and most is not None and value > most:
                 raise ApiError(f"{name} must be at most {most}, got {value}", param=name)
+        for name in ("logprobs", "prompt_logprobs"):
+            if not 0 <= given.get(name, 0) <= MAX_LOGPROBS:
+                param = "top_logprobs" if name in more and isinstance(request, ChatRequest) else name
+                raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
         try:
             bound = self._constraint(request)
             return self._llm.default_sampling_params(
@@ -294,7 +310,7 @@ def _message(message: Any) -> Json:
         call.pop("index", None)
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ApiError("arguments of tool_calls must be JSON", param="messages") from None
     return found
 

@@ -79,8 +79,11 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun."""
-        return 0 if self.model.llm.diffusion else len(self.model.llm.engine.scheduler.waiting)
+        """Requests that have not begun, those included that are being read and rendered."""
+        if self.model.llm.diffusion:
+            return self.slots.running.total() - 1
+        scheduler = self.model.llm.engine.scheduler
+        return max(len(scheduler.waiting), self.slots.running.total() - scheduler.config.max_num_seqs)
 
     async def answer(
         self,
@@ -256,7 +259,8 @@ class Routes:
 
     async def completions(self, request: CompletionRequest, http: Request) -> Response:
         async def make() -> Made:
-            jobs = await asyncio.to_thread(self._service.answers.completion, request, http.scope["owner"])
+            async with self._service.answers.turn(request.prompt):
+                jobs = await asyncio.to_thread(self._service.answers.completion, request, http.scope["owner"])
             return jobs, CompletionAnswer(request, jobs, self._service.names[0], self._llm)
 
         return await self._service.answer(http, request, make)
@@ -282,12 +286,13 @@ class Routes:
         try:
             with self._service.slots.slot(http.scope["owner"], 0):
                 text = request.prompt if request.prompt is not None else await self._service.answers.rendered(request)
-                tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
+                async with self._service.answers.turn(text):
+                    tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
         except PacelineError as error:
             raise ApiError(str(error)) from None
         found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
         if request.return_token_strs:
-            found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+            found["token_strs"] = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
         return json_response(found)
 
     async def detokenize(self, request: DetokenizeRequest) -> Response:

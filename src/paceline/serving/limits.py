@@ -85,7 +85,7 @@ class Keys:
         The name stays when keys are added or change places: what is stored for it outlives the server.
         """
         scheme, _, key = authorization.partition(" ")
-        mine, found = hashlib.sha256(key.strip().encode("utf-8", "replace")).digest(), None
+        mine, found = hashlib.sha256(key.strip().encode("latin-1")).digest(), None  # the bytes that were sent
         for known, owner in self._owners:
             if hmac.compare_digest(mine, known):
                 found = owner
@@ -123,6 +123,8 @@ class Guard:
         if self._hosts is not None and host not in self._hosts:
             why = "the Host header does not name this server; see --allowed-host"
             raise ApiError(why, status=421, code="wrong_host")
+        if {"content-length", "transfer-encoding"} <= headers.keys():  # a proxy may read the other one
+            raise ApiError("give Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"})
         scope["owner"] = ""
         if self._keys and scope["path"] not in OPEN:
             given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"

@@ -5,10 +5,19 @@ is rejected with its name; nothing is ignored in silence but what says nothing a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from annotated_types import MaxLen
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 SAMPLING: Final = (
     "n",
@@ -38,6 +47,9 @@ MAX_MESSAGES: Final = 8192
 MAX_TEXTS: Final = 1024
 """Of `stop`, and of `bad_words`."""
 
+MAX_ERRORS: Final = 64
+"""Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
+
 
 class _Quick(FailFast):
     """The first wrong item of a list is told: millions of them would be an error each. May be part of a union."""
@@ -54,6 +66,16 @@ class Strict(BaseModel):
     """No unknown fields, no texts for numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _few_errors(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(given)
+        except ValidationError as error:
+            if error.error_count() > MAX_ERRORS:
+                raise PydanticCustomError("too_many_errors", f"more than {MAX_ERRORS} things in it are wrong") from None
+            raise
 
 
 class StreamOptions(Strict):
@@ -84,7 +106,7 @@ class Prediction(Strict):
     """What the answer is expected to be."""
 
     type: Literal["content"] = "content"
-    content: str | list[dict[str, Any]]
+    content: str | Annotated[list[dict[str, Any]], QUICK]
 
 
 class Sampled(Strict):
@@ -120,7 +142,7 @@ class Sampled(Strict):
     structured_outputs: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    speculative_config: str | list[str] | dict[str, Any] | None = None
+    speculative_config: str | Annotated[list[str], QUICK] | dict[str, Any] | None = None
     return_token_ids: bool | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
     user: str | None = None
@@ -175,9 +197,9 @@ class Message(Strict):
     """One message of a conversation; contents are texts or parts of them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], QUICK] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], QUICK] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -221,19 +243,19 @@ class NamedTool(Strict):
 class ChatRequest(Sampled):
     """`/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), QUICK]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128), QUICK] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], QUICK] | None = None
 
 
 class TokenizeRequest(Strict):
@@ -241,12 +263,12 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES), QUICK] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128), QUICK] | None = None
     return_token_strs: bool = False
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import h11
@@ -57,6 +58,14 @@ class _Connection(H11Protocol):
             self._timer.cancel()
 
 
+class _Stopping(uvicorn.Server):
+    """Stops at once at the second signal, whichever it is; its base does at Ctrl-C only."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
+
+
 class Server:
     """Serves an application on one address.
 
@@ -72,6 +81,9 @@ class Server:
         host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
         self.socket = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # for which asyncio sends at once
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # cuts off clients that take nothing of their answers
+            most = min(int(1000 * self._seconds), 2**31 - 1)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most)
         try:
             self.socket.bind((host, config.port))
         except (OSError, OverflowError) as error:
@@ -97,4 +109,4 @@ class Server:
             timeout_graceful_shutdown=drain_seconds,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        return uvicorn.Server(made)
+        return _Stopping(made)
