@@ -5,7 +5,8 @@ usage: families.py [--families all] [--precisions bf16,int8,int4] [--tokens 64] 
                    [--rows 1,4,8,16] [--prefill 512,2048] [--only decoding,rows,prefill]
 
 decoding  tokens/s of both, without the prompt of 16 tokens; their ratio; bytes of weights that we read per second, as a
-          share of the measured speed of reading memory, and over those of the Llama shape
+          share of the measured speed of reading memory, and over those of the Llama shape (of mixtures: of
+          `llama-large`, whose weights do not fit the processor's cache either)
 rows      milliseconds of our pass over a chain of so many rows, SmolLM2
 prefill   seconds of our pass over a prompt of so many tokens, SmolLM2
 
@@ -53,6 +54,11 @@ MIXTURES = {
     "gpt_oss": (512, 16, 4),
 }  # fmt: skip
 GEMMA_270M = "gemma3:hidden=640,layers=18,heads=4,kv_heads=1,head_dim=256,mlp=2048,vocab=262144,context=32768"
+LARGE_LLAMA = "llama-large"
+"""The Llama shape with more layers: its weights lie in memory, as a mixture's experts do, and not in the processor's
+cache.
+"""
+
 DENSE_FAMILIES = (
     "llama",
     "qwen2",
@@ -71,6 +77,7 @@ SHAPES = {
     **{family: f"{family}:{DENSE}" for family in DENSE_FAMILIES},
     "starcoder2": f"starcoder2:{NO_GATE}",
     "gemma3-270m": GEMMA_270M,
+    LARGE_LLAMA: f"llama:{DENSE.replace('layers=8', 'layers=22')}",
     **{
         family: f"{family}:{DENSE.replace('2816', str(inner))},experts={experts},top_k={top_k}"
         for family, (inner, experts, top_k) in MIXTURES.items()
@@ -162,10 +169,11 @@ def cell(name: str, precision: str, given: argparse.Namespace) -> dict[str, Any]
 
 
 def against_llama(families: Mapping[str, Mapping[str, Any]]) -> None:
-    """Bytes per second of every cell over those of the Llama shape in the same precision."""
-    for cells in families.values():
+    """Bytes per second of every cell over those of the Llama shape in its precision; of mixtures, the large one."""
+    for name, cells in families.items():
+        beside = families.get(LARGE_LLAMA if name in MIXTURES else "llama", {})
         for precision, one in cells.items():
-            if (llama := families.get("llama", {}).get(precision)) is not None:
+            if (llama := beside.get(precision)) is not None:
                 one["bytes_over_llama"] = one["bytes_per_second"] / llama["bytes_per_second"]
 
 
