@@ -23,3 +23,10 @@ def _settings() -> None:
     torch.manual_seed(0)
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file comes first: it needs no compiled kernels, so that one process compiles them meanwhile and no
+    other waits for that.
+    """
+    items.sort(key=lambda item: "contract/test_exactness" not in item.nodeid)

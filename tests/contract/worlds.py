@@ -27,7 +27,7 @@ PREDICTION = ToyRunner(VOCAB, seed=3, sharpness=1.5).greedy(PROMPT, 24)
 
 BATCHES: dict[str, list[list[int]]] = {
     "alone": [PROMPT],
-    "together": [PROMPT, PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10, [3], PROMPT * 3, [7, 8, 7]],
+    "together": [PROMPT[2:] + PROMPT[:2], [5, 6, 5, 6, 7, 5, 6, 5, 6, 7], [9] * 10, [3], PROMPT * 3],
 }
 
 
