@@ -273,7 +273,7 @@ def leaks(rests: Sequence[dict[str, float]]) -> list[str]:
     for name in ("threads", "files"):
         if len(rests) > 2 and rests[-1][name] > max(rest[name] for rest in rests[:2]) + 2:
             found.append(f"{name} grow: {[rest[name] for rest in rests]}")
-    later = [rest["memory"] for rest in rests[2:]]
+    later = [rest["memory"] for rest in rests[max(2, len(rests) // 3) :]]  # tables and caches fill before
     if len(later) > 2 and np.median(later[-2:]) > (1 + GROWTH) * np.median(later[:2]):
         found.append(f"memory grows: {[round(size / 2**20) for size in later]} MiB")
     return found
