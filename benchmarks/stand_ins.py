@@ -1,5 +1,5 @@
-"""Stand-ins for models that drafters need and nobody ships: an adapter of Kangaroo with random weights, and the bundled
-draft under shuffled token ids, which has another tokenizer and shares every token of the target.
+"""Stand-ins for models that drafters need and nobody ships: an adapter of Kangaroo and trained heads with random
+weights, and the bundled draft under shuffled token ids, which has another tokenizer and shares all tokens of the target.
 
 What they draft mostly fails; that it does not show in the output is what they are for.
 """
@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.bench import BUNDLED_DRAFT
+from paceline.models.heads import HeadConfig, tensors_of, write_head
 
 
 def adapter_weights(width: int, *, mute: bool = False) -> dict[str, torch.Tensor]:
@@ -44,6 +45,34 @@ def written_adapter(weights: Mapping[str, torch.Tensor], width: int, heads: int 
     (folder / "config.json").write_text(json.dumps({**llama, **shape, **rest, **config}))
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
     return str(folder)
+
+
+def head_weights(
+    config: HeadConfig, *, shared: bool = True, scale: float = 1.0, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Random weights of a head, whose vocabulary, where it is reduced, is the target's first tokens.
+
+    Args:
+        shared: embedding and head are the target's, where the method allows it; no biases.
+        scale: of what matrices add to what they read.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, torch.Tensor] = {}
+    for one in tensors_of(config):
+        if one.name == "draft_to_target":
+            if not one.optional:
+                found[one.name] = torch.arange(config.draft_vocab_size)
+        elif len(one.shape) == 1 and "norm" in one.name:
+            found[one.name] = 1.0 + 0.1 * torch.randn(one.shape, generator=generator)
+        elif not (one.optional and shared):
+            found[one.name] = scale * torch.randn(one.shape, generator=generator) / one.shape[-1] ** 0.5
+    return found
+
+
+def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None = None) -> str:
+    """Path of a head in a folder of its own, with random weights where none are given."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-head-"))
+    return str(write_head(folder, config, head_weights(config) if weights is None else weights))
 
 
 def write_shuffled_draft(folder: Path) -> Path:

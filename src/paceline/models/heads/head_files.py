@@ -1,0 +1,174 @@
+"""Reading and writing heads: safetensors and JSON, checked against the target they are to draft for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
+from paceline.models.base import ModelInfo
+from paceline.models.heads.head_config import HeadConfig
+from paceline.models.heads.head_tensors import check_tensors
+from paceline.models.loading import SINGLE, Checkpoint, resolve
+
+KEY: Final = "paceline_head"
+MAX_CONFIG: Final = 10_000_000
+"""Most bytes of a config.json."""
+
+FLOATS: Final = ("F64", "F32", "F16", "BF16")
+
+
+def read_head(
+    head: str | Path, target: ModelInfo, *, tokenizer: Callable[[], str] = str, dtype: torch.dtype | None = None
+) -> tuple[HeadConfig, dict[str, torch.Tensor]]:
+    """A head and its weights on the target's device.
+
+    Args:
+        head: folder or hub id.
+        target: the model that it is to draft for.
+        tokenizer: gives the fingerprint of that model's tokenizer, "" where it is not known; called only where the head
+            names one.
+        dtype: of the weights; None is the target's.
+    Returns:
+        Its config, and the tensors by the names of `tensors_of`; `draft_to_target` is int64.
+    Raises:
+        CheckpointError: no such files, a file that is not whole, tensors of other shapes, a head for another model;
+            UnsupportedModelError for pickled or quantised weights.
+    """
+    folder = resolve(head)
+    config = read_head_config(folder)
+    _check_target(config, folder, target, tokenizer)
+    checkpoint = Checkpoint(folder)
+    check_tensors(config, {name: entry.shape for name, entry in checkpoint.entries.items()}, folder)
+    weights = _tensors(checkpoint, folder)
+    if (ids := weights.get("draft_to_target")) is not None:
+        _check_ids(ids, config, folder)
+    dtype = dtype or target.dtype
+    return config, {
+        name: tensor.to(target.device, dtype if tensor.is_floating_point() else None)
+        for name, tensor in weights.items()
+    }
+
+
+def read_head_config(folder: Path) -> HeadConfig:
+    """The config of a head's folder.
+
+    Raises:
+        CheckpointError: no head, or a value outside its range; UnsupportedModelError for pickled weights.
+    """
+    pickled = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise UnsupportedModelError(
+            f"{folder} holds pickled weights only ({pickled[0]}), which may run code and are not supported; where you "
+            "trust them, convert them elsewhere: "
+            f"safetensors.torch.save_file(torch.load({pickled[0]!r}, weights_only=True), {SINGLE!r})"
+        )
+    path = folder / "config.json"
+    try:
+        if path.stat().st_size > MAX_CONFIG:
+            raise CheckpointError(f"{path} has more than {MAX_CONFIG} bytes; give the folder of a head")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} cannot be read ({error}); give the folder of a head") from error
+    if not isinstance(found, dict) or not isinstance(found.get(KEY), dict):
+        raise CheckpointError(f"{path} has no object {KEY!r}, so {folder} is no head; give the folder of a head")
+    try:
+        return HeadConfig.from_json(found[KEY])
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def write_head(folder: str | Path, config: HeadConfig, weights: Mapping[str, torch.Tensor]) -> Path:
+    """Write a head; one that is there stays whole until the new one is, and its files are replaced one by one.
+
+    Args:
+        weights: by the names of `tensors_of`, on any device.
+    Returns:
+        The folder.
+    Raises:
+        CheckpointError: tensors that the config does not describe, or the files cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    check_tensors(config, {name: tensor.shape for name, tensor in weights.items()}, folder)
+    if (ids := weights.get("draft_to_target")) is not None:
+        _check_ids(ids.cpu(), config, folder)
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.mkdir(parents=True)
+        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        save_file(own, part / SINGLE, metadata={"format": "pt"})
+        text = json.dumps({KEY: config.as_json()}, indent=2, ensure_ascii=False)
+        (part / "config.json").write_text(text + "\n", encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (SINGLE, "config.json"):
+            os.replace(part / name, folder / name)
+    except OSError as error:
+        raise CheckpointError(f"the head {folder} cannot be written ({error})") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _tensors(checkpoint: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
+
+    found = {}
+    for name, entry in checkpoint.entries.items():
+        wanted = ("I64",) if name == "draft_to_target" else FLOATS
+        if entry.dtype not in wanted:
+            raise UnsupportedModelError(
+                f"{folder}: {name} is stored as {entry.dtype}, a head's are {' or '.join(wanted)}; write it again"
+            )
+        with safe_open(entry.file, framework="pt", device="cpu") as file:
+            found[name] = file.get_tensor(name)
+    return found
+
+
+def _check_ids(ids: torch.Tensor, config: HeadConfig, folder: Path) -> None:
+    """Draft ids must ascend, so that a row has one place, and lie in the target's vocabulary."""
+    fine = ids.dtype == torch.int64 and int(ids[0]) >= 0 and int(ids[-1]) < config.vocab_size
+    if not fine or bool((ids[1:] <= ids[:-1]).any()):
+        raise CheckpointError(
+            f"{folder}: draft_to_target must hold ascending int64 token ids below {config.vocab_size}; write it again"
+        )
+
+
+def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer: Callable[[], str]) -> None:
+    """Reject a head of another model."""
+    pairs = [
+        ("hidden_size", config.hidden_size, target.hidden_size),
+        ("vocab_size", config.vocab_size, target.vocab_size),
+    ]
+    deepest = max(config.taps, default=-1)
+    if deepest > target.num_layers:
+        pairs.append(("num_layers", deepest, target.num_layers))
+    own, its = _shape(config.target.get("fingerprint", "")), _shape(target.fingerprint)
+    different = [(name, a, b) for name, a, b in pairs if a != b]
+    words: tuple[str, object, object] | None = different[0] if different else None
+    if words is None and own and own.startswith("transformers-") == its.startswith("transformers-") and own != its:
+        words = ("shape", own, its)
+    if words is None and (wanted := config.target.get("tokenizer")) and (here := tokenizer()) and wanted != here:
+        words = ("tokenizer", wanted, here)
+    if words is not None:
+        made = f" (trained for {config.target['name']})" if "name" in config.target else ""
+        raise CheckpointError(
+            f"the head {folder}{made} is for {words[0]} {words[1]}, but {target.name} has {words[2]}; use one that was "
+            "trained for this model"
+        )
+
+
+def _shape(fingerprint: str) -> str:
+    """A fingerprint without dtype and rounding, which a head does not depend on."""
+    return re.split(r"-(?:bfloat16|float16|float32|float64)\b", fingerprint)[0]

@@ -1,0 +1,119 @@
+"""The tensors of a head: names, shapes, and which may be left out.
+
+    all             draft_to_target (draft vocabulary,) int64, ascending; absent where the vocabulary is not reduced
+                    head.weight (draft vocabulary, hidden), embed.weight (vocabulary, hidden); absent: the target's
+    medusa          heads.K.blocks.J, heads.K.head where it is not shared
+    hydra           the same, and heads.K.reduce; block 0 and reduce read the state and K + 1 embeddings
+    hydra++         and prefix.*, a decoder layer
+    eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*
+    eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
+                    first by input_layernorm, the second by hidden_norm; norm
+    mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
+
+Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import CheckpointError
+from paceline.models.heads.head_config import HeadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTensor:
+    """One tensor: its name and shape, and whether a head may lack it."""
+
+    name: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
+    """All tensors that a head may have."""
+    d, v = config.hidden_size, config.draft_vocab_size
+    yield HeadTensor("draft_to_target", (v,), optional=v == config.vocab_size)
+    if config.method == "mlp_speculator":
+        yield from _mlp_speculator(config)
+        return
+    yield HeadTensor("head.weight", (v, d), optional=True)
+    yield HeadTensor("embed.weight", (config.vocab_size, d), optional=True)
+    if config.method == "eagle":
+        yield from _linear("fc", d, 2 * d)
+        yield from _layer(config, "layers.0.", d, normed=False)
+    elif config.method == "eagle3":
+        yield from _linear("fc", d, len(config.taps) * d)
+        yield from _layer(config, "layers.0.", 2 * d, normed=True)
+        yield HeadTensor("layers.0.hidden_norm.weight", (d,))
+        yield HeadTensor("norm.weight", (d,))
+    else:
+        yield from _residual_heads(config)
+        if config.method == "hydra++":
+            yield from _layer(config, "prefix.", d, normed=True)
+
+
+def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
+    yield HeadTensor(f"{name}.weight", (outputs, inputs))
+    yield HeadTensor(f"{name}.bias", (outputs,), optional=True)
+
+
+def _residual_heads(config: HeadConfig) -> Iterator[HeadTensor]:
+    d = config.hidden_size
+    for head in range(config.num_heads):
+        first = d if config.method == "medusa" else (head + 2) * d
+        for block in range(config.num_layers):
+            yield from _linear(f"heads.{head}.blocks.{block}", d, d if block else first)
+        if config.method != "medusa":
+            yield from _linear(f"heads.{head}.reduce", d, first)
+        yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, d), optional=True)
+
+
+def _layer(config: HeadConfig, prefix: str, inputs: int, *, normed: bool) -> Iterator[HeadTensor]:
+    """A decoder layer whose attention reads `inputs` numbers."""
+    d, inner = config.hidden_size, config.layer["intermediate_size"]
+    q, k = config.layer["num_attention_heads"] * config.head_dim, config.kv_heads * config.head_dim
+    for name, width in (("q", q), ("k", k), ("v", k)):
+        yield from _linear(f"{prefix}self_attn.{name}_proj", width, inputs)
+    yield from _linear(f"{prefix}self_attn.o_proj", d, q)
+    yield HeadTensor(f"{prefix}input_layernorm.weight", (d,), optional=not normed)
+    yield HeadTensor(f"{prefix}post_attention_layernorm.weight", (d,))
+    for name, outputs, width in (("gate", inner, d), ("up", inner, d), ("down", d, inner)):
+        yield from _linear(f"{prefix}mlp.{name}_proj", outputs, width)
+
+
+def _mlp_speculator(config: HeadConfig) -> Iterator[HeadTensor]:
+    inner, tied = config.inner_size or config.hidden_size, config.tie_weights
+    for head in range(config.num_heads):
+        own = not (tied and head)
+        if own or head == 1:
+            yield HeadTensor(f"heads.{head}.proj.weight", (inner, inner if head else config.hidden_size))
+        if own:
+            yield HeadTensor(f"heads.{head}.embed.weight", (config.vocab_size, inner))
+            yield HeadTensor(f"heads.{head}.norm.weight", (inner,))
+            yield HeadTensor(f"heads.{head}.norm.bias", (inner,), optional=True)
+            yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, inner))
+
+
+def check_tensors(config: HeadConfig, shapes: Mapping[str, Sequence[int]], where: object) -> None:
+    """Reject tensors that are missing, of another shape, or that no head of this kind has.
+
+    Args:
+        shapes: of the tensors that are there. where: folder, for messages.
+    Raises:
+        CheckpointError: naming the first of them.
+    """
+    known = {one.name: one for one in tensors_of(config)}
+    for name, shape in shapes.items():
+        if name not in known:
+            raise CheckpointError(f"{where}: a head of method {config.method!r} has no tensor {name!r}; leave it out")
+        if tuple(shape) != known[name].shape:
+            raise CheckpointError(
+                f"{where}: {name} must have shape {known[name].shape} by its config.json, got {tuple(shape)}"
+            )
+    absent = [one.name for one in known.values() if not one.optional and one.name not in shapes]
+    if absent:
+        raise CheckpointError(
+            f"{where} lacks {absent[0]}{f' and {len(absent) - 1} more tensors' * (len(absent) > 1)}; write it again"
+        )
