@@ -1,5 +1,6 @@
 """Stand-ins for models that drafters need and nobody ships: an adapter of Kangaroo and trained heads with random
-weights, and the bundled draft under shuffled token ids, which has another tokenizer and shares all tokens of the target.
+weights, and the bundled draft under shuffled token ids, which has another tokenizer and shares every token of the
+target.
 
 What they draft mostly fails; that it does not show in the output is what they are for.
 """
