@@ -17,7 +17,7 @@ from tools.random_drafts import random_target
 from tools.random_trees import WRONG, distribution_error
 from toys import ToyRunner
 
-from paceline.drafters.growth import DySpecDraft, DySpecPoints, dyspec, grow
+from paceline.drafters.growth import DySpecDraft, DySpecPoints, dyspec, grow, model_scores
 from paceline.errors import ConfigError
 from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 
@@ -39,7 +39,7 @@ def grown(runner: ToyRunner, nodes: int, *, drawn: bool, depth: int = 99, seed: 
     drafter = drafter_of(runner, runner.vocab_size, tree_policy="dyspec")
     state = begin(drafter, PROMPT[:2], temperature=1.0 if drawn else 0.0, seed=seed)
     draft = (DySpecDraft if drawn else DySpecPoints)(state, nodes, min(depth, nodes), always_go_on, drawn)
-    (tree,) = grow(runner, [draft], runner.vocab_size, 0)
+    (tree,) = grow(model_scores(runner, [draft], runner.vocab_size), [draft], 0)
     return draft, tree
 
 

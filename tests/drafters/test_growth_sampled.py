@@ -223,9 +223,9 @@ def test_a_best_child_has_its_parents_score_and_siblings_follow() -> None:
     state = begin(drafter, temperature=1.0)
     state.confirm(drafter.runner)
     draft = sampled.BeamDraft(state, 12, 3, always_go_on, True, width=4)
-    from paceline.drafters.growth import grow
+    from paceline.drafters.growth import grow, model_scores
 
-    (tree,) = grow(drafter.runner, [draft], 8, 0)
+    (tree,) = grow(model_scores(drafter.runner, [draft], 8), [draft], 0)
     for parent, trials in tree.trials.items():
         scores = [draft.scores[trial.node] for trial in trials]
         assert scores[0] == (0.0 if parent == ROOT else draft.scores[parent])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from paceline.utils import need, number
 
 if TYPE_CHECKING:
     from paceline.drafters import Context
-    from paceline.drafters.common import DraftState
     from paceline.drafters.growth import Growth
 
 _MASK: Final = 2**64 - 1
@@ -205,8 +204,8 @@ class OracleTrees:
         return growth.tree(self.source)
 
     def _start(self, known: Known, budget: Budget, depth: int) -> Growth:
-        """An empty tree; of a draft's state, trees of points read the context alone."""
-        return self.policy.start(cast("DraftState", known), budget, depth, drawn=False)
+        """An empty tree."""
+        return self.policy.start(known, budget, depth, drawn=False)
 
     def _row(self, told: Sequence[float]) -> torch.Tensor:
         """(front, k) log-weights of the ranks."""

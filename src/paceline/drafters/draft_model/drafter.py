@@ -14,7 +14,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.common.draft_state import DraftState
-from paceline.drafters.growth.base import grow
+from paceline.drafters.growth.base import grow, model_scores
 from paceline.drafters.growth.policies import PolicyName, TreePolicy
 from paceline.drafters.growth.policies import tree_policy as policy_of
 from paceline.drafters.vocab import trimmed_head
@@ -196,4 +196,4 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
             ]
             return draft_chains(self.runner, states, chains, self.vocab_size, self.index)
         growing = [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
-        return grow(self.runner, growing, self.vocab_size, self.index)
+        return grow(model_scores(self.runner, growing, self.vocab_size), growing, self.index)

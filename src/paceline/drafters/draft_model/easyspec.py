@@ -23,7 +23,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod, model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
-from paceline.drafters.growth.base import grow
+from paceline.drafters.growth.base import grow, model_scores
 from paceline.drafters.growth.policies import PolicyName
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer
@@ -104,7 +104,7 @@ class EasySpecDrafter(DraftModelDrafter):
         policy = replace(self.policy, name="levels") if self._chains else self.policy
         each = zip(states, budgets, steps, strict=True)
         growing = [policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
-        trees = grow(self.runner, growing, self.vocab_size, self.index)
+        trees = grow(model_scores(self.runner, growing, self.vocab_size), growing, self.index)
         if self._fuzzy:
             for state, draft in zip(states, growing, strict=True):
                 cast(GroupedState, state).exact = draft.fed[ROOT] + 1

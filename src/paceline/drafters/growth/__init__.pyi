@@ -1,5 +1,10 @@
+from .base import FedState as FedState
 from .base import Growth as Growth
+from .base import HasContext as HasContext
+from .base import ScoreFronts as ScoreFronts
 from .base import grow as grow
+from .base import inputs_of as inputs_of
+from .base import model_scores as model_scores
 from .dyspec import DySpecDraft as DySpecDraft
 from .dyspec import DySpecPoints as DySpecPoints
 from .policies import MAX_WIDTH as MAX_WIDTH

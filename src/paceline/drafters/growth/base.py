@@ -1,14 +1,15 @@
-"""Growing trees with a draft model: the nodes under construction, the children of a node one after the other, and one
-forward pass a round for the whole batch. Which nodes are wanted next is a policy's own (`levels`, `sampled`, `dyspec`).
+"""Growing trees: the nodes under construction, the children of a node one after the other, and one forward pass a
+round for the whole batch. Which nodes are wanted next is a policy's own (`levels`, `sampled`, `dyspec`); what scores
+them is given: a draft model (`model_scores`), a trained head, or anything else that has a row for every node.
 """
 
 from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,6 +23,28 @@ if TYPE_CHECKING:
     from paceline.models import Runner
 
 Found = tuple[int, float, Trial | None]
+
+
+class HasContext(Protocol):
+    """What policies know of a drafter's state."""
+
+    @property
+    def context(self) -> Context: ...
+
+
+class FedState(HasContext, Protocol):
+    """The state of a drafter that scores nodes by a model with a cache.
+
+    Attributes:
+        fed_tokens, fed_parents: inputs in the cache's scratch, with the positions of their parents.
+        pending: what must be fed before the first node.
+    """
+
+    fed_tokens: list[int]
+    fed_parents: list[int]
+
+    @property
+    def pending(self) -> list[int]: ...
 
 
 class Siblings(Protocol):
@@ -112,7 +135,7 @@ class Growth(ABC):
         level: levels that have children or were asked for.
     """
 
-    state: DraftState
+    state: HasContext
     nodes: int
     depth: int
     go_on: GoOn
@@ -210,39 +233,53 @@ class Ranked(Growth):
         return range(first, len(self.tokens))
 
 
-def grow(runner: Runner, drafts: Sequence[Growth], vocab_size: int, source: int) -> list[TokenTree]:
-    """One tree per draft; what was fed stays in the caches' scratch slots until the states are confirmed."""
-    catch_up(runner, [draft.state for draft in drafts], FEW)
+ScoreFronts = Callable[[Sequence[Growth]], Sequence[torch.Tensor]]
+"""The rows (front, v) of each draft's front, logits over the target's tokens. Fronts are the root at first, and then
+nodes whose parents were in an earlier one.
+"""
+
+
+def grow(score: ScoreFronts, drafts: Sequence[Growth], source: int) -> list[TokenTree]:
+    """One tree per draft, a call of `score` a round."""
     active = [draft for draft in drafts if draft.front]
     while active:
-        for draft, logits in zip(active, _feed(runner, active), strict=True):
-            draft.expand(draft.rows(fit_rows(logits, vocab_size)))
+        for draft, logits in zip(active, score(active), strict=True):
+            draft.expand(draft.rows(logits))
         active = [draft for draft in active if draft.front]
     return [draft.tree(source) for draft in drafts]
 
 
+def model_scores(runner: Runner, drafts: Sequence[Growth], vocab_size: int) -> ScoreFronts:
+    """Scores by a draft model, whose caches first get what they lack of the texts.
+
+    What was fed stays in the caches' scratch slots until the states are confirmed.
+
+    Args:
+        drafts: all that will be scored; their states are `DraftState`s. vocab_size: of the target.
+    """
+    catch_up(runner, [cast(DraftState, draft.state) for draft in drafts], FEW)
+    return lambda active: [fit_rows(logits, vocab_size) for logits in _feed(runner, active)]
+
+
 def _feed(runner: Runner, drafts: Sequence[Growth]) -> list[torch.Tensor]:
     """Score the fronts; (front, v) logits each."""
-    inputs = [_inputs(draft) for draft in drafts]
-    computed = [len(draft.state.fed_tokens) for draft in drafts]
-    for draft in drafts:
-        draft.state.fed_tokens, draft.state.fed_parents = [], []
+    states = [cast(DraftState, draft.state) for draft in drafts]
+    inputs = [inputs_of(draft, state) for draft, state in zip(drafts, states, strict=True)]
+    computed = [len(state.fed_tokens) for state in states]
+    for state in states:
+        state.fed_tokens, state.fed_parents = [], []
     trees = [as_tree(tokens[1:], [p - 1 for p in parents[1:]]) for tokens, parents in inputs]
-    scores = runner.score(
-        [d.state.cache for d in drafts], [tokens[0] for tokens, _ in inputs], trees, computed=computed
-    )
+    roots = [tokens[0] for tokens, _ in inputs]
+    scores = runner.score([state.cache for state in states], roots, trees, computed=computed)
     found = []
-    for i, (draft, (tokens, parents)) in enumerate(zip(drafts, inputs, strict=True)):
-        draft.state.fed_tokens, draft.state.fed_parents = tokens, parents
+    for i, (draft, state, (tokens, parents)) in enumerate(zip(drafts, states, inputs, strict=True)):
+        state.fed_tokens, state.fed_parents = tokens, parents
         found.append(scores.of(i)[-len(draft.front) :])
     return found
 
 
-def _inputs(draft: Growth) -> tuple[list[int], list[int]]:
-    """All inputs with their parents' positions: those fed before and the front, or at first what the cache lacks of the
-    text.
-    """
-    state = draft.state
+def inputs_of(draft: Growth, state: FedState) -> tuple[list[int], list[int]]:
+    """All inputs with their parents' positions: those fed before and the front, or at first what is pending."""
     if draft.front == [ROOT]:
         tokens = state.pending
         draft.fed[ROOT] = len(tokens) - 1

@@ -15,7 +15,7 @@ from paceline.tree import PRIOR, Shape, best_shapes, from_paths, parse_paths
 from paceline.utils import need, number
 
 if TYPE_CHECKING:
-    from paceline.drafters.common.draft_state import DraftState
+    from paceline.drafters.growth.base import HasContext
     from paceline.tree import Budget
 
 MAX_WIDTH: Final = 64
@@ -57,7 +57,7 @@ class TreePolicy:
     shape: Shape | None = None
     factors: tuple[int, ...] = ()
 
-    def start(self, state: DraftState, budget: Budget, depth: int, *, drawn: bool) -> Growth:
+    def start(self, state: HasContext, budget: Budget, depth: int, *, drawn: bool) -> Growth:
         """An empty tree that will grow within a budget of at least one node and level."""
         levels = min(depth, len(self.factors)) if self.factors else depth
         limits = state, budget.nodes, levels, budget.go_on
