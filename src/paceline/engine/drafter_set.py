@@ -45,6 +45,8 @@ class DrafterSet:
         self.names = [drafter.name for drafter in drafters]
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
+        windows = [drafter.tap_window for drafter in drafters if drafter.taps]
+        self.tap_window = None if None in windows else max((one for one in windows if one is not None), default=0)
         self._listeners = [drafter for drafter in drafters if not drafter.catches_up]
         self._unheard = 0  # steps without drafts since the last one that was told
         self._ahead = [i for i, drafter in enumerate(drafters) if drafter.works_ahead]
@@ -79,8 +81,10 @@ class DrafterSet:
         """Give a sequence its drafter states, right after prefill."""
         self._hand_out(sequence)
         for index, drafter in self._chosen(sequence):
+            context = self._context(sequence, index)
             with self._guarded(index, sequence):
-                (sequence.states[index],) = drafter.begin([self._context(sequence, index)])
+                (sequence.states[index],) = drafter.begin([context])
+            context.taps = {}
 
     def check(self, request: Request) -> None:
         """Reject a choice of drafters that are not here.
@@ -105,8 +109,10 @@ class DrafterSet:
         self._hand_out(other)
         for index, drafter in enumerate(self.drafters):
             if sequence.states[index] is not None:
+                context = self._context(other, index)
                 with self._guarded(index, other):
-                    other.states[index] = drafter.fork(sequence.states[index], self._context(other, index))
+                    other.states[index] = drafter.fork(sequence.states[index], context)
+                context.taps = {}
 
     def _hand_out(self, sequence: Decoding) -> None:
         """Give every drafter a text of its own: whatever it does to it harms nobody else."""

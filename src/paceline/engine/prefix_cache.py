@@ -1,8 +1,8 @@
 """Which beginning of a prompt needs no prefill, because another sequence has the same one in its cache, or had.
 
 At least the last token of a text is always computed, since it is the root of the next step. Requests that need
-something of every position of their prompt (prompt logprobs, hidden states for drafters) take nothing over; what they
-leave can be taken over. Tenants share nothing. Layers with a sliding window may have given back what is behind it:
+something of every position of their prompt (prompt logprobs) take nothing over, and where drafters want the hidden
+states of a prompt's last tokens, these are computed; what they leave can be taken over. Tenants share nothing. Layers with a sliding window may have given back what is behind it:
 then less is taken over, or nothing. Source: automatic prefix caching of vLLM (PagedAttention, arXiv:2309.06180)."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class PrefixCache:
 
     Args:
         memory: of the runner.
-        whole_prompts: drafters want the hidden states of every prompt token.
+        tap_window: of how many tokens at the end of a prompt drafters want the hidden states; None is all.
     """
 
-    def __init__(self, memory: CacheMemory, *, whole_prompts: bool) -> None:
-        self._memory, self._whole_prompts = memory, whole_prompts
+    def __init__(self, memory: CacheMemory, *, tap_window: int | None = 0) -> None:
+        self._memory, self._tap_window = memory, tap_window
 
     def begin(self, sequence: Sequence, ahead: Seq[Sequence], live: Seq[Sequence]) -> bool:
         """Give a sequence whose cache is empty the longest beginning that is at hand.
@@ -53,7 +53,7 @@ class PrefixCache:
 
     def expected(self, request: Request, live: Seq[Sequence]) -> int:
         """How many blocks of its prompt a request that begins now will share with these sequences."""
-        pieces = [] if self._needs_all(request) else self._prompt(request)
+        pieces = self._of_prompt(request)
         return max((self._to_share(request, pieces, other) for other in live), default=0)
 
     def _to_share(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
@@ -65,10 +65,14 @@ class PrefixCache:
         """The full blocks that may be taken over: those of the text without its last token."""
         if sequence.begun:
             return self._memory.pieces(sequence.context.tokens[:-1])
-        return [] if self._needs_all(sequence.request) else self._prompt(sequence.request)
+        return self._of_prompt(sequence.request)
 
-    def _needs_all(self, request: Request) -> bool:
-        return self._whole_prompts or request.params.prompt_logprobs is not None
+    def _of_prompt(self, request: Request) -> list[bytes]:
+        """The full blocks of a prompt that may be taken over."""
+        if self._tap_window is None or request.params.prompt_logprobs is not None:
+            return []
+        most = (len(request.prompt_ids) - 1 - self._tap_window) // self._memory.block_size
+        return self._prompt(request)[: max(most, 0)]
 
     def _prompt(self, request: Request) -> list[bytes]:
         if request.pieces is None:

@@ -74,7 +74,7 @@ class Scheduler:
             memory.limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
         cached = memory is not None and config.enable_prefix_caching
         self.prefixes = (
-            PrefixCache(memory, whole_prompts=bool(drafter_set.taps)) if memory is not None and cached else None
+            PrefixCache(memory, tap_window=drafter_set.tap_window) if memory is not None and cached else None
         )
         self.room = None if memory is None else Room(memory, self.prefixes)
 
@@ -160,7 +160,7 @@ class Scheduler:
         if batch:
             wants_all = any(s.request.params.prompt_logprobs is not None and not s.begun for s in batch)
             scores = self.runner.extend(
-                [s.cache for s in batch], chunks, taps=self.drafter_set.taps, all_logits=wants_all
+                [s.cache for s in batch], chunks, taps=self._taps(batch, chunks), all_logits=wants_all
             )
             self._keep(batch, chunks, scores, wants_all)
         for first, others in list(self.filling):
@@ -237,6 +237,19 @@ class Scheduler:
                 left -= len(tokens)
         return batch, chunks
 
+    def _first_tapped(self, sequence: Sequence) -> int:
+        """Position of the first prompt token whose states drafters want."""
+        window = self.drafter_set.tap_window
+        return 0 if window is None else max(0, len(sequence.request.prompt_ids) - 1 - window)
+
+    def _taps(self, batch: Seq[Sequence], chunks: Seq[list[int]]) -> Seq[int]:
+        """Layers whose states are wanted of some token of these chunks, which are not in the caches yet."""
+        wanted = any(
+            not sequence.begun and sequence.cache.length + len(chunk) > self._first_tapped(sequence)
+            for sequence, chunk in zip(batch, chunks, strict=True)
+        )
+        return self.drafter_set.taps if wanted else ()
+
     def _begin(self, sequence: Sequence, index: int) -> bool:
         """Take over what others have of its beginning; False to wait for one of those before it, `index` of them."""
         if self.prefixes is None:
@@ -252,11 +265,11 @@ class Scheduler:
             row = rows.stop
             if sequence.begun:
                 continue
-            if scores.taps:
-                sequence.prompt_taps.append({layer: tap[rows] for layer, tap in scores.taps.items()})
-            request = sequence.request
+            request, start = sequence.request, sequence.cache.length - len(chunk)
+            if scores.taps and (untold := max(self._first_tapped(sequence) - start, 0)) < len(chunk):
+                told = slice(rows.start + untold, rows.stop)
+                sequence.prompt_taps.append({layer: tap[told] for layer, tap in scores.taps.items()})
             if has_all and request.prompt_logprobs is not None:
-                start = sequence.cache.length - len(chunk)
                 request.prompt_logprobs += prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
 
     def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
@@ -273,7 +286,7 @@ class Scheduler:
             other.context.taps = first.context.taps
             self.drafter_set.fork(first, other)
         for sequence in (first, *others):
-            sequence.begun = True
+            sequence.begun, sequence.context.taps = True, {}
 
     def take(self, request_id: str) -> list[Sequence]:
         """The unfinished sequences of a request, wherever they are; a request still waiting is opened, to be closed."""
