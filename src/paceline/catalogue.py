@@ -38,7 +38,7 @@ class Entry:
     published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
-LEARNED_HEADS = ("eagle", "eagle2", "eagle3", "mtp", "medusa", "mlp_speculator", "hydra", "dflash")
+LEARNED_HEADS = ("mtp", "medusa", "mlp_speculator", "hydra", "dflash")
 """Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for
 another name.
 """
@@ -165,6 +165,28 @@ DRAFTERS: Mapping[str, Entry] = {
         ("early_exit", "head", "fork", "an adapter trained for the target"),
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
         published={"controller": "kangaroo"},
+    ),
+    "eagle": Entry(
+        "paceline.drafters.heads.eagle:EagleDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a head trained for the target"),
+        "EAGLE: speculative sampling requires rethinking feature uncertainty (arXiv:2401.15077)",
+    ),
+    "eagle2": Entry(
+        "paceline.drafters.heads.eagle:Eagle2Drafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "trees", "a head trained for the target"),
+        "EAGLE-2: faster inference of language models with dynamic draft trees (arXiv:2406.16858)",
+        published={"num_speculative_tokens": 59},
+    ),
+    "eagle3": Entry(
+        "paceline.drafters.heads.eagle:Eagle3Drafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "a head trained for the target"),
+        "EAGLE-3: scaling up inference acceleration of large language models via training-time test (arXiv:2503.01840)",
     ),
     "lookahead": Entry(
         "paceline.drafters.lookup.lookahead:LookaheadDrafter",

@@ -2,8 +2,10 @@
 
 At least the last token of a text is always computed, since it is the root of the next step. Requests that need
 something of every position of their prompt (prompt logprobs) take nothing over, and where drafters want the hidden
-states of a prompt's last tokens, these are computed; what they leave can be taken over. Tenants share nothing. Layers with a sliding window may have given back what is behind it:
-then less is taken over, or nothing. Source: automatic prefix caching of vLLM (PagedAttention, arXiv:2309.06180)."""
+states of a prompt's last tokens, these are computed; what they leave can be taken over. Tenants share nothing. Layers
+with a sliding window may have given back what is behind it: then less is taken over, or nothing. Source: automatic
+prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
+"""
 
 from __future__ import annotations
 

@@ -270,6 +270,14 @@ class HasHead(Protocol):
 
 
 @runtime_checkable
+class HasEmbedding(Protocol):
+    """A runner that embeds tokens."""
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) input embeddings of tokens, the family's multiplier included."""
+
+
+@runtime_checkable
 class HasMemory(Protocol):
     """A runner whose caches are made of blocks that can be counted."""
 

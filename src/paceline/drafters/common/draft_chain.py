@@ -69,13 +69,14 @@ def draft_chains(
         logits = feed_ahead(runner, [state for state, _ in active], [draft.tokens[-1] for _, draft in active])
 
 
-def _plain(draft: ChainDraft) -> bool:
+def plain(draft: ChainDraft) -> bool:
+    """Whether the best tokens are those of the raw logits."""
     return not draft.drawn and draft.context.apply_rules is None
 
 
 def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
     """The next token of every draft, from (r, v) logits."""
-    if all(_plain(draft) for draft in drafts):
+    if all(plain(draft) for draft in drafts):
         for draft, (token,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
             draft.add(token, chance)
         return

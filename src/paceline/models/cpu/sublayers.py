@@ -60,6 +60,17 @@ def add_bias(sums: int, rows: int, bias: int) -> None:
 
 
 @njit(error_model="numpy")
+def add_rows(frame: int, sums: int, rows: int, column: int) -> None:
+    """Add what is given beside the inputs, from byte `column` on, to sums (rows, 64)."""
+    beside = read(frame + at.BESIDE)
+    if beside != 0:
+        for row in range(rows):
+            own, given = sums + row * STRIP_BYTES, beside + row * read(frame + at.BESIDE_PITCH) + column
+            for i in range(0, STRIP_BYTES, 64):
+                store(own + i, add(load(own + i), load(given + i)))
+
+
+@njit(error_model="numpy")
 def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> None:
     """One row of the residual stream, normed where there is a norm."""
     if weight != 0:
@@ -188,6 +199,7 @@ def qkv(frame: int, layer: int, me: int, team: int) -> None:
         strip_sums(kind, weight, steps, x, read(frame + at.NORMED_PITCH), rows, sums)
         bias = read(layer + at.QKV_BIAS)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
+        add_rows(frame, sums, rows, strip * STRIP_BYTES)
         _store_strip(sums, rows, target + strip * STRIP_BYTES, pitch)
 
 

@@ -332,18 +332,25 @@ class DecoderLayer:
         self.feed_forward = own.mixture() if layer.moe else make_mlp(spec, own.linear("gate_up"), own.linear("down"))
 
     def run(
-        self, x: torch.Tensor, step: Step, rotations: Rotations, *, attention: bool = True, mlp: bool = True
+        self,
+        x: torch.Tensor,
+        step: Step,
+        rotations: Rotations,
+        *,
+        attention: bool = True,
+        mlp: bool = True,
+        beside: torch.Tensor | None = None,
     ) -> None:
-        """Add the outputs of both sub-layers, or of one of them, to x (r, hidden)."""
+        """Add the outputs of both sub-layers, or of one of them, to x (r, hidden); `beside` as of `Passes.run`."""
         beside = self._transformed(x) if mlp and self._parallel else None
         if attention:
-            self._add(x, self._attended(x, step, rotations), self._post_attn_norm)
+            self._add(x, self._attended(x, step, rotations, beside), self._post_attn_norm)
         if mlp:
             self._add(x, self._transformed(x) if beside is None else beside, self._post_mlp_norm)
 
-    def _attended(self, x: torch.Tensor, step: Step, rotations: Rotations) -> torch.Tensor:
-        h = x if self._attn_norm is None else self._attn_norm(x)
-        qkv = self._qkv(h).view(self._shape)
+    def _attended(self, x: torch.Tensor, step: Step, rotations: Rotations, beside: torch.Tensor | None) -> torch.Tensor:
+        qkv = self._qkv(x if self._attn_norm is None else self._attn_norm(x))
+        qkv = (qkv if beside is None else qkv + beside).view(self._shape)
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
@@ -381,9 +388,7 @@ class Decoder:
         self.embedding = weights.pop("embed.weight")
         self.dtype = self.embedding.dtype
         self.to_logits = head_of(spec, weights, self.embedding, row_invariant or True)
-        norm = norm_of(spec, weights, "final_norm")
-        assert norm is not None
-        self._norm = norm
+        self._norm = norm_of(spec, weights, "final_norm") or torch.clone
         self._scale = torch.tensor(spec.embedding_multiplier, dtype=self.dtype).item()
         self.layers = [
             DecoderLayer(spec, self.shape, i, OwnWeights(weights, f"layers.{i}.", spec, row_invariant, self.dtype))
@@ -421,19 +426,21 @@ class Decoder:
         rotations: Rotations,
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
+        *,
+        beside: torch.Tensor | None = None,
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden).
+        """Run the planned layers in place on x (r, hidden); `beside` as of `Passes.run`.
 
         Returns copies of x after the layers in `taps` (-1: before all).
         """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
-                layer.run(x, step, rotations)
+                layer.run(x, step, rotations, beside=beside)
             return {}
         kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
         for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
             attention, mlp = index not in plan.skip_attention, index not in plan.skip_mlp
-            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp)
+            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp, beside=beside)
             if index in taps:
                 kept[index] = x.clone()
         return kept

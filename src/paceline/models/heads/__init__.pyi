@@ -1,3 +1,4 @@
+from .feature_head import FeatureHead as FeatureHead
 from .head_config import HEAD_METHODS as HEAD_METHODS
 from .head_config import HeadConfig as HeadConfig
 from .head_config import HeadMethod as HeadMethod

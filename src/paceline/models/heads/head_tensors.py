@@ -5,12 +5,14 @@
     medusa          heads.K.blocks.J, heads.K.head where it is not shared
     hydra           the same, and heads.K.reduce; block 0 and reduce read the state and K + 1 embeddings
     hydra++         and prefix.*, a decoder layer
-    eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*
+    eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
+                    before that one
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
                     first by input_layernorm, the second by hidden_norm; norm
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
 
-Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face.
+Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face. Embeddings of the target are meant as
+its layers get them, with the family's multiplier.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
     if config.method == "eagle":
         yield from _linear("fc", d, 2 * d)
         yield from _layer(config, "layers.0.", d, normed=False)
+        if not config.normed:
+            yield HeadTensor("norm.weight", (d,), optional=True)
     elif config.method == "eagle3":
         yield from _linear("fc", d, len(config.taps) * d)
         yield from _layer(config, "layers.0.", 2 * d, normed=True)

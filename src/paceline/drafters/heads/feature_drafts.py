@@ -1,0 +1,180 @@
+"""Drafting with an EAGLE head: what it knows of each sequence, and how chains and trees are scored by its layer.
+
+The head's cache holds inputs made of the target's own states alone. Those of new tokens are fed in front of each draft,
+in scratch with the draft; once the text has gone on they are kept and what was drafted is dropped, so that no state
+that the head has guessed ever stays. The cache begins where the first state is known, which is no loss for rotary
+embeddings: they are relative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final, cast
+
+import torch
+
+from paceline.drafters.base import Context
+from paceline.drafters.common.draft_chain import ChainDraft, add_level, plain
+from paceline.drafters.common.draft_rows import best_tokens, fit_rows
+from paceline.drafters.common.draft_state import CHUNK
+from paceline.drafters.growth.base import Growth, as_tree, grow, inputs_of
+from paceline.drafters.heads.tapped_states import TappedStates
+from paceline.models.decoder import NativeCache
+from paceline.models.heads import FeatureHead
+from paceline.tree import EMPTY_TREE, ROOT, TokenTree
+
+FEW: Final = 16
+"""Inputs that are fed together with a draft."""
+
+
+class FeatureState:
+    """One sequence.
+
+    Attributes:
+        cache: of the head's layer; its inputs are those of the tokens before `states.first`.
+        states: of the target, of the tokens behind these.
+        kept: how many of these the cache has in scratch, before what was drafted.
+        fed_tokens, fed_parents: all inputs in scratch, see `FedState`.
+    """
+
+    __slots__ = ("cache", "context", "fed_parents", "fed_tokens", "kept", "states")
+
+    def __init__(self, context: Context, cache: NativeCache, states: TappedStates) -> None:
+        self.context, self.cache, self.states, self.kept = context, cache, states, 0
+        self.fed_tokens: list[int] = []
+        self.fed_parents: list[int] = []
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens of the inputs that the cache lacks: each goes with the state of the token before it."""
+        first = self.states.first + 1
+        return self.context.tokens[first : first + self.states.count]
+
+
+@lru_cache(maxsize=256)
+def chain(inputs: int) -> TokenTree:
+    """Inputs one after the other, as a tree for the head's layer, which does not look at tokens."""
+    return TokenTree.chain([0] * (inputs - 1)) if inputs > 1 else EMPTY_TREE
+
+
+class FeatureDrafts:
+    """Drafts for many sequences with one head.
+
+    Args:
+        vocab_size: of the target. source: as of `TokenTree.sources`.
+    """
+
+    def __init__(self, head: FeatureHead, vocab_size: int, source: int) -> None:
+        self.head, self._vocab_size, self._source = head, vocab_size, source
+        self._ids = None if head.tokens is None else head.tokens.tolist()
+
+    def chains(self, states: Sequence[FeatureState], drafts: Sequence[ChainDraft]) -> list[TokenTree]:
+        """One chain per state: a pass a level for all of them."""
+        self._catch_up(states)
+        counts = [state.states.count for state in states]
+        logits, made = self._first(states)
+        active = list(range(len(states)))
+        while True:
+            self._add([drafts[i] for i in active], logits)
+            on = [k for k, i in enumerate(active) if drafts[i].wants_more]
+            if not on:
+                return [draft.tree(self._source) for draft in drafts]
+            active, made = [active[k] for k in on], made if len(on) == len(active) else made[on]
+            fed = [counts[i] + len(drafts[i].tokens) for i in active]
+            logits, made = self.head.step(
+                [states[i].cache for i in active], [chain(count) for count in fed], [count - 1 for count in fed],
+                tokens=[drafts[i].tokens[-1] for i in active], states=made, picked=range(len(active)),
+            )  # fmt: skip
+
+    def trees(self, drafts: Sequence[Growth]) -> list[TokenTree]:
+        """One tree per growing draft: a pass a round for all of them."""
+        growing = [draft for draft in drafts if draft.front]
+        if growing:
+            self._catch_up([cast(FeatureState, draft.state) for draft in growing])
+        made: dict[int, torch.Tensor] = {}
+        return grow(lambda active: self._fronts(active, made), drafts, self._source)
+
+    def _catch_up(self, states: Sequence[FeatureState]) -> None:
+        """Keep in the caches what the target's states are known of, but for a few."""
+        for state in states:
+            self.confirm(state)
+        while behind := [state for state in states if state.states.count > FEW]:
+            counts = [min(CHUNK, state.states.count - 1) for state in behind]
+            self._feed(behind, counts, ())
+            for state, count in zip(behind, counts, strict=True):
+                state.kept = count
+                self._keep(state)
+
+    def confirm(self, state: FeatureState) -> None:
+        """Keep the inputs in scratch that came from the target, if the text has gone on since."""
+        if 0 < state.kept < state.states.count:
+            self._keep(state)
+        state.kept, state.fed_tokens, state.fed_parents = 0, [], []
+
+    def _keep(self, state: FeatureState) -> None:
+        self.head.commit([state.cache], [range(state.kept - 1)])
+        state.states.drop(state.kept)
+        state.kept = 0
+
+    def _first(self, states: Sequence[FeatureState]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (b, n) and states (b, hidden) behind each text."""
+        counts = [state.states.count for state in states]
+        last = [stop - 1 for stop in accumulate(counts)]
+        logits, made = self._feed(states, counts, last)
+        for state, count in zip(states, counts, strict=True):
+            state.kept = count
+        return logits, made if len(made) == len(states) else made[last]
+
+    def _feed(
+        self, states: Sequence[FeatureState], counts: Sequence[int], picked: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed the first of what each cache lacks, as a chain in scratch."""
+        rows = [state.states.all()[:count] for state, count in zip(states, counts, strict=True)]
+        return self.head.step(
+            [state.cache for state in states], [chain(count) for count in counts], [0] * len(states),
+            tokens=[token for state, count in zip(states, counts, strict=True) for token in state.pending[:count]],
+            states=self.head.joined(rows[0] if len(rows) == 1 else torch.cat(rows)), picked=picked,
+        )  # fmt: skip
+
+    def _fronts(self, drafts: Sequence[Growth], made: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Score the fronts; `made`: by draft, the states (inputs, hidden) behind what is in scratch."""
+        states = [cast(FeatureState, draft.state) for draft in drafts]
+        inputs = [inputs_of(draft, state) for draft, state in zip(drafts, states, strict=True)]
+        if drafts[0].front == [ROOT]:
+            logits, new = self._first(states)
+            for draft, row in zip(drafts, new.split(1), strict=True):
+                made[id(draft)] = row.expand(draft.fed[ROOT] + 1, -1)  # of these, the last one alone has children
+            found = logits.split(1)
+        else:
+            fed = [len(state.fed_tokens) for state in states]
+            before = [made[id(one)][own[1][-len(one.front) :]] for one, own in zip(drafts, inputs, strict=True)]
+            trees = [as_tree(tokens[1:], [parent - 1 for parent in parents[1:]]) for tokens, parents in inputs]
+            counts = [len(draft.front) for draft in drafts]
+            logits, new = self.head.step(
+                [state.cache for state in states], trees, fed,
+                tokens=[token for tokens, count in zip(inputs, counts, strict=True) for token in tokens[0][-count:]],
+                states=torch.cat(before), picked=range(sum(counts)),
+            )  # fmt: skip
+            for draft, rows in zip(drafts, new.split(counts), strict=True):
+                made[id(draft)] = torch.cat((made[id(draft)], rows))
+            found = logits.split(counts)
+        for state, (tokens, parents) in zip(states, inputs, strict=True):
+            state.fed_tokens, state.fed_parents = tokens, parents
+        return [self._fitted(rows) for rows in found]
+
+    def _add(self, drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
+        """The next token of every chain, from logits (r, n) over the head's tokens."""
+        if self._ids is None or not all(plain(draft) for draft in drafts):
+            add_level(drafts, self._fitted(logits))
+            return
+        for draft, (column,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
+            draft.add(self._ids[column], chance)
+
+    def _fitted(self, logits: torch.Tensor) -> torch.Tensor:
+        """(r, v) logits over the target's tokens; those that the head does not have cannot be drawn."""
+        if self.head.tokens is None:
+            return fit_rows(logits, self._vocab_size)
+        found = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        return found.index_copy_(1, self.head.tokens, logits)

@@ -1,0 +1,281 @@
+"""The decoder layer of EAGLE-1 and EAGLE-3 with its inputs and its head, for many sequences at once.
+
+Input i is the embedding of token i + 1 with the target's state of token i, or, behind drafted tokens, with what the
+layer itself made of the token before. It sees all inputs before it, so each sequence has a cache of its own. The layer
+runs as a model of one layer does (models.decoder.native), so in compiled passes on CPUs.
+
+EAGLE-1 adds no norm: the layer reads fc([embedding; state]), and what it gives is the next state, from which the head
+predicts. EAGLE-3 reads three layers of the target, made one state by fc; queries, keys and values are made of
+[norm(embedding); norm(state)]. Their matrix has two halves: the state's is the layer's own, and what the embedding's
+makes of the token is added to that (`beside`).
+
+Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from paceline.errors import CapabilityError, CheckpointError
+from paceline.models.base import HasEmbedding, HasHead, Runner
+from paceline.models.decoder.cache import NativeCache
+from paceline.models.decoder.decoder import Weights, attention_shape, head_order
+from paceline.models.decoder.linear import Map, make_linear, make_norm
+from paceline.models.decoder.native import NativeRunner
+from paceline.models.heads.head_config import HeadConfig
+from paceline.models.heads.head_files import read_head
+from paceline.models.loading import spec_from_config
+from paceline.models.model_spec import ModelSpec
+from paceline.tree import TokenTree
+
+UNUSED: Final = 32
+"""Rows of an embedding or a head that never runs."""
+
+AT_ONCE: Final = 64
+"""States of which a target's head is asked at once for its rows."""
+
+
+class _Layer(NativeRunner):
+    """A model of one layer that is given states, and asked for states and logits."""
+
+    @torch.inference_mode()
+    def step(
+        self,
+        caches: Sequence[NativeCache],
+        trees: Sequence[TokenTree],
+        computed: Sequence[int],
+        inputs: tuple[torch.Tensor, torch.Tensor | None],
+        picked: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (picked, v) and states (r, hidden) of the rows that `run_layers` would feed."""
+        hidden, beside = inputs
+        segments = self._segments(caches, trees, computed)
+        logits, states, _ = self._pass(segments, hidden, logits=picked, states=True, beside=beside)
+        return logits, states
+
+
+class FeatureHead:
+    """One EAGLE head for one target.
+
+    Args:
+        config, weights: of the head, on the target's device; the weights are taken out as they are packed.
+        name: of the head, for messages.
+    Attributes:
+        taps: layers of the target whose states it reads.
+        runner: its layer, for its caches and their memory.
+        tokens: (n,) int64 the target's token of each column of `step`'s logits; None where that is the column itself.
+    Raises:
+        CapabilityError: it takes embeddings or the head from a target that cannot give them.
+        CheckpointError: it reads states before the target's final norm, and has no norm for its own head.
+    """
+
+    def __init__(self, config: HeadConfig, weights: Weights, target: Runner, *, name: str) -> None:
+        self.config, self.target, self.name = config, target, name
+        info = target.info
+        self.taps = config.taps_in(info.num_layers)
+        self.tokens = weights.pop("draft_to_target", None)
+        self._embedding = weights.pop("embed.weight", None)
+        if self._embedding is None and not (target.capabilities.input_embeddings and isinstance(target, HasEmbedding)):
+            raise self._lacking("input embeddings")
+        own = _head_rows(weights, self, target)
+        if own is not None and not config.normed and "norm.weight" not in weights:
+            raise CheckpointError(
+                f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
+            )
+        spec = _spec(config, UNUSED if own is None else config.draft_vocab_size)
+        self._make = _eagle3_inputs(weights, spec) if config.method == "eagle3" else _eagle_inputs(weights)
+        self._norm = (
+            make_norm(weights["norm.weight"], spec.norm_eps) if own is None and "norm.weight" in weights else None
+        )
+        self._shared = own is None
+        layer = _canonical(weights, spec, own)
+        self.runner = _Layer(
+            spec, layer, name=name, device=info.device, dtype=info.dtype, max_context=info.max_context + 1,
+            row_invariant=False,
+        )  # fmt: skip
+        self.open, self.fork = self.runner.open, self.runner.fork
+        self.truncate, self.release = self.runner.truncate, self.runner.release
+        self.commit = self.runner.commit
+
+    @classmethod
+    def load(
+        cls, head: str | Path, target: Runner, methods: Sequence[str], *, tokenizer: Callable[[], str] = str
+    ) -> FeatureHead:
+        """The head in a folder, or of a hub id.
+
+        Args:
+            methods: what it may be. tokenizer: as of `read_head`.
+        Raises:
+            CheckpointError: as `read_head`, and a head of another method. CapabilityError: as above.
+        """
+        config, weights = read_head(head, target.info, tokenizer=tokenizer)
+        if config.method not in methods:
+            raise CheckpointError(
+                f"the head {head} is of method {config.method!r}, not {' or '.join(map(repr, methods))}; name that one"
+            )
+        return cls(config, weights, target, name=str(head))
+
+    @torch.inference_mode()
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        """(r, hidden) what the layer takes for the target's states (r, taps * hidden)."""
+        return self._make.joined(states)
+
+    @torch.inference_mode()
+    def step(
+        self,
+        caches: Sequence[NativeCache],
+        trees: Sequence[TokenTree],
+        computed: Sequence[int],
+        *,
+        tokens: Sequence[int],
+        states: torch.Tensor,
+        picked: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass over the inputs of all sequences, which stay in scratch until `commit`.
+
+        Args:
+            trees: which input sees which, as of `Runner.score`: the root is the first input, and tokens are not looked
+                at. computed: inputs of each that were fed before.
+            tokens: (r,) of the inputs that are fed. states: (r, hidden) of what comes before each: `joined` ones, or
+                what an earlier step returned.
+            picked: rows whose logits are wanted, ascending.
+        Returns:
+            Logits (picked, n), see `tokens`, and the states (r, hidden) that go with the next tokens.
+        """
+        inputs = self._make(self.embed(tokens), states)
+        logits, found = self.runner.step(caches, trees, computed, inputs, () if self._shared else picked)
+        if self._shared and picked:
+            rows = found if len(picked) == len(found) else found[torch.tensor(picked, device=found.device)]
+            logits = self._target_logits(rows)
+        return logits, found
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) embeddings."""
+        if self._embedding is None:
+            assert isinstance(self.target, HasEmbedding)
+            return self.target.embed(tokens)
+        return self._embedding[torch.tensor(tokens, device=self._embedding.device)]
+
+    def _target_logits(self, states: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.target, HasHead)
+        states = states if self._norm is None else self._norm(states)
+        return self.target.head(states, norm=self._norm is None and not self.config.normed)
+
+    def _lacking(self, what: str) -> CapabilityError:
+        info = self.target.info
+        return CapabilityError(
+            f"the head {self.name} takes its {what} from the target, which {info.name} does not give as it runs here; "
+            "use a head with its own, or another method"
+        )
+
+    def needs_head(self) -> HasHead:
+        """The target, whose head can be used.
+
+        Raises:
+            CapabilityError: it cannot.
+        """
+        if not self.target.capabilities.head or not isinstance(self.target, HasHead):
+            raise self._lacking("head")
+        return self.target
+
+
+class _EagleInputs:
+    """fc([embedding; state])."""
+
+    def __init__(self, fc: Map) -> None:
+        self._fc = fc
+
+    def joined(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._fc(torch.cat((embedded, states), 1)), None
+
+
+class _Eagle3Inputs:
+    """The state, and what the normed embedding adds to queries, keys and values."""
+
+    def __init__(self, fc: Map, norm: Map, half: Map) -> None:
+        self.joined, self._norm, self._half = fc, norm, half
+
+    def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return states, self._half(self._norm(embedded))
+
+
+def _eagle_inputs(weights: Weights) -> _EagleInputs:
+    return _EagleInputs(make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False))
+
+
+def _eagle3_inputs(weights: Weights, spec: ModelSpec) -> _Eagle3Inputs:
+    """Takes the embedding's half out of the projections."""
+    d, halves = spec.hidden_size, []
+    for name in "qkv":
+        key = f"layers.0.self_attn.{name}_proj.weight"
+        halves.append(weights[key][:, :d])
+        weights[key] = weights[key][:, d:]
+    order = head_order(attention_shape(spec)).to(halves[0].device)
+    half = torch.cat((halves[0][order], *halves[1:])).contiguous()
+    norm = make_norm(weights.pop("layers.0.input_layernorm.weight"), spec.norm_eps)
+    weights["layers.0.input_layernorm.weight"] = weights.pop("layers.0.hidden_norm.weight")
+    fc = make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False)
+    return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False))
+
+
+def _spec(config: HeadConfig, vocab_size: int) -> ModelSpec:
+    given: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
+    own = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    sizes = {"hidden_size": config.hidden_size, "vocab_size": vocab_size, "tie_word_embeddings": False}
+    return spec_from_config({**own, **given, **sizes})
+
+
+RENAMED: Final = {
+    "self_attn.o_proj": "o",
+    "mlp.down_proj": "down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "mlp_norm",
+}
+FUSED: Final = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def _canonical(weights: Weights, spec: ModelSpec, head: torch.Tensor | None) -> Weights:
+    """The layer's weights by the decoder's names, out of Hugging Face's."""
+    layer = {name.removeprefix("layers.0."): one for name, one in weights.items() if name.startswith("layers.0.")}
+    empty = layer["self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
+    found = {"embed.weight": empty, "head.weight": empty if head is None else head}
+    for name, parts in FUSED.items():
+        found[f"layers.0.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
+        biases = [
+            layer.get(f"{part}.bias", layer[f"{part}.weight"].new_zeros(len(layer[f"{part}.weight"]))) for part in parts
+        ]
+        if any(f"{part}.bias" in layer for part in parts):
+            found[f"layers.0.{name}.bias"] = torch.cat(biases)
+    for stored, name in RENAMED.items():
+        for kind in ("weight", "bias"):
+            if f"{stored}.{kind}" in layer:
+                found[f"layers.0.{name}.{kind}"] = layer[f"{stored}.{kind}"]
+    if "norm.weight" in weights:
+        found["final_norm.weight"] = weights["norm.weight"]
+    return found
+
+
+@torch.inference_mode()
+def _head_rows(weights: Weights, head: FeatureHead, target: Runner) -> torch.Tensor | None:
+    """(n, hidden) the head's own rows, those of the target for a reduced vocabulary; None where all rows are the
+    target's.
+    """
+    own = weights.pop("head.weight", None)
+    if own is not None:
+        return own
+    source = head.needs_head()
+    if head.tokens is None:
+        return None
+    units = torch.eye(target.info.hidden_size, device=target.info.device, dtype=target.info.dtype)
+    columns = [source.head(block, norm=False)[:, head.tokens] for block in units.split(AT_ONCE)]
+    return torch.cat(columns).T.contiguous()
