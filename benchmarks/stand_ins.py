@@ -70,10 +70,10 @@ def head_weights(
     return found
 
 
-def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None = None) -> str:
+def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None = None, *, shared: bool = True) -> str:
     """Path of a head in a folder of its own, with random weights where none are given."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-head-"))
-    return str(write_head(folder, config, head_weights(config) if weights is None else weights))
+    return str(write_head(folder, config, head_weights(config, shared=shared) if weights is None else weights))
 
 
 def write_shuffled_draft(folder: Path) -> Path:

@@ -15,11 +15,12 @@ from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
-from benchmarks.stand_ins import adapter_weights, written_adapter
+from benchmarks.stand_ins import adapter_weights, written_adapter, written_head
 from paceline import registry
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
 from paceline.engine import ExactJudge
+from paceline.models.heads import HeadConfig
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 
 NAMES = sorted([*registry.DRAFTERS, DIAL])
@@ -29,6 +30,23 @@ STORE = written(
     [[1, 2, 3, 4, 5, 6], [7, 1, 2, 3, 9], *([i, i + 1, i + 3, i + 4, i + 2] for i in range(6))], shard_tokens=16
 )
 ADAPTER, MUTE = (written_adapter(adapter_weights(8, mute=mute), 8) for mute in (False, True))
+LAYER = {"num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64}
+EAGLES: list[tuple[Any, int, tuple[int, ...]]] = [("eagle", VOCAB, ()), ("eagle3", 9, (0, 1, 3))]
+EAGLE, EAGLE3 = (
+    written_head(
+        HeadConfig(
+            method=method,
+            hidden_size=8,
+            vocab_size=VOCAB,
+            draft_vocab_size=tokens,
+            layer=LAYER,
+            taps=taps,
+        ),
+        shared=False,
+    )
+    for method, tokens, taps in EAGLES
+)
+"""The second drafts the first tokens alone."""
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -145,6 +163,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": ADAPTER, "exit_layer": 3, "draft_stop_threshold": 0.1, "draft_sample_method": "greedy"},
         {"model": ADAPTER, "exit_layer": 1, "draft_max_length": 2, "num_speculative_tokens": 3},
     ],
+    "eagle": [
+        {"model": EAGLE},
+        {"model": EAGLE, "tree_width": 3, "draft_context": None},
+        {"model": EAGLE, "tree_policy": "dyspec", "num_speculative_tokens": 3},
+        {"model": EAGLE, "draft_sample_method": "greedy"},
+        {"model": EAGLE, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
+    ],
+    "eagle2": [{"model": EAGLE}, {"model": EAGLE, "tree_width": 2, "num_speculative_tokens": 2}],
+    "eagle3": [
+        {"model": EAGLE3},
+        {"model": EAGLE3, "tree_policy": "eagle2", "tree_width": 3},
+        {"model": EAGLE3, "tree_policy": "rsd_s"},
+    ],
     "copyspec": [{}, {"copyspec_gamma": 2, "num_speculative_tokens": 2}, {"copyspec_gamma": 1}],
     "token_recycling": [{}, {"num_speculative_tokens": 2}],
     "prediction": [{}, {"num_speculative_tokens": 2}],
@@ -189,7 +220,10 @@ def remembers(name: str) -> bool:
 def named(options: dict[str, Any]) -> str:
     """The options for a test's name, without what differs from run to run."""
     return str(
-        [(key, "..." if key == "datastore" or value in (ADAPTER, MUTE) else value) for key, value in options.items()]
+        [
+            (key, "..." if key == "datastore" or value in (ADAPTER, MUTE, EAGLE, EAGLE3) else value)
+            for key, value in options.items()
+        ]
     )
 
 
@@ -232,10 +266,17 @@ class World:
             self.temperature,
             seed,
             tenant=tenant,
+            taps={
+                layer: self.hidden(layer, [text[:end] for end in range(1, len(text))]) for layer in self.drafter.taps
+            },
             prediction=PREDICTION,
             forced=lambda most: [(token, 1.0) for token in PREDICTION[len(text) - given :][:most]],
             cache=lambda: ToyCache(text[:-1]),
         )
+
+    def hidden(self, layer: int, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """(texts, hidden) the target's states of each text's last token."""
+        return torch.stack([self.target.hidden(layer, text) for text in texts])
 
     def teach(self, tenant: str) -> None:
         """One request whose scored rows leave something of every token with the tenant."""
@@ -253,9 +294,11 @@ class World:
         return self.drafter.propose(states, [Budget(nodes, depth)] * len(states), [EMPTY_TREE] * len(states))
 
     def observe(self, state: Any, tree: TokenTree, verdict: Verdict) -> None:
+        tokens, text = tree.tokens.tolist(), list(state.context.tokens)
+        texts = [text, *([*text, *(tokens[i] for i in tree.path(node))] for node in range(len(tree)))]
         state.context.tokens.extend(verdict.tokens)
         rows = self.target.logits([0]).repeat(1 + len(tree), 1)
-        taps = {layer: self.target.hidden(0, [0]).repeat(1 + len(tree), 1) for layer in self.drafter.taps}
+        taps = {layer: self.hidden(layer, texts) for layer in self.drafter.taps}
         self.drafter.observe([state], [tree], [verdict], Scores(rows, (0, 1 + len(tree)), taps))
 
 
@@ -385,6 +428,9 @@ def test_a_long_gap_is_caught_up(name: str, options: dict[str, Any]) -> None:
     state = world.begin(PROMPT)
     world.propose([state])
     state.context.tokens.extend(int(t) for t in np.random.default_rng(1).integers(0, VOCAB, 1500))
+    if world.drafter.taps:  # the target's states of these tokens are lost
+        assert world.propose([state]) == [EMPTY_TREE]
+        return
     assert same(world.propose([state])[0], world.propose([world.begin(state.context.tokens)])[0])
 
 

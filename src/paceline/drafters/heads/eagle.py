@@ -97,7 +97,7 @@ class EagleDrafter(Drafter):
     ) -> list[TokenTree]:
         trees = [EMPTY_TREE] * len(states)
         steps = [
-            min(budget.nodes, budget.depth, self.limit) if state.states.count else 0
+            min(budget.nodes, budget.depth, self.limit) if state.knows_its_text else 0
             for state, budget in zip(states, budgets, strict=True)
         ]
         active = [i for i, count in enumerate(steps) if count > 0]
@@ -130,9 +130,8 @@ class EagleDrafter(Drafter):
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
             found = of_pass(scores, i, verdict, self.taps)
             known = self._none if found is None else found
-            if state.states.first + state.states.count + len(known) == len(state.context.tokens) - 1:
-                state.states.add(known)
-            else:
+            state.states.add(known)
+            if not state.knows_its_text:
                 self._begin_anew(state, known)
             if self.tap_window is not None and state.states.count > self.tap_window + CHUNK:
                 self._begin_anew(state, state.states.all()[-self.tap_window :].clone())

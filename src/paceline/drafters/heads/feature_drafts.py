@@ -47,6 +47,11 @@ class FeatureState:
         self.fed_parents: list[int] = []
 
     @property
+    def knows_its_text(self) -> bool:
+        """Whether the target's states of all tokens but the last are known, and of one at least."""
+        return self.states.count > 0 and self.states.first + self.states.count == len(self.context.tokens) - 1
+
+    @property
     def pending(self) -> list[int]:
         """Tokens of the inputs that the cache lacks: each goes with the state of the token before it."""
         first = self.states.first + 1
