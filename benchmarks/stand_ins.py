@@ -60,12 +60,13 @@ def head_weights(
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}
     for one in tensors_of(config):
+        if one.optional and (shared or one.name == "draft_to_target"):
+            continue
         if one.name == "draft_to_target":
-            if not one.optional:
-                found[one.name] = torch.arange(config.draft_vocab_size)
+            found[one.name] = torch.arange(config.draft_vocab_size)
         elif len(one.shape) == 1 and "norm" in one.name:
             found[one.name] = 1.0 + 0.1 * torch.randn(one.shape, generator=generator)
-        elif not (one.optional and shared):
+        else:
             found[one.name] = scale * torch.randn(one.shape, generator=generator) / one.shape[-1] ** 0.5
     return found
 

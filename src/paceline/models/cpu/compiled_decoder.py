@@ -366,7 +366,7 @@ class CompiledDecoder:
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
         self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
-        self.best, arena.masked, self._has_beside = [], False, False
+        self.best, arena.masked, self._adds = [], False, False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
         if spec.latent is not None:
@@ -423,11 +423,11 @@ class CompiledDecoder:
         *,
         logits: Sequence[int] | None = None,
         states: bool = False,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> PassResult:
         """See `models.decoder.eager.Passes.run`."""
-        if beside is not None:
-            beside = torch.nn.functional.pad(beside.float(), (0, -beside.shape[1] % STRIP))
+        if added_qkv is not None:
+            added_qkv = torch.nn.functional.pad(added_qkv.float(), (0, -added_qkv.shape[1] % STRIP))
         rows = sum(segment.rows for segment in segments)
         kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
         result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
@@ -442,7 +442,7 @@ class CompiledDecoder:
                 given = inputs[done : done + count]
                 kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
             self._targets(kept, result, done)
-            self._add_beside(beside, done)
+            self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
             found.append(self._go(picked))
@@ -501,15 +501,15 @@ class CompiledDecoder:
             scale = float(self.spec.embedding_multiplier)
         self.frame.put({at.ROWS: count, at.SCALE: scale})
 
-    def _add_beside(self, beside: torch.Tensor | None, done: int) -> None:
+    def _add_to_qkv(self, rows: torch.Tensor | None, done: int) -> None:
         """Point at what is added to the rows' projections."""
-        if beside is not None:
-            pitch = beside.stride(0) * beside.itemsize
-            self.frame.put({at.BESIDE: beside.data_ptr() + done * pitch, at.BESIDE_PITCH: pitch})
-            self._has_beside = True
-        elif self._has_beside:
-            self.frame.put({at.BESIDE: 0})
-            self._has_beside = False
+        if rows is not None:
+            pitch = rows.stride(0) * rows.itemsize
+            self.frame.put({at.ADDED_QKV: rows.data_ptr() + done * pitch, at.ADDED_QKV_PITCH: pitch})
+            self._adds = True
+        elif self._adds:
+            self.frame.put({at.ADDED_QKV: 0})
+            self._adds = False
 
     def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
         """Point at where taps and states go."""

@@ -14,7 +14,7 @@ FIELD = 8
     KIND, NARROW,  # how attention multiplies (models.cpu.tiles); 1 where embedding, cache and results are bfloat16
     ROWS, HIDDEN, LAYERS, PROGRAM,  # rows of this pass; width; layers to run and address of the first of their records
     SOURCE, SCALE,  # (rows,) addresses of embeddings or hidden states, and the factor on them
-    BESIDE, BESIDE_PITCH,  # (rows, projected) float32 that is added to what is projected before attention, or 0
+    ADDED_QKV, ADDED_QKV_PITCH,  # (rows, projected) float32 that is added to what is projected before attention, or 0
     X, X_PITCH,  # (rows, hidden) float32 residual stream
     NORMED, NORMED_PITCH,  # (rows, hidden) activations of a product, which all threads share
     OWN_NORMED, OWN_SIZE,  # the same of one thread for itself, a float32 row at SPARE and rows of one expert behind it

@@ -61,11 +61,11 @@ def add_bias(sums: int, rows: int, bias: int) -> None:
 
 @njit(error_model="numpy")
 def add_rows(frame: int, sums: int, rows: int, column: int) -> None:
-    """Add what is given beside the inputs, from byte `column` on, to sums (rows, 64)."""
-    beside = read(frame + at.BESIDE)
-    if beside != 0:
+    """Add what is given for the projections, from byte `column` on, to sums (rows, 64)."""
+    added = read(frame + at.ADDED_QKV)
+    if added != 0:
         for row in range(rows):
-            own, given = sums + row * STRIP_BYTES, beside + row * read(frame + at.BESIDE_PITCH) + column
+            own, given = sums + row * STRIP_BYTES, added + row * read(frame + at.ADDED_QKV_PITCH) + column
             for i in range(0, STRIP_BYTES, 64):
                 store(own + i, add(load(own + i), load(given + i)))
 

@@ -339,18 +339,20 @@ class DecoderLayer:
         *,
         attention: bool = True,
         mlp: bool = True,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> None:
-        """Add the outputs of both sub-layers, or of one of them, to x (r, hidden); `beside` as of `Passes.run`."""
+        """Add the outputs of both sub-layers, or of one of them, to x (r, hidden); `added_qkv` as of `Passes.run`."""
         beside = self._transformed(x) if mlp and self._parallel else None
         if attention:
-            self._add(x, self._attended(x, step, rotations, beside), self._post_attn_norm)
+            self._add(x, self._attended(x, step, rotations, added_qkv), self._post_attn_norm)
         if mlp:
             self._add(x, self._transformed(x) if beside is None else beside, self._post_mlp_norm)
 
-    def _attended(self, x: torch.Tensor, step: Step, rotations: Rotations, beside: torch.Tensor | None) -> torch.Tensor:
+    def _attended(
+        self, x: torch.Tensor, step: Step, rotations: Rotations, added_qkv: torch.Tensor | None
+    ) -> torch.Tensor:
         qkv = self._qkv(x if self._attn_norm is None else self._attn_norm(x))
-        qkv = (qkv if beside is None else qkv + beside).view(self._shape)
+        qkv = (qkv if added_qkv is None else qkv + added_qkv).view(self._shape)
         if self._qk_norm is not None:
             self._qk_norm(qkv)
         if self._rope is not None:
@@ -427,20 +429,20 @@ class Decoder:
         plan: LayerPlan = ALL_LAYERS,
         taps: Collection[int] = (),
         *,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> dict[int, torch.Tensor]:
-        """Run the planned layers in place on x (r, hidden); `beside` as of `Passes.run`.
+        """Run the planned layers in place on x (r, hidden); `added_qkv` as of `Passes.run`.
 
         Returns copies of x after the layers in `taps` (-1: before all).
         """
         if plan is ALL_LAYERS and not taps:
             for layer in self.layers:
-                layer.run(x, step, rotations, beside=beside)
+                layer.run(x, step, rotations, added_qkv=added_qkv)
             return {}
         kept = {-1: x.clone()} if -1 in taps and plan.first == 0 else {}
         for index in range(plan.first, len(self.layers) if plan.stop is None else plan.stop):
             attention, mlp = index not in plan.skip_attention, index not in plan.skip_mlp
-            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp, beside=beside)
+            self.layers[index].run(x, step, rotations, attention=attention, mlp=mlp, added_qkv=added_qkv)
             if index in taps:
                 kept[index] = x.clone()
         return kept

@@ -51,7 +51,7 @@ class Passes(Protocol):
         *,
         logits: Sequence[int] | None = None,
         states: bool = False,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> PassResult:
         """Run the planned layers over all rows of the segments.
 
@@ -62,8 +62,8 @@ class Passes(Protocol):
             taps: layers whose output is wanted; -1 is the embedding, the number of layers the normed output.
             logits: rows whose logits are wanted, in ascending order; None means all.
             states: whether the hidden states are wanted.
-            beside: (r, outputs) numbers that are added to the queries, keys and values of every layer that runs, heads
-                in the order of `head_order`: what part of a wider input makes of them.
+            added_qkv: (r, outputs) numbers that are added to the queries, keys and values of every layer that runs,
+                heads in the order of `head_order`: what part of a wider input makes of them.
         Returns:
             Logits, hidden states (r, hidden) behind the last layer (empty if not wanted) and taps, in the model's
             dtype.
@@ -87,13 +87,13 @@ class EagerPasses:
         *,
         logits: Sequence[int] | None = None,
         states: bool = False,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> PassResult:
         """See `Passes.run`."""
         decoder = self.decoder
         x = inputs.clone() if isinstance(inputs, torch.Tensor) else decoder.embed(inputs)
         positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
-        kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps, beside=beside)
+        kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps, added_qkv=added_qkv)
         if len(decoder.layers) in taps:
             kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
         if logits is None:
@@ -153,12 +153,14 @@ class StrictPasses:
         *,
         logits: Sequence[int] | None = None,
         states: bool = False,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> PassResult:
         """See `models.decoder.eager.Passes.run`."""
         rows = sum(segment.rows for segment in segments)
         if rows <= self.most_rows:
-            return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, beside=beside)
+            return self.passes.run(
+                segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv
+            )
         wanted = range(rows) if logits is None else logits
         found: list[PassResult] = []
         done = 0
@@ -166,8 +168,8 @@ class StrictPasses:
             count = sum(part.stop - part.first for part in parts)
             picked = [row - done for row in wanted if done <= row < done + count]
             cut, given = [_cut(part) for part in parts], inputs[done : done + count]
-            more = None if beside is None else beside[done : done + count]
-            found.append(self.passes.run(cut, given, (), plan, taps, logits=picked, states=states, beside=more))
+            more = None if added_qkv is None else added_qkv[done : done + count]
+            found.append(self.passes.run(cut, given, (), plan, taps, logits=picked, states=states, added_qkv=more))
             done += count
         kept = {layer: torch.cat([one[2][layer] for one in found]) for layer in found[0][2]}
         return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found]), kept

@@ -319,12 +319,12 @@ class NativeRunner:
         chunked: bool = False,
         logits: Sequence[int] | None = None,
         states: bool = False,
-        beside: torch.Tensor | None = None,
+        added_qkv: torch.Tensor | None = None,
     ) -> PassResult:
         lengths: Sequence[tuple[int, int]] = ()
         if self.rotary.depends_on_length:
             lengths = self._lengths(segments, [p for s in segments for p in s.positions()], chunked)
-        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, beside=beside)
+        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
 
     def _lengths(
         self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool

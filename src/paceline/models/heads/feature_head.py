@@ -7,7 +7,7 @@ runs as a model of one layer does (models.decoder.native), so in compiled passes
 EAGLE-1 adds no norm: the layer reads fc([embedding; state]), and what it gives is the next state, from which the head
 predicts. EAGLE-3 reads three layers of the target, made one state by fc; queries, keys and values are made of
 [norm(embedding); norm(state)]. Their matrix has two halves: the state's is the layer's own, and what the embedding's
-makes of the token is added to that (`beside`).
+makes of the token is added to that (`added_qkv`).
 
 Source: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840).
 """
@@ -52,9 +52,9 @@ class _Layer(NativeRunner):
         picked: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (picked, v) and states (r, hidden) of the rows that `run_layers` would feed."""
-        hidden, beside = inputs
+        hidden, added_qkv = inputs
         segments = self._segments(caches, trees, computed)
-        logits, states, _ = self._pass(segments, hidden, logits=picked, states=True, beside=beside)
+        logits, states, _ = self._pass(segments, hidden, logits=picked, states=True, added_qkv=added_qkv)
         return logits, states
 
 
@@ -78,9 +78,7 @@ class FeatureHead:
         info = target.info
         self.taps = config.taps_in(info.num_layers)
         self.tokens = weights.pop("draft_to_target", None)
-        self._embedding = weights.pop("embed.weight", None)
-        if self._embedding is None and not (target.capabilities.input_embeddings and isinstance(target, HasEmbedding)):
-            raise self._lacking("input embeddings")
+        self._embed = self._embedding_of(weights.pop("embed.weight", None))
         own = _head_rows(weights, self, target)
         if own is not None and not config.normed and "norm.weight" not in weights:
             raise CheckpointError(
@@ -146,24 +144,24 @@ class FeatureHead:
         Returns:
             Logits (picked, n), see `tokens`, and the states (r, hidden) that go with the next tokens.
         """
-        inputs = self._make(self.embed(tokens), states)
+        inputs = self._make(self._embed(tokens), states)
         logits, found = self.runner.step(caches, trees, computed, inputs, () if self._shared else picked)
         if self._shared and picked:
             rows = found if len(picked) == len(found) else found[torch.tensor(picked, device=found.device)]
             logits = self._target_logits(rows)
         return logits, found
 
-    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """(r, hidden) embeddings."""
-        if self._embedding is None:
-            assert isinstance(self.target, HasEmbedding)
-            return self.target.embed(tokens)
-        return self._embedding[torch.tensor(tokens, device=self._embedding.device)]
+    def _embedding_of(self, own: torch.Tensor | None) -> Callable[[Sequence[int]], torch.Tensor]:
+        """(r, hidden) embeddings of tokens."""
+        if own is not None:
+            return lambda tokens: own[torch.tensor(tokens, device=own.device)]
+        if not self.target.capabilities.input_embeddings or not isinstance(self.target, HasEmbedding):
+            raise self._lacking("input embeddings")
+        return self.target.embed
 
     def _target_logits(self, states: torch.Tensor) -> torch.Tensor:
-        assert isinstance(self.target, HasHead)
         states = states if self._norm is None else self._norm(states)
-        return self.target.head(states, norm=self._norm is None and not self.config.normed)
+        return self.needs_head().head(states, norm=self._norm is None and not self.config.normed)
 
     def _lacking(self, what: str) -> CapabilityError:
         info = self.target.info

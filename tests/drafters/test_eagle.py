@@ -1,0 +1,400 @@
+"""EAGLE heads: their logits are those of a plain forward pass, true next states make every draft right, the cache holds
+true states alone, and the text stays the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import eagle_reference as reference
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_checkpoint import write
+
+from benchmarks.stand_ins import head_weights, written_head
+from paceline import LLM, SamplingParams
+from paceline.drafters import Context, DrafterArgs
+from paceline.drafters.heads import Eagle2Drafter, Eagle3Drafter, EagleDrafter, FeatureState
+from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError
+from paceline.models import load_runner
+from paceline.models.heads import FeatureHead, HeadConfig
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
+
+PROMPT = [(7 * i) % 500 + 4 for i in range(30)]
+PROMPTS = [{"prompt_token_ids": [(7 * i + j) % 500 + 4 for i in range(1 + 14 * j)]} for j in range(3)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+KINDS: dict[str, Any] = {"eagle": EagleDrafter, "eagle2": Eagle2Drafter, "eagle3": Eagle3Drafter}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of two layers, which runs by PyTorch's operators."""
+    return write(tmp_path_factory.mktemp("target"), max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that runs in compiled passes."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
+    return write(tmp_path_factory.mktemp("wide"), max_position_embeddings=2048, **sizes)
+
+
+def config(method: Any, info: Any, **more: Any) -> HeadConfig:
+    """A head of three query heads, one of keys, and taps for EAGLE-3; for compiled passes where the target is."""
+    layer = {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 40}
+    layer["head_dim"] = 32 if info.hidden_size > 32 else 16
+    given: dict[str, Any] = {"hidden_size": info.hidden_size, "vocab_size": info.vocab_size, "draft_vocab_size": 300}
+    given |= {"layer": layer | {"max_position_embeddings": 64, "rope_theta": 500.0, "rms_norm_eps": 1e-5}}
+    return HeadConfig(method=method, **(given | ({"taps": (-1, 0, 2)} if method == "eagle3" else {}) | more))
+
+
+class World:
+    """One drafter over a target in float32, with what a plain forward pass needs."""
+
+    def __init__(self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, **options: Any) -> None:
+        self.target = load_runner(str(folder), dtype="float32")
+        info = self.target.info
+        self.config = config("eagle3" if name == "eagle3" else "eagle", info, draft_vocab_size=draft_vocab)
+        self.weights = head_weights(self.config)
+        if "draft_to_target" in self.weights:
+            self.weights["draft_to_target"] = self.weights["draft_to_target"] * 7 + 3
+        args = DrafterArgs(vocab_size=info.vocab_size, index=0, max_context=info.max_context, target=self.target)
+        self.drafter: EagleDrafter = KINDS[name](args, model=written_head(self.config, self.weights), **options)
+        stored = load_file(folder / "model.safetensors")
+        self.embedding, self.head = stored["model.embed_tokens.weight"], stored["lm_head.weight"]
+        self.cache = self.target.open()
+        self.tokens, self.states = list(PROMPT), self.extended(PROMPT[:-1])
+
+    def extended(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(n, taps * hidden) the target's states of more tokens."""
+        self.taps = self.target.extend([self.cache], [tokens], taps=self.drafter.taps).taps
+        return torch.cat([self.taps[layer] for layer in self.drafter.taps], 1)
+
+    def begin(self, **more: Any) -> FeatureState:
+        context = Context("a", list(PROMPT), len(PROMPT), taps=self.taps, **more)
+        return self.drafter.begin([context])[0]
+
+    def propose(self, state: FeatureState, nodes: int, depth: int = 9) -> TokenTree:
+        return self.drafter.propose([state], [Budget(nodes, depth)], [EMPTY_TREE])[0]
+
+    def row(self, drafted: tuple[int, ...] = ()) -> torch.Tensor:
+        """(v,) the head's logits behind drafted tokens, by the plain forward pass."""
+        ids = self.weights.get("draft_to_target", torch.arange(len(self.head)))
+        known = self.tokens[1:], reference.joined(self.config, self.weights, self.states)
+        row = torch.full((len(self.head),), float("-inf"))
+        row[ids] = reference.after(self.config, self.weights, (self.embedding, self.head[ids]), known, drafted)
+        return row
+
+    def commit(self, state: FeatureState, tree: TokenTree, path: Sequence[int], own: int) -> None:
+        """A scoring pass of the target, after which the path was accepted."""
+        scores = self.target.score([self.cache], [self.tokens[-1]], [tree], taps=self.drafter.taps)
+        self.target.commit([self.cache], [path])
+        new = [*(int(tree.tokens[i]) for i in path), own]
+        rows = [0, *(1 + i for i in path)]
+        self.states = torch.cat((self.states, torch.cat([scores.taps[one][rows] for one in self.drafter.taps], 1)))
+        self.tokens += new
+        state.context.tokens.extend(new)
+        self.drafter.observe([state], [tree], [Verdict(tuple(path), tuple(new[:-1]), own)], scores)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, atol=2e-4, rtol=2e-4)
+
+
+# ------------------------------------------------------------------------------------------------ logits
+
+
+@pytest.mark.parametrize("draft_vocab", [300, None])
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+@pytest.mark.parametrize("size", ["folder", "wide"])
+def test_logits_are_those_of_a_plain_forward_pass(
+    size: str, name: str, draft_vocab: int | None, request: pytest.FixtureRequest
+) -> None:
+    """Drawn rows of a chain and of a tree, in several rounds with some, all and none of it accepted."""
+    folder = request.getfixturevalue(size)
+    vocab = draft_vocab or load_runner(str(folder), dtype="float32").info.vocab_size
+    for policy in ({}, {"tree_policy": "rsd_c", "tree_width": [2, 2]}):
+        world = World(folder, name, draft_vocab=vocab, **policy)
+        assert (
+            type(world.drafter.head.runner.passes).__name__
+            == {"folder": "EagerPasses", "wide": "CompiledDecoder"}[size]
+        )
+        state = world.begin(temperature=1.0)
+        for accepted in (1, 9, 0):
+            tree = world.propose(state, 6, 3)
+            assert len(tree) >= 3
+            for parent in (-1, *(node for node in range(len(tree)) if tree.trials_of(node))):
+                path = tuple(int(tree.tokens[i]) for i in tree.path(parent)) if parent >= 0 else ()
+                for trial in tree.trials_of(parent):
+                    assert close(trial.row, world.row(path).softmax(0))
+            assert not close(tree.trials_of(-1)[0].row, world.row((5,)).softmax(0))
+            path = tree.path(tree.leaves()[-1])[:accepted]
+            world.commit(state, tree, path, own=11)
+
+
+def test_two_sequences_at_once_are_each_alone(folder: Path) -> None:
+    alone, both = World(folder, tree_width=3), World(folder, tree_width=3)
+    context = Context("b", PROMPT[:8], 8, taps={layer: tap[:7] for layer, tap in both.taps.items()})
+    states = [both.begin(), *both.drafter.begin([context])]
+    first, second = both.drafter.propose(states, [Budget(9, 4)] * 2, [EMPTY_TREE] * 2)
+    assert first.tokens.tolist() == alone.propose(alone.begin(), 9, 4).tokens.tolist()
+    assert second.tokens.tolist() == alone.propose(alone.drafter.begin([context])[0], 9, 4).tokens.tolist()
+
+
+# ------------------------------------------------------------------------------------------------ trees
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_eagle2_is_the_paper_by_brute_force(folder: Path, width: int) -> None:
+    """Expand the best paths of each level, rank all, keep the best; every node's parent is among them."""
+    world = World(folder, "eagle2", tree_width=width)
+    tree = world.propose(world.begin(), 7, 3)
+    scores: dict[tuple[int, ...], float] = {}
+    front: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        level: dict[tuple[int, ...], float] = {}
+        for path, score in front.items():
+            chances, tokens = world.row(path).softmax(0).topk(width)
+            level |= {(*path, t): score * c for t, c in zip(tokens.tolist(), chances.tolist(), strict=True)}
+        scores |= level
+        front = dict(sorted(level.items(), key=lambda item: -item[1])[:width])
+    found = {tuple(int(tree.tokens[j]) for j in tree.path(i)) for i in range(len(tree))}
+    assert found == set(sorted(scores, key=lambda path: -scores[path])[:7])
+    assert all(len(path) == 1 or path[:-1] in found for path in found)
+
+
+def test_one_child_a_node_is_the_chain(folder: Path) -> None:
+    trees = [
+        world.propose(world.begin(), 5)
+        for world in (World(folder, "eagle2", tree_width=1), World(folder), World(folder, "eagle2"))
+    ]
+    assert trees[0].is_chain
+    assert trees[0].tokens.tolist() == trees[1].tokens.tolist()
+    assert not trees[2].is_chain
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+
+def cached(world: World, cache: Any) -> torch.Tensor:
+    """Keys and values of a head's committed inputs."""
+    slots = torch.as_tensor(cache.slot_index(0, cache.length))
+    return world.drafter.head.runner.arena.layers[0][slots]
+
+
+def fresh(world: World, count: int) -> torch.Tensor:
+    """The same of a pass over the text's first inputs, with true states."""
+    head, tokens = world.drafter.head, world.tokens[1 : 1 + count]
+    cache = head.open()
+    chain = TokenTree.chain([0] * (count - 1))
+    head.step([cache], [chain], [0], tokens=tokens, states=head.joined(world.states[:count]), picked=())
+    head.commit([cache], [range(count - 1)])
+    return cached(world, cache)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle2", "eagle3"])
+@pytest.mark.parametrize("size", ["folder", "wide"])
+def test_the_cache_is_that_of_a_fresh_pass_with_true_states(
+    size: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    world = World(request.getfixturevalue(size), name)
+    state = world.begin()
+    for turn in range(6):
+        tree = world.propose(state, 8, 4)
+        path = tree.path(tree.leaves()[turn % len(tree.leaves())])[: turn % 4]
+        world.commit(state, EMPTY_TREE if turn == 3 else tree, () if turn == 3 else path, own=20 + turn)
+    world.propose(state, 4, 2)
+    count = state.cache.length
+    assert count > len(PROMPT)
+    assert close(cached(world, state.cache), want := fresh(world, count))
+    world.states = world.states.roll(1, 0)
+    assert not close(want, fresh(world, count))
+
+
+def test_a_gap_in_the_states_is_left_behind(folder: Path) -> None:
+    """Tokens whose states nobody gave: nothing is drafted before there are new ones, and then from these alone."""
+    world = World(folder)
+    state = world.begin()
+    world.propose(state, 4)
+    state.context.tokens += [9, 10]
+    assert world.propose(state, 4) is EMPTY_TREE
+    world.states = torch.cat((world.states, world.extended([PROMPT[-1], 9])))
+    world.tokens += [9, 10]
+    world.commit(state, EMPTY_TREE, (), 12)
+    world.tokens, world.states = world.tokens[-2:], world.states[-1:]
+    tree = world.propose(state, 4)
+    assert int(tree.tokens[0]) == int(world.row().argmax())
+
+
+# ------------------------------------------------------------------------------------------------ a head that knows
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return LLM(speculative_config=None, dtype="float32", seed=1)
+
+
+def outputs(llm: LLM, params: SamplingParams) -> list[Any]:
+    found = llm.generate(PROMPTS, params)
+    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
+    return [[one.token_ids for one in out.outputs] for out in found]
+
+
+class Oracle:
+    """In place of the layer: the target's true next state, which it finds by the state that it is given."""
+
+    def __init__(self, llm: LLM, texts: Sequence[list[int]]) -> None:
+        self.runner, self.last = llm.runner, llm.runner.info.num_layers
+        self.texts: dict[bytes, tuple[int, ...]] = {}
+        for text in texts:
+            for row, end in zip(self.states(text)[1], range(1, len(text) + 1), strict=True):
+                self.texts[row.numpy().tobytes()] = tuple(text[:end])
+
+    def states(self, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = self.runner.open()
+        scores = self.runner.extend([cache], [list(text)], taps=(self.last,))
+        self.runner.release(cache)
+        return scores.logits, scores.taps[self.last]
+
+    def step(self, caches: Any, trees: Any, computed: Any, *, tokens: Any, states: Any, picked: Any) -> Any:
+        found = []
+        for row, token in zip(states, tokens, strict=True):
+            text = (*self.texts[row.numpy().tobytes()], token)  # a KeyError: no state of the target's
+            logits, made = self.states(text)
+            self.texts[made[-1].numpy().tobytes()] = text
+            found.append((logits[0], made[-1]))
+        logits, made = (torch.stack(rows) for rows in zip(*found, strict=True))
+        return logits[list(picked)], made
+
+
+def knowing(plain: LLM, monkeypatch: pytest.MonkeyPatch, **options: Any) -> LLM:
+    """The target with a head whose every guess is true."""
+    info = plain.runner.info
+    own = config("eagle", info, draft_vocab_size=info.vocab_size)
+    more = {"num_speculative_tokens": 4, "controller": "fixed", **options}
+    fast = plain.with_speculative_config({"method": "eagle", "model": written_head(own), **more})
+    texts = [p["prompt_token_ids"] + out[0] for p, out in zip(PROMPTS, outputs(plain, GREEDY), strict=True)]
+    head = fast.engine.parts.drafter_set.drafters[0].head
+    monkeypatch.setattr(head, "step", Oracle(plain, texts).step)
+    monkeypatch.setattr(head, "commit", lambda caches, paths: None)
+    monkeypatch.setattr(head, "truncate", lambda cache, length: None)
+    return fast
+
+
+def accepted(llm: LLM) -> float:
+    """Share of the drafted tokens that stood."""
+    found = llm.generate(PROMPTS, GREEDY)
+    assert not any(out.metrics.dropped_drafters for out in found), found[0].metrics.dropped_drafters
+    drafted = sum(out.metrics.num_draft_tokens for out in found)
+    assert drafted > 20
+    return sum(out.metrics.num_accepted_tokens for out in found) / drafted
+
+
+def test_true_next_states_make_every_draft_right(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = knowing(plain, monkeypatch)
+    assert accepted(fast) == 1.0
+    assert outputs(fast, GREEDY) == outputs(plain, GREEDY)
+
+
+def test_tokens_beside_the_wrong_states_show(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: tokens one place too early are mostly rejected."""
+
+    def early(self: FeatureState) -> list[int]:
+        return self.context.tokens[self.states.first : self.states.first + self.states.count]
+
+    fast = knowing(plain, monkeypatch)
+    monkeypatch.setattr(FeatureState, "pending", property(early))
+    assert accepted(fast) < 0.9
+
+
+# ------------------------------------------------------------------------------------------------ texts
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3"])
+def test_the_text_is_the_targets(plain: LLM, method: str) -> None:
+    """Alone, in a list with another drafter, under `auto`; several outputs, rules, seeds."""
+    own = config("eagle3" if method == "eagle3" else "eagle", plain.runner.info)
+    entry = {"method": method, "model": written_head(own)}
+    configs: list[dict[str, Any]] = [
+        {**entry, "num_speculative_tokens": 4},
+        {"method": ["ngram", entry], "num_speculative_tokens": 3},
+        {**entry, "controller": "auto"},
+    ]
+    for given in configs:
+        fast = plain.with_speculative_config(given)
+        for params in (
+            GREEDY,
+            SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2),
+            SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=12),
+        ):
+            assert outputs(fast, params) == outputs(plain, params), given
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def test_wrong_heads_and_targets_are_named(folder: Path) -> None:
+    target = load_runner(str(folder), dtype="float32")
+    args = DrafterArgs(vocab_size=target.info.vocab_size, index=0, max_context=128, target=target)
+    model = written_head(config("eagle", target.info))
+    cases: list[tuple[type[PacelineError], str, Any]] = [
+        (CheckpointError, "is of method 'eagle', not 'eagle3'", lambda: Eagle3Drafter(args, model=model)),
+        (ConfigError, "speculative_config model must be the folder or hub id of a head", lambda: EagleDrafter(args)),
+        (ConfigError, "draft_context must be", lambda: EagleDrafter(args, model=model, draft_context=0)),
+        (
+            ConfigError,
+            "draft_sample_method must be greedy or left out with tree_policy 'eagle2'",
+            lambda: Eagle2Drafter(args, model=model, draft_sample_method="probabilistic"),
+        ),
+        (
+            CheckpointError,
+            "reads states before the final norm of .*, so it needs a norm.weight",
+            lambda: EagleDrafter(args, model=written_head(config("eagle", target.info, normed=False))),
+        ),
+    ]
+    for error, message, make in cases:
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_a_target_that_gives_no_states_is_named(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    entry = {"method": "eagle", "model": written_head(config("eagle", plain.runner.info)), "num_speculative_tokens": 2}
+    for lack, message in (
+        ("taps", "method 'eagle' needs a model that gives the states behind its layers"),
+        ("input_embeddings", "takes its input embeddings from the target"),
+        ("head", "takes its head from the target"),
+    ):
+        able = replace(plain.runner.capabilities, **{lack: False})
+        with monkeypatch.context() as patched:
+            patched.setattr(plain.runner, "capabilities", able)
+            with pytest.raises(CapabilityError, match=message):
+                plain.with_speculative_config(entry)
+
+
+def test_a_head_stays_in_its_memory(folder: Path) -> None:
+    """Caches are given back; states that wait are no more than was said."""
+    world = World(folder, draft_context=8)
+    memory = world.drafter.head.runner.memory
+    before = memory.used
+    state = world.begin()
+    assert state.states.count == 8
+    for _ in range(600):
+        world.commit(state, EMPTY_TREE, (), 5)
+    held = state.states.count * state.states.all()[0].nbytes
+    assert 8 * state.states.all()[0].nbytes < held <= world.drafter.held_bytes(len(world.tokens))
+    twin = world.drafter.fork(state, Context("b", list(state.context.tokens), 30))
+    assert world.propose(twin, 3).tokens.tolist() == world.propose(state, 3).tokens.tolist()
+    world.drafter.end([state, twin])
+    assert memory.used == before
+
+
+def test_heads_are_read_once(folder: Path) -> None:
+    """The type that runs them is public, for training and tools."""
+    target = load_runner(str(folder), dtype="float32")
+    head = FeatureHead.load(written_head(config("eagle3", target.info)), target, ("eagle", "eagle3"))
+    assert head.taps == (-1, 0, 2)

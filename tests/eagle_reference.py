@@ -1,0 +1,87 @@
+"""EAGLE heads in plain PyTorch, written from the papers alone: one text, no cache, no tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional as F
+
+from paceline.models.heads import HeadConfig
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rotated(x: torch.Tensor, theta: float) -> torch.Tensor:
+    """(heads, n, dim) turned by position, pairs being (i, i + dim / 2)."""
+    n, dim = x.shape[-2:]
+    angle = torch.arange(n)[:, None] * theta ** (-torch.arange(0, dim, 2) / dim)
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def attention(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """(n, hidden) of inputs (n, hidden or 2 hidden)."""
+    n, dim, groups = len(x), config.head_dim, config.layer["num_attention_heads"] // config.kv_heads
+    at, theta = "layers.0.self_attn", config.layer.get("rope_theta", 10000.0)
+    q, k, v = ((x @ weights[f"{at}.{name}_proj.weight"].T).view(n, -1, dim).transpose(0, 1) for name in "qkv")
+    q, k, v = rotated(q, theta), rotated(k, theta).repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    shares = (q @ k.transpose(1, 2) / dim**0.5).masked_fill(~seen, float("-inf")).softmax(-1)
+    return (shares @ v).transpose(0, 1).reshape(n, -1) @ weights[f"{at}.o_proj.weight"].T
+
+
+def forward(
+    config: HeadConfig, weights: Weights, head: torch.Tensor, embedded: torch.Tensor, states: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (n, v) and states (n, hidden) behind each input.
+
+    Args:
+        head: (v, hidden). embedded: (n, hidden) of the tokens. states: (n, hidden) of the tokens before, joined.
+    """
+    eps = config.layer.get("rms_norm_eps", 1e-6)
+    if config.method == "eagle":
+        x = F.linear(torch.cat((embedded, states), 1), weights["fc.weight"])
+        x = x + attention(config, weights, x)
+    else:
+        both = (
+            norm(embedded, weights["layers.0.input_layernorm.weight"], eps),
+            norm(states, weights["layers.0.hidden_norm.weight"], eps),
+        )
+        x = states + attention(config, weights, torch.cat(both, 1))
+    h = norm(x, weights["layers.0.post_attention_layernorm.weight"], eps)
+    gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    x = x + (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
+    return (norm(x, weights["norm.weight"], eps) if config.method == "eagle3" else x) @ head.T, x
+
+
+def joined(config: HeadConfig, weights: Weights, states: torch.Tensor) -> torch.Tensor:
+    """(n, hidden) what the layer takes for the target's states (n, taps * hidden)."""
+    return states if config.method == "eagle" else states @ weights["fc.weight"].T
+
+
+def after(
+    config: HeadConfig,
+    weights: Weights,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    known: tuple[list[int], torch.Tensor],
+    drafted: tuple[int, ...],
+) -> torch.Tensor:
+    """(v,) logits behind drafted tokens: each goes with the state that the head made of the one before it.
+
+    Args:
+        tables: the embedding (v, hidden) and the head. known: tokens 1 .. n of a text and the joined states of tokens
+            0 .. n - 1.
+    """
+    embedding, head = tables
+    tokens, states = known
+    logits, made = forward(config, weights, head, embedding[tokens], states)
+    for token in drafted:
+        tokens, states = [*tokens, token], torch.cat((states, made[-1:]))
+        logits, made = forward(config, weights, head, embedding[tokens], states)
+    return logits[-1]
