@@ -35,7 +35,7 @@ class EagleDrafter(Drafter):
         num_speculative_tokens: most levels to draft; None leaves it to the budget.
         draft_sample_method: above temperature 0, "probabilistic" draws from the head's distribution, "greedy" takes its
             most likely tokens. By default it draws, but for requests with a seed of their own.
-        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as of `draft_model`.
+        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as for `draft_model`.
         draft_context: most tokens at the end of a prompt that the head sees, beside all that is generated; what lies
             before them is not computed again where it is cached. None is the whole prompt.
     Raises:
@@ -170,7 +170,10 @@ class Eagle2Drafter(EagleDrafter):
     """The same head as `eagle`, with the trees of EAGLE-2 where no other policy is named.
 
     Args:
-        tree_policy: "eagle2" by default. All others are those of `eagle`.
+        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
+            speculative_token_tree, draft_context: as for `eagle`.
+    Raises:
+        ConfigError, CheckpointError, CapabilityError: as there.
     """
 
     name = "eagle2"
@@ -180,7 +183,11 @@ class Eagle2Drafter(EagleDrafter):
 class Eagle3Drafter(EagleDrafter):
     """Drafts with a head that reads several of the target's layers and predicts tokens alone.
 
-    Args: as of `eagle`; chains are drafted where no policy is named, `tree_policy` "eagle2" makes the paper's trees.
+    Args:
+        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
+            speculative_token_tree, draft_context: as for `eagle`; `tree_policy` "eagle2" makes the paper's trees.
+    Raises:
+        ConfigError, CheckpointError, CapabilityError: as there.
     """
 
     name = "eagle3"
