@@ -23,7 +23,8 @@ from paceline.models import load_runner
 from paceline.models.heads import FeatureHead, HeadConfig
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
-PROMPT = [(7 * i) % 500 + 4 for i in range(30)]
+PROMPT = [(7 * i) % 500 + 4 for i in range(300)]
+"""Longer than the rows of a compiled pass."""
 PROMPTS = [{"prompt_token_ids": [(7 * i + j) % 500 + 4 for i in range(1 + 14 * j)]} for j in range(3)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 KINDS: dict[str, Any] = {"eagle": EagleDrafter, "eagle2": Eagle2Drafter, "eagle3": Eagle3Drafter}
@@ -387,7 +388,7 @@ def test_a_head_stays_in_its_memory(folder: Path) -> None:
         world.commit(state, EMPTY_TREE, (), 5)
     held = state.states.count * state.states.all()[0].nbytes
     assert 8 * state.states.all()[0].nbytes < held <= world.drafter.held_bytes(len(world.tokens))
-    twin = world.drafter.fork(state, Context("b", list(state.context.tokens), 30))
+    twin = world.drafter.fork(state, Context("b", list(state.context.tokens), len(PROMPT)))
     assert world.propose(twin, 3).tokens.tolist() == world.propose(state, 3).tokens.tolist()
     world.drafter.end([state, twin])
     assert memory.used == before
