@@ -77,6 +77,21 @@ def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None 
     return str(write_head(folder, config, head_weights(config, shared=shared) if weights is None else weights))
 
 
+def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tokens: int = 500) -> str:
+    """Path of an EAGLE head of random weights that drafts the first `tokens` tokens: what it drafts is wrong."""
+    layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
+    return written_head(
+        HeadConfig(
+            method=method,
+            hidden_size=width,
+            vocab_size=vocab_size,
+            draft_vocab_size=tokens,
+            taps=(0, 2, 4) if method == "eagle3" else (),
+            layer=layer,
+        )
+    )
+
+
 def write_shuffled_draft(folder: Path) -> Path:
     """The bundled draft with its token ids in another order, as a checkpoint folder."""
     weights = load_file(BUNDLED_DRAFT / "model.safetensors")

@@ -1,8 +1,8 @@
 """What strict mode is checked with: every drafter of the registry, alone, together and under `auto`.
 
 Beside the bundled target, drafters that want a model which Paceline does not bundle are given one whose guesses mostly
-fail: an adapter of random weights, and the bundled draft under shuffled token ids. What they guess is not the point;
-that it does not show is.
+fail: an adapter and heads of random weights, and the bundled draft under shuffled token ids. What they guess is not the
+point; that it does not show is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from decoding import Model
-from stand_ins import adapter_weights, write_shuffled_draft, written_adapter
+from stand_ins import adapter_weights, random_head, write_shuffled_draft, written_adapter
 
 from paceline import RequestOutput, registry
 from paceline.bench.run import DIAL
@@ -29,9 +29,12 @@ NGRAM: Config = {"method": "ngram", **GUESSES}
 DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUESSES}
 NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
-WIDTH = 256
+WIDTH, VOCAB = 256, 6144
 
-NEED_A_PAIR = ("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "diffuspec", "deer", "tli", "slem")
+NEED_A_PAIR = (
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "eagle", "eagle2", "eagle3"),
+    *("diffuspec", "deer", "tli", "slem"),
+)
 """Drafters with a model of their own, which only the bundled target has."""
 
 METHODS = (*registry.DRAFTERS, DIAL)
@@ -69,6 +72,8 @@ def pair() -> dict[str, Config]:
         "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
         "easyspec": {"model": TARGET},
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
+        **{name: {"model": random_head("eagle", WIDTH, VOCAB)} for name in ("eagle", "eagle2")},
+        "eagle3": {"model": random_head("eagle3", WIDTH, VOCAB)},
         "diffuspec": {"model": DENOISER, **NEAR},
         "deer": {"model": DENOISER, **NEAR},
         "tli": {"model": shuffled()},

@@ -15,13 +15,12 @@ import tiny_denoiser
 from processors import by_all_tokens, unlike_the_last
 from tools.pairwise import pairs_of, pairwise
 
-from benchmarks.stand_ins import adapter_weights, write_shuffled_draft, written_adapter, written_head
+from benchmarks.stand_ins import adapter_weights, random_head, write_shuffled_draft, written_adapter
 from paceline import LLM, SamplingParams, claims, registry
 from paceline.bench import bundled_prompts
 from paceline.config import RequestOutputKind
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
-from paceline.models.heads import HeadConfig
 
 Config = dict[str, Any]
 PARAMETERS: dict[str, Config] = {
@@ -61,7 +60,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
     "eagle": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
-    "eagle3": lambda llm, folder: {"model": head(llm, "eagle3", taps=(0, 2, 4)), "tree_policy": "eagle2"},
+    "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},
     "layer_skip": lambda llm, folder: {"resume_verification": True},
     "del": lambda llm, folder: {"resume_verification": True},
     "diffuspec": lambda llm, folder: {"model": denoiser(folder)},
@@ -106,17 +105,11 @@ def adapter(width: int) -> str:
     return written_adapter(adapter_weights(width), width, heads=4)
 
 
-def head(llm: LLM, method: Any, **more: Any) -> str:
-    """Of random weights, over a reduced vocabulary."""
-    return head_of(method, llm.runner.info.hidden_size, llm.runner.info.vocab_size, **more)
+def head(llm: LLM, method: str) -> str:
+    return random_heads(method, llm.runner.info.hidden_size, llm.runner.info.vocab_size)
 
 
-@cache
-def head_of(method: Any, width: int, vocab: int, **more: Any) -> str:
-    layer = {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 512}
-    return written_head(
-        HeadConfig(method=method, hidden_size=width, vocab_size=vocab, draft_vocab_size=500, layer=layer, **more)
-    )
+random_heads = cache(random_head)
 
 
 def denoiser(folder: Path) -> str:

@@ -103,6 +103,8 @@ CONFIGS: list[Any] = [
     {"method": "swift", "skip_ratio": 2},
     {"method": "del", "cost": "x"},
     {"method": "del", "exit_layers": [99]},
+    {"method": "eagle"},
+    {"method": "eagle", "model": "/no/such/folder"},
     {"method": "kangaroo"},
     {"method": "kangaroo", "model": "/no/such/folder"},
     {"method": "quantized_copy", "quantization": "int3"},

@@ -1,7 +1,7 @@
 """Tokens and steps of every method with SmolLM2-135M-Instruct in bfloat16, greedy, one prompt at a time, 4 tokens a
 draft.
 
-Each prompt has a hash of its tokens and its number of passes. Kangaroo's adapter is random; the target itself stands
+Each prompt has a hash of its tokens and its number of passes. Adapters and heads are random; the target itself stands
 for a draft model, and the bundled draft for one with another tokenizer. There is no diffusion model with its tokenizer,
 so DiffuSpec and DEER are not here. bfloat16 sums differ by CPU: the file names the one it was made on.
 """
@@ -18,13 +18,13 @@ from unittest import mock
 
 from golden.golden import CACHE, Skipped
 
-from benchmarks.stand_ins import adapter_weights, written_adapter
+from benchmarks.stand_ins import adapter_weights, random_head, written_adapter
 from paceline import LLM, SamplingParams, registry
 from paceline.bench import machine_facts, smollm2_folder
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 
-TOKENS, NUMBER, THREADS, WIDTH = 48, 4, 2, 576
+TOKENS, NUMBER, THREADS, WIDTH, VOCAB = 48, 4, 2, 576, 49152
 PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number, then one that returns a list of the first n.",
     "List ten European countries with their capitals, one per line.",
@@ -43,6 +43,10 @@ NEEDS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     **dict.fromkeys(("draft_model", "pearl", "s2d", "easyspec"), lambda target, folder: {"model": target}),
     **dict.fromkeys(("tli", "slem"), lambda target, folder: {"model": str(BUNDLED / "draft")}),
     **dict.fromkeys(("rest", "rasd"), lambda target, folder: {"datastore": str(folder / "texts.datastore")}),
+    **dict.fromkeys(
+        ("eagle", "eagle2"), lambda target, folder: {"model": random_head("eagle", WIDTH, VOCAB, heads=9, tokens=8000)}
+    ),
+    "eagle3": lambda target, folder: {"model": random_head("eagle3", WIDTH, VOCAB, heads=9, tokens=8000)},
     "kangaroo": lambda target, folder: {
         "model": written_adapter(adapter_weights(WIDTH), WIDTH, heads=9),
         "draft_stop_threshold": 0.0,
