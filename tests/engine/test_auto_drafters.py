@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from contract.worlds import BATCHES, PROMPT, VOCAB, target
+from drafters.test_contract import EAGLE
 from engine.harness import run, tokens
 from tools.gtest import ERROR, g_test
 from toy_models import ToyModels, letters
@@ -24,6 +26,7 @@ from toys import ToyRunner
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
 from paceline.engine import DrafterSet, Engine, build_parts, controller_setup, drafter_set, loop, probe
+from paceline.models.heads import FeatureHead
 
 PASS, ROW = 1e-2, 1e-5
 CHEAP, DEAR = 1e-4, 3e-2
@@ -42,6 +45,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "tli": {"model": "other"},
     "slem": {"model": "other"},
     "draft_model": {"model": "toy"},
+    "eagle": {"model": EAGLE},
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True)
 
@@ -75,12 +79,30 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
             made.now += made.level * (1 + max((tree.max_depth for tree in trees), default=0))
         return trees
 
+    monkeypatch.setattr(FeatureHead, "step", knowing(FeatureHead.step))
     monkeypatch.setattr(ToyRunner, "score", scored)
     monkeypatch.setattr(DrafterSet, "propose_one", proposed)
     monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: made.now))
     for module in (loop, drafter_set, probe):
         monkeypatch.setattr(module, "perf_counter", lambda: made.now)
     return made
+
+
+def knowing(step: Any) -> Any:
+    """A head that knows the target's next states; texts are told by their states, which follow from two tokens."""
+    toy = target()
+    last, texts = toy.info.num_layers, [*((a,) for a in range(VOCAB)), *product(range(VOCAB), repeat=2)]
+    named = {toy.hidden(last, text).numpy().tobytes(): text for text in texts}
+
+    def known(
+        head: FeatureHead, *args: Any, tokens: Any, states: Any, picked: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, _ = step(head, *args, tokens=tokens, states=states, picked=picked)
+        found = [(*named[row.numpy().tobytes()], token) for row, token in zip(states, tokens, strict=True)]
+        made = torch.stack([toy.hidden(last, text) for text in found])
+        return torch.stack([toy.logits(found[row]) for row in picked]) if len(picked) else logits, made
+
+    return known
 
 
 def engine(config: dict[str, Any] | None) -> Engine:
