@@ -334,6 +334,19 @@ def test_the_text_is_the_targets(plain: LLM, method: str) -> None:
             assert outputs(fast, params) == outputs(plain, params), given
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_head_of_a_quantised_target_runs_in_compiled_passes(quantization: str) -> None:
+    """It stays as it is written, in the dtype of the target's states; the text is that target's."""
+    rounded = LLM(speculative_config=None, dtype="bfloat16", quantization=quantization, seed=1)
+    fast = rounded.with_speculative_config(
+        {"method": "eagle3", "model": written_head(config("eagle3", rounded.runner.info)), "num_speculative_tokens": 3}
+    )
+    head = fast.engine.parts.drafter_set.drafters[0].head
+    assert type(head.runner.passes).__name__ == type(rounded.runner.passes).__name__ == "CompiledDecoder"
+    assert head.runner.info.quantization is None
+    assert outputs(fast, GREEDY) == outputs(rounded, GREEDY)
+
+
 # ------------------------------------------------------------------------------------------------ errors
 
 
