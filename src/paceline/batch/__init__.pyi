@@ -4,4 +4,3 @@ from .results import Results as Results
 from .run import Summary as Summary
 from .run import answer_all as answer_all
 from .sending import Sender as Sender
-from .sending import alive as alive

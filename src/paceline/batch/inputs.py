@@ -17,13 +17,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.errors import ConfigError, PromptError
-from paceline.utils import shortened
+from paceline.utils import BEGINNINGS, KEY_BYTES, beginnings, shortened
 
-BEGINNINGS: Final = (128, 256, 512, 1024, 2048, 4096, 8192, 32768)
-"""Lengths of a prompt's beginnings in characters by which requests are grouped."""
-
-DIGEST, KEY = 12, 8
-"""Bytes of a digest, and of the key of one beginning."""
+DIGEST: Final = 12
+"""Bytes of a digest."""
 
 TOLD: Final = 3
 """Damaged lines that an error tells."""
@@ -58,14 +55,7 @@ class Request(BaseModel):
         """A key for each length of `BEGINNINGS` that the prompt has; requests that begin alike have the same first
         keys.
         """
-        body = self.body
-        text = json.dumps([self.url, *map(body.get, PROMPT)])
-        found = b""
-        for length in BEGINNINGS:
-            found += hashlib.blake2b(text[:length].encode(), digest_size=KEY).digest()
-            if len(text) <= length:
-                break
-        return found
+        return b"".join(beginnings(json.dumps([self.url, *map(self.body.get, PROMPT)])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +193,5 @@ def _grouped(indexes: list[int], keys: list[bytes], level: int) -> list[int]:
         return indexes
     groups: dict[bytes, list[int]] = {}
     for index in indexes:
-        groups.setdefault(keys[index][level * KEY : (level + 1) * KEY], []).append(index)
+        groups.setdefault(keys[index][level * KEY_BYTES : (level + 1) * KEY_BYTES], []).append(index)
     return [index for group in groups.values() for index in _grouped(group, keys, level + 1)]

@@ -10,12 +10,10 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import monotonic, time
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
@@ -138,18 +136,3 @@ def _answer(request: Request, found: httpx.Response | httpx.TransportError) -> A
         line["error"] = {"code": "connection_error", "message": failure}
     text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     return Answer(text.encode("utf-8", "backslashreplace") + b"\n", failure, tokens)  # a lone surrogate as JSON has it
-
-
-@asynccontextmanager
-async def alive(app: Any) -> AsyncIterator[None]:
-    """The life of an ASGI application that no server runs: it begins and ends with the block."""
-    told, said = asyncio.Queue[Json](), asyncio.Queue[Json]()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-    life = asyncio.create_task(app(scope, told.get, said.put))
-    told.put_nowait({"type": "lifespan.startup"})
-    await said.get()
-    try:
-        yield
-    finally:
-        told.put_nowait({"type": "lifespan.shutdown"})
-        await life

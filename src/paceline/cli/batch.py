@@ -20,7 +20,7 @@ from paceline.cli.options import open_llm, with_flags
 from paceline.cli.outputs import must_be_writable
 from paceline.cli.terminal import counted, progress_bar, remark, say, spinner
 from paceline.errors import ConfigError
-from paceline.utils import MAX_COUNT
+from paceline.utils import MAX_COUNT, alive
 
 if TYPE_CHECKING:
     import httpx
@@ -130,7 +130,7 @@ class Job:
         Args:
             application: behind the client, where no server is.
         """
-        from paceline.batch import Sender, alive, answer_all
+        from paceline.batch import Sender, answer_all
 
         sender = Sender(client, patience=self.patience)
         with _bar(len(self.requests), self.results.count) as show:

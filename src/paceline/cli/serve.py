@@ -1,16 +1,29 @@
-"""`paceline serve`: a server with OpenAI's and Anthropic's APIs."""
+"""`paceline serve`: a server with OpenAI's and Anthropic's APIs, on one engine or on replicas."""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from paceline.cli.options import SERVER_HELP, open_llm, with_flags
-from paceline.cli.terminal import remark, say, set_log_level
-from paceline.config import LOOPBACK, ServerConfig
+from paceline.cli.interrupts import raise_from_now_on
+from paceline.cli.options import SERVER_HELP, engine_options, open_llm, with_flags
+from paceline.cli.terminal import counted, remark, say, set_log_level
+from paceline.config import LOOPBACK, ReplicaConfig, ServerConfig, cores
 from paceline.errors import ConfigError
+from paceline.utils import local_ray, need_ray
+
+if TYPE_CHECKING:
+    from paceline.serving import Server
+
+MEMORY: Final = Path("/dev/shm")
+"""Files in it are in memory, where the system has it."""
 
 
 @with_flags(sampling=False, diffusion=True, server=SERVER_HELP)
@@ -22,27 +35,114 @@ def command(
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", help="Sequences that are decoded together.", rich_help_panel="Server")
     ] = 16,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", help="Engines, each a process of its own.", rich_help_panel="Replicas"),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option("--max-replicas", help="Start up to so many while requests queue.", rich_help_panel="Replicas"),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="Ray cluster that runs them; default: Ray on this machine alone.",
+            rich_help_panel="Replicas",
+        ),
+    ] = None,
+    prefix_routing: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-routing/--no-prefix-routing",
+            help="Prompts that begin alike go to the same replica.",
+            rich_help_panel="Replicas",
+        ),
+    ] = True,
     given: dict[str, Any],
 ) -> None:
     """Serve a model with OpenAI's and Anthropic's APIs."""
     try:
-        from paceline.serving import Server, create_app, read_keys
+        from paceline.serving import Server, read_keys
     except ImportError as error:
         raise ConfigError(f"`paceline serve` needs {error.name}; pip install 'paceline[serve]'") from None
-    from paceline.async_llm import AsyncLLM
 
     if positional is not None and "model" in given:
         raise ConfigError("give the model as an argument or with --model, not both")
     own = {name: given.pop(name) for name in SERVER_HELP if name in given}
     given |= {"model": positional} if positional is not None else {}
+    given |= {"max_num_seqs": max_num_seqs}
     config = ServerConfig(**{"served_model_name": [str(given.get("model", "bundled"))], **own})
+    scaled: dict[str, Any] = {"replicas": replicas, "max_replicas": max_replicas, "ray_address": ray_address}
+    scaled = {name: value for name, value in scaled.items() if value is not None}
+    wanted = ReplicaConfig(**scaled, prefix_routing=prefix_routing) if scaled else None
+    if wanted is not None:
+        need_ray(f"--{next(iter(scaled)).replace('_', '-')}")
     if config.host not in LOOPBACK and not any(read_keys(config)):
         remark(f"everybody who reaches {config.host} may use this server: it has no --api-key")
     server = Server(config)
     set_log_level("info")
-    llm = open_llm(given | {"max_num_seqs": max_num_seqs}, diffusion=True)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if wanted is None:
+        _serve_one(server, given, config)
+    else:
+        _serve_replicas(server, given, config, wanted)
+
+
+def _serve_one(server: Server, given: dict[str, Any], config: ServerConfig) -> None:
+    from paceline.async_llm import AsyncLLM
+    from paceline.serving import create_app
+
+    llm = open_llm(given, diffusion=True)
     app = create_app(AsyncLLM(llm), config)
     say(f"Serving {config.served_model_name[0]} on {server.url}/v1, live page at {server.url}/ (Ctrl-C stops)")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server.run(app)
     llm.close()
+
+
+def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> None:
+    """Until a signal comes.
+
+    Raises:
+        ConfigError: options that several machines cannot share, or a model that cannot be loaded.
+    """
+    options, elsewhere = engine_options(given), wanted.ray_address is not None
+    if elsewhere and "threads" not in options:
+        raise ConfigError("--ray-address needs --threads: how many cores its machines have is not known here")
+    raise_from_now_on()
+    threads = wanted.threads(options.get("threads"))
+    with (
+        _shared_responses(config, elsewhere=elsewhere) as shared,
+        local_ray(max(cores(), threads * wanted.most), wanted.ray_address),
+    ):
+        from paceline.serving.front import front_app
+        from paceline.serving.ray_app import replicated
+
+        with replicated(options, shared, wanted) as fleet:
+            app = front_app(fleet, shared, shared_responses=not elsewhere)
+            number = f"{counted(wanted.replicas, 'replica')} of {counted(threads, 'thread')}"
+            say(f"Serving {config.served_model_name[0]} on {server.url}/v1 with {number} (Ctrl-C stops)")
+            server.run(app)
+
+
+@contextmanager
+def _shared_responses(config: ServerConfig, *, elsewhere: bool) -> Iterator[ServerConfig]:
+    """The configuration with a file of stored responses that all replicas share, in memory where none is given.
+
+    Args:
+        elsewhere: the replicas are on several machines, which share none.
+    Raises:
+        ConfigError: a file that cannot be shared, or no memory that can.
+    """
+    if elsewhere:
+        if config.response_file is not None:
+            raise ConfigError("--response-file is on one machine; leave it out with --ray-address")
+        yield config
+    elif config.response_file is not None:
+        yield config
+    elif not MEMORY.is_dir():
+        raise ConfigError(f"--replicas needs a --response-file here, since there is no {MEMORY}")
+    else:
+        with tempfile.TemporaryDirectory(prefix="paceline-", dir=MEMORY) as folder:
+            yield replace(config, response_file=str(Path(folder) / "responses"))

@@ -3,6 +3,8 @@ from .engine import FORMATS as FORMATS
 from .engine import NOT_QUANTIZED as NOT_QUANTIZED
 from .engine import QUANTIZATIONS as QUANTIZATIONS
 from .engine import EngineConfig as EngineConfig
+from .replicas import ReplicaConfig as ReplicaConfig
+from .replicas import cores as cores
 from .sampling import CONSTRAINTS as CONSTRAINTS
 from .sampling import GREEDY_EPSILON as GREEDY_EPSILON
 from .sampling import IDLE as IDLE

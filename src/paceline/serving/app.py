@@ -190,7 +190,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     ResponseRoutes(routes.conversation, store).add(app)
     MessageRoutes(routes.conversation, service.answers).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
-    return _Logged(Guard(app, Keys(*read_keys(config)), config, service.metrics.refused))
+    return Logged(Guard(app, Keys(*read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
@@ -312,7 +312,7 @@ class Routes:
         return Response(self._service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class _Logged:
+class Logged:
     """ASGI: an id for each request, and one line of JSON when it has ended, without any text of it."""
 
     def __init__(self, app: Any) -> None:

@@ -1,5 +1,11 @@
+from .asgi import alive as alive
+from .beginnings import BEGINNINGS as BEGINNINGS
+from .beginnings import KEY_BYTES as KEY_BYTES
+from .beginnings import beginnings as beginnings
 from .cache_folder import user_cache as user_cache
 from .compiling import compiled as compiled
+from .local_ray import local_ray as local_ray
+from .local_ray import need_ray as need_ray
 from .progress import Advance as Advance
 from .progress import request_bar as request_bar
 from .progress import shown_by as shown_by

@@ -1,0 +1,307 @@
+"""The address that clients talk to, before any number of replicas: it lets in, chooses a replica, and passes on what
+comes as it comes.
+
+A replica that dies costs only what had begun: a request of which nothing was sent yet goes to another one, and a stream
+ends with an error event. It knows of replicas only what `Fleet` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.exceptions import HTTPException
+
+from paceline.config import ServerConfig
+from paceline.serving.app import Logged
+from paceline.serving.limits import OPEN, Guard, Keys, Slots, read_keys, refuse
+from paceline.serving.protocol import MESSAGES, ApiError
+from paceline.serving.routing import Affinity, affinity_of
+from paceline.serving.runs import event
+
+TRIES: Final = 3
+"""Replicas that a request is sent to, while they die before they have sent anything."""
+
+LONG: Final = 2**16
+"""Bytes of a body from which on it is read beside the event loop."""
+
+PASSED: Final = (
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers"),
+    *("client", "server"),
+)
+"""What a replica is told of a request."""
+
+RESPONSE: Final = "/v1/responses/"
+STREAM: Final = b"text/event-stream"
+
+Json = dict[str, Any]
+
+
+class Fleet(Protocol):
+    """Replicas."""
+
+    gone: tuple[type[Exception], ...]
+    """Raised where the replica that answers has died."""
+
+    failed: tuple[type[Exception], ...]
+    """Raised where it has failed otherwise."""
+
+    def answer(
+        self, scope: Json, body: bytes, affinity: Affinity
+    ) -> AbstractAsyncContextManager[AsyncIterable[list[Json]]]:
+        """Messages of ASGI as they come, from one replica; the end of the block ends the request."""
+        ...
+
+    async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Json]]]:
+        """What every replica answers: its name, the status, the messages."""
+        ...
+
+
+def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = True) -> Any:
+    """The server before replicas, as an ASGI application.
+
+    Args:
+        config: the same that the replicas have.
+        shared_responses: the replicas share a file of stored responses; otherwise requests that need one are refused.
+    Raises:
+        ConfigError: a file of keys that cannot be read.
+    """
+    counts = _Counts("vllm" if config.vllm_metrics else "paceline")
+    front = Front(fleet, config, counts, shared_responses=shared_responses)
+    return Logged(Guard(front, Keys(*read_keys(config)), config, counts.refused))
+
+
+class Front:
+    """ASGI, behind a `Guard`."""
+
+    def __init__(self, fleet: Fleet, config: ServerConfig, counts: _Counts, *, shared_responses: bool) -> None:
+        self._fleet, self._config, self._counts, self._shared = fleet, config, counts, shared_responses
+        self._slots = Slots(config)
+
+    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        try:
+            await self._routed(scope, receive, send)
+        except ApiError as error:
+            self._counts.refused(error.status)
+            await refuse(send, error, scope["path"])
+
+    async def _routed(self, scope: Json, receive: Any, send: Any) -> None:
+        path, plain = scope["path"], Json({name: scope[name] for name in PASSED if name in scope})
+        body = await _body(receive)
+        if path == "/metrics":
+            await self._metrics(plain, send)
+        elif path == "/health":
+            await self._pick(plain, send, (200,))
+        elif path.startswith(RESPONSE):
+            await self._pick(plain, send, (200, 409, 400))
+        elif path.startswith("/page") or path in OPEN:
+            raise ApiError("the live page shows one engine; with replicas, read /metrics", status=404, code="no_page")
+        else:
+            if path == RESPONSE.rstrip("/") and not self._shared:
+                body = _unstored(body)
+            owner = scope["owner"]
+            with self._slots.slot(owner, 0):
+                read = asyncio.to_thread(affinity_of, owner, path, body) if len(body) > LONG else None
+                affinity = affinity_of(owner, path, body) if read is None else await read
+                await _until_gone(receive, self._relayed(plain, body, affinity, send))
+
+    async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Any) -> None:
+        """Answer from one replica, or another one while nothing has been sent."""
+        passing = Passing(send, scope["path"])
+        for _ in range(TRIES):
+            try:
+                async with self._fleet.answer(scope, body, affinity) as parts:
+                    async for part in parts:
+                        await passing.add(part)
+                return
+            except self._fleet.gone:
+                self._counts.lost.inc()
+                if passing.begun:
+                    await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
+                    return
+            except self._fleet.failed:
+                if passing.begun:
+                    await passing.end(ApiError("internal error", status=500))
+                    return
+                raise ApiError("internal error", status=500) from None
+        again = {"Retry-After": "1"}
+        raise ApiError(f"{TRIES} replicas died under this request", status=503, code="replica_died", headers=again)
+
+    async def _pick(self, scope: Json, send: Any, good: tuple[int, ...]) -> None:
+        """Ask all replicas, and pass on the answer whose status comes first in `good`; any, where none is in it."""
+        answers = await self._asked(scope)
+        best = min(answers, key=lambda one: good.index(one[1]) if one[1] in good else len(good))
+        for message in best[2]:
+            await send(message)
+
+    async def _metrics(self, scope: Json, send: Any) -> None:
+        pages = {name: _text(messages) for name, status, messages in await self._asked(scope) if status == 200}
+        self._counts.replicas.set(len(pages))
+        page = generate_latest(_Merged({"front": self._counts.page(), **pages}))
+        kind = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        await send({"type": "http.response.body", "body": page})
+
+    async def _asked(self, scope: Json) -> list[tuple[str, int, list[Json]]]:
+        try:
+            answers = await self._fleet.all(scope)
+        except TimeoutError:
+            answers = []
+        if not answers:
+            raise ApiError("no replica answers now; try again later", status=503, headers={"Retry-After": "1"})
+        return answers
+
+
+class Passing:
+    """Messages of one answer on their way to a client; its head waits for the first of its body.
+
+    Attributes:
+        begun: something was sent.
+    """
+
+    def __init__(self, send: Any, path: str) -> None:
+        self._send, self._path, self._head = send, path, Json()
+        self.begun = False
+
+    async def add(self, messages: Iterable[Json]) -> None:
+        """Pass them on."""
+        for message in messages:
+            if message["type"] == "http.response.start":
+                self._head = message
+                continue
+            if not self.begun:
+                self.begun = True
+                await self._send(self._head)
+            await self._send(message)
+
+    async def end(self, error: ApiError) -> None:
+        """End what has begun with an error, as an event where it is a stream.
+
+        Raises:
+            ConnectionError: it is none; the connection must break, so that half an answer is not taken for a whole.
+        """
+        headers = dict(self._head["headers"])
+        if not headers.get(b"content-type", b"").startswith(STREAM):
+            raise ConnectionError(error.message)
+        await self._send({"type": "http.response.body", "body": error_event(error, self._path)})
+
+
+def error_event(error: ApiError, path: str) -> bytes:
+    """The end of a stream of server-sent events that failed, as clients of that route read it."""
+    body = error.body(path)
+    if path.startswith(MESSAGES):
+        return b"event: error\n" + event(body)
+    if path.startswith(RESPONSE.rstrip("/")):
+        told = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return b"event: error\n" + event(told)
+    return event(body) + b"data: [DONE]\n\n"
+
+
+class _Counts:
+    """What the front counts itself."""
+
+    def __init__(self, prefix: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+
+        def made(kind: Any, name: str, text: str, *labels: str) -> Any:
+            return kind(f"{prefix}:{name}", text, labels, registry=self._registry)
+
+        self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
+        self.lost = made(Counter, "replica_lost", "Requests whose replica died.")
+        self.replicas = made(Gauge, "num_replicas", "Replicas that answer.")
+
+    def refused(self, status: int) -> None:
+        self.rejected.labels(str(status)).inc()
+
+    def page(self) -> str:
+        return generate_latest(self._registry).decode()
+
+
+class _Merged:
+    """Metrics of several pages, each sample labelled with the name of its page.
+
+    Args:
+        pages: in Prometheus's text format, by name.
+    """
+
+    def __init__(self, pages: Mapping[str, str]) -> None:
+        self._pages = pages
+
+    def collect(self) -> Iterable[Metric]:
+        """Families of metrics, each once."""
+        found: dict[str, Metric] = {}
+        for name, page in self._pages.items():
+            for family in text_string_to_metric_families(page):
+                whole = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for one in family.samples:
+                    whole.add_sample(one.name, {**one.labels, "replica": name}, one.value)
+        return found.values()
+
+
+async def _live(receive: Any, send: Any) -> None:
+    """The life of an application that has nothing to begin or to end."""
+    for kind in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{kind}.complete"})
+
+
+async def _body(receive: Any) -> bytes:
+    """All of it; a client that goes away leaves what came.
+
+    Raises:
+        ApiError: it is too long, or takes too long to arrive.
+    """
+    found, more = bytearray(), True
+    while more:
+        try:
+            message = await receive()
+        except HTTPException as error:  # too long, or too slow
+            raise ApiError(str(error.detail), status=error.status_code) from None
+        found += message.get("body", b"")
+        more = message.get("more_body", False)
+    return bytes(found)
+
+
+async def _until_gone(receive: Any, work: Any) -> None:
+    """Work, ended where the client goes away."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def _text(messages: Iterable[Json]) -> str:
+    return b"".join(one.get("body", b"") for one in messages).decode()
+
+
+def _unstored(body: bytes) -> bytes:
+    """A request to `/v1/responses` where none are stored.
+
+    Raises:
+        ApiError: it needs a stored one, or asks for it.
+    """
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return body  # the replica says what is wrong
+    if not isinstance(asked, dict):
+        return body
+    for name, wrong in (("previous_response_id", asked.get("previous_response_id")), ("store", asked.get("store"))):
+        if wrong:
+            why = f"{name}: replicas on several machines store no responses; send the whole input, with store: false"
+            raise ApiError(why, param=name, code="responses_not_stored")
+    return json.dumps(asked | {"store": False}).encode()
