@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -16,15 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.interrupts import raise_from_now_on
-from paceline.cli.options import open_llm, with_flags
+from paceline.cli.options import engine_options, open_llm, with_flags
 from paceline.cli.outputs import must_be_writable
 from paceline.cli.terminal import counted, progress_bar, remark, say, spinner
+from paceline.config import ReplicaConfig, ServerConfig, cores
 from paceline.errors import ConfigError
-from paceline.utils import MAX_COUNT, alive
+from paceline.utils import MAX_COUNT, alive, local_ray, need_ray
 
 if TYPE_CHECKING:
     import httpx
 
+    from paceline.async_llm import AsyncLLM
     from paceline.batch import Requests, Results, Summary
 
 app = typer.Typer(name="batch", help="Files of requests in the format of OpenAI's batches: run.", add_completion=False)
@@ -90,6 +93,22 @@ def run(
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", min=1, help="Sequences decoded together; default: 16.")
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Spread the work over engines of their own.", rich_help_panel="Ray")
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", help="How many; default: 2.", rich_help_panel="Ray"),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="Ray cluster that runs them; default: Ray on this machine alone.",
+            rich_help_panel="Ray",
+        ),
+    ] = None,
     given: dict[str, Any],
 ) -> None:
     """Answer a file of requests; run again after a crash, it goes on where it stopped."""
@@ -102,6 +121,7 @@ def run(
         _reject(given)
     elif api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url")
+    spread = _spread(url, replicas, ray_address, on_ray=ray)
     failures = _checked(source, output, errors)
     with spinner("reading the requests"):
         requests = Requests(source)
@@ -111,7 +131,8 @@ def run(
         Results(output, requests, model=name) as results,
         Results(failures, requests, fresh=True) as failed,
     ):
-        summary = _run(Job(requests, results, failed, retry_for), given, url=url, api_key=api_key, size=concurrency)
+        job = Job(requests, results, failed, retry_for)
+        summary = _run(job, given, url=url, api_key=api_key, size=concurrency, spread=spread)
     _tell(requests, output, failures, summary)
 
 
@@ -140,7 +161,15 @@ class Job:
                 )
 
 
-def _run(job: Job, given: dict[str, Any], *, url: str | None, api_key: str | None, size: int | None) -> Summary:
+def _run(
+    job: Job,
+    given: dict[str, Any],
+    *,
+    url: str | None,
+    api_key: str | None,
+    size: int | None,
+    spread: ReplicaConfig | None,
+) -> Summary:
     """Answer what is left of a batch."""
     from paceline.batch import Summary
 
@@ -152,6 +181,8 @@ def _run(job: Job, given: dict[str, Any], *, url: str | None, api_key: str | Non
         job.failed.sort()
         return Summary()
     try:
+        if spread is not None:
+            return _decode_on_ray(job, given, size, spread)
         if url is None:
             return _decode(job, given, size)
         size = size or REMOTE
@@ -159,6 +190,22 @@ def _run(job: Job, given: dict[str, Any], *, url: str | None, api_key: str | Non
     except KeyboardInterrupt:
         remark(f"{results.count} of {counted(total, 'request')} are answered; the same command goes on")
         raise
+
+
+def _spread(url: str | None, replicas: int | None, ray_address: str | None, *, on_ray: bool) -> ReplicaConfig | None:
+    """How Ray is to spread the work; None: it is not.
+
+    Raises:
+        ConfigError: options that contradict each other, or Ray is not installed.
+    """
+    if not on_ray:
+        if replicas is not None or ray_address is not None:
+            raise ConfigError("--replicas and --ray-address are for Ray; add --ray")
+        return None
+    if url is not None:
+        raise ConfigError("--ray loads models, and --url asks a server; give one of them")
+    need_ray("--ray")
+    return ReplicaConfig(replicas=2 if replicas is None else replicas, ray_address=ray_address)
 
 
 def _reject(given: dict[str, Any]) -> None:
@@ -204,16 +251,58 @@ def _client(url: str, key: str | None, timeout: float, concurrency: int) -> http
 
 def _decode(job: Job, given: dict[str, Any], concurrency: int | None) -> Summary:
     """Load a model and ask its application, without a server in between."""
-    import httpx
-
     from paceline.async_llm import AsyncLLM
-    from paceline.config import ServerConfig
-    from paceline.serving import create_app, read_keys
 
+    own = _own_config(given)
+    model = AsyncLLM(open_llm(given, diffusion=True))
+    client, application = _behind(model, own)
+    try:
+        return asyncio.run(job.run(client, concurrency or 2 * given.get("max_num_seqs", 16), application))
+    finally:
+        model.close()
+
+
+def _decode_on_ray(job: Job, given: dict[str, Any], concurrency: int | None, wanted: ReplicaConfig) -> Summary:
+    """Let Ray's actors load the model, and ask theirs."""
+    if wanted.ray_address is not None and "threads" not in given:
+        raise ConfigError("--ray-address needs --threads: how many cores its machines have is not known here")
+    own, threads = _own_config(given), wanted.threads(given.get("threads"))
+    make = partial(_loaded, engine_options(given) | {"threads": threads}, own)
+    with local_ray(max(cores(), threads * wanted.replicas), wanted.ray_address):
+        from paceline.batch.ray_data import RayRun, answer_all_on_ray
+
+        run = RayRun(
+            make,
+            actors=wanted.replicas,
+            threads=threads,
+            concurrency=concurrency or 2 * given.get("max_num_seqs", 16),
+            patience=job.patience,
+        )
+        with _bar(len(job.requests), job.results.count) as show:
+            return answer_all_on_ray(job.requests, job.results, job.failed, run, progress=show)
+
+
+def _own_config(given: dict[str, Any]) -> ServerConfig:
+    """How requests are answered; its options are taken out of those for the model."""
     own = {name: given.pop(name) for name in SERVER if name in given}
     own = {"served_model_name": [str(given.get("model", "bundled"))], "request_timeout": DAY, **own}
-    config = ServerConfig(max_waiting=MAX_COUNT, max_streams_per_key=MAX_COUNT, **own)
-    model = AsyncLLM(open_llm(given, diffusion=True))
+    return ServerConfig(max_waiting=MAX_COUNT, max_streams_per_key=MAX_COUNT, **own)
+
+
+def _loaded(options: dict[str, Any], config: ServerConfig) -> tuple[httpx.AsyncClient, Any]:
+    """A client, and the application of a model that is loaded for it."""
+    from paceline.async_llm import AsyncLLM
+    from paceline.llm import LLM
+
+    return _behind(AsyncLLM(LLM(**options)), config)
+
+
+def _behind(model: AsyncLLM, config: ServerConfig) -> tuple[httpx.AsyncClient, Any]:
+    """A client, and the application that it asks."""
+    import httpx
+
+    from paceline.serving import create_app, read_keys
+
     application, keys = create_app(model, config), [*chain(*read_keys(config))]
     client = httpx.AsyncClient(
         base_url="http://localhost",
@@ -221,10 +310,7 @@ def _decode(job: Job, given: dict[str, Any], concurrency: int | None) -> Summary
         timeout=None,
         headers={"authorization": f"Bearer {keys[0]}"} if keys else {},
     )
-    try:
-        return asyncio.run(job.run(client, concurrency or 2 * given.get("max_num_seqs", 16), application))
-    finally:
-        model.close()
+    return client, application
 
 
 @contextmanager

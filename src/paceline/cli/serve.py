@@ -114,7 +114,7 @@ def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig,
     threads = wanted.threads(options.get("threads"))
     with (
         _shared_responses(config, elsewhere=elsewhere) as shared,
-        local_ray(max(cores(), threads * wanted.most), wanted.ray_address),
+        local_ray(max(cores(), threads * wanted.most), wanted.ray_address, show_logs=True),
     ):
         from paceline.serving.front import front_app
         from paceline.serving.ray_app import replicated

@@ -23,11 +23,10 @@ FIELDS: Final = ("tools", "instructions", "previous_response_id", "system", "mes
 NAMES: Final = ("cache_salt", "prompt_cache_key")
 """Fields that say which requests share a prefix."""
 
-WORTH: Final = 1024
-"""Characters of a shared beginning that are worth one request more in the queue: some 250 tokens to be computed, or a
-step of all others that takes a little longer, a few hundred times."""
+WORTH: Final = 256
+"""Characters of a shared beginning for which a request waits behind one other more."""
 
-NAMED: Final = 8 * WORTH
+NAMED: Final = 16 * WORTH
 """What a request that comes with one of `NAMES` counts as sharing with those that came with the same."""
 
 MOST_KEYS: Final = 2**16

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ OBJECT_BYTES: Final = 256 * 2**20
 """Memory for what processes hand to each other; most of it goes by other ways."""
 
 
+CONNECT: Final = 5.0
+"""Seconds in which a cluster must answer."""
+
+
 def need_ray(what: str) -> None:
     """Check that Ray is installed.
 
@@ -44,21 +49,24 @@ def need_ray(what: str) -> None:
 
 
 @contextmanager
-def local_ray(cpus: int, address: str | None = None) -> Iterator[Any]:
+def local_ray(cpus: int, address: str | None = None, *, show_logs: bool = False) -> Iterator[Any]:
     """The module `ray`, connected until the block ends. Ray must not have been imported before.
 
     Args:
         cpus: that Ray hands out on this machine; where it is more than there are, they share.
         address: of a cluster that runs already, as `host:6379`, or `auto`; None starts one on 127.0.0.1, which ends
             with the block.
+        show_logs: what Ray's processes write to their standard output and error appears on ours.
     Raises:
         ConfigError: no cluster answers there.
     """
     own = {} if address is not None else LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    if address is not None:
+        _reach(address)
     os.environ.update(QUIET | own)
     import ray
 
-    options: dict[str, Any] = {"logging_level": logging.ERROR}
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": show_logs}
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         if address is None:
             options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_BYTES}
@@ -66,9 +74,24 @@ def local_ray(cpus: int, address: str | None = None) -> Iterator[Any]:
         try:
             ray.init(address or "local", **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            why = str(error).splitlines()[0]
-            raise ConfigError(f"no Ray cluster answers at {address!r} ({why}); start it, or give another one") from None
+            raise _away(address, str(error).splitlines()[0]) from None
         try:
             yield ray
         finally:
             ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise where nobody listens, which Ray would take minutes to notice."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise _away(address, str(error)) from None
+
+
+def _away(address: str | None, why: str) -> ConfigError:
+    where = "could not be started" if address is None else f"cannot be reached at {address!r}"
+    return ConfigError(f"Ray {where} ({why})" + ("" if address is None else "; start it, or give another address"))
