@@ -12,8 +12,8 @@ kills: a replica drawn at random is killed at a random moment under load. Right 
 routing: conversations side by side, each turn on all earlier ones; tokens of prompts found in prefix caches, by the
   servers' own metrics, with prefix routing, with Ray's own choice (the shorter of two queues drawn at random), and on a
   single server, which has one cache.
-cost: one stream at a time, in turn with the single server; and many at a time on two replicas of one thread and on one
-  server of two.
+cost: one stream at a time behind one replica, in turn with a server of one thread; and many at a time on two replicas
+  of one thread, in turn with a server of two. Decoded plainly.
 
 Exits with 1 if an answer differs, or something is lost that may not be. Results: `results/ray.json`.
 """
@@ -51,10 +51,10 @@ LOAD = (1, 4, 16)
 
 
 @contextmanager
-def serving(model: str, *flags: Any, threads: int = 1) -> Iterator[Child]:
+def serving(model: str, *flags: Any, threads: int = 1, method: str = "auto") -> Iterator[Child]:
     """A server in a process of its own."""
     port = free_port()
-    with child([*paceline(model, "auto", port=port, threads=threads), *flags], threads=threads, port=port) as found:
+    with child([*paceline(model, method, port=port, threads=threads), *flags], threads=threads, port=port) as found:
         yield found
 
 
@@ -191,7 +191,7 @@ async def in_turn(servers: dict[str, Child], given: argparse.Namespace, together
 
 
 async def equality_and_kills(given: argparse.Namespace) -> Json:
-    """The first two parts, and the way through Ray."""
+    """The first two parts."""
     asked, chance = prompts(given.prompts), random.Random(given.seed)
     with serving(given.model) as single, serving(given.model, "--replicas", 2) as many:
         wanted = [text_of(one) for one in await answers(single, asked, given.tokens)]
@@ -200,13 +200,12 @@ async def equality_and_kills(given: argparse.Namespace) -> Json:
         control = sum(one == other for one, other in zip([wanted[1], *wanted[1:]], got, strict=True))
         if control == len(asked):
             sys.exit("a wrong answer would not be seen")
-        cost = await in_turn({"single": single, "replicas": many}, given, 1)
         kills = []
         for _ in range(given.kills):
             kills.append(await killed(many, asked, given.tokens, wanted, chance))
             print(asdict(kills[-1]), flush=True)
     return {
-        "answers": len(asked), "equal": equal, "equal_in_control": control, "one_stream": cost,
+        "answers": len(asked), "equal": equal, "equal_in_control": control,
         "kills": [asdict(kill) for kill in kills], "good_kills": sum(kill.good for kill in kills),
         "lost": sum(kill.lost for kill in kills), "right": sum(kill.right for kill in kills),
         "seconds_to_replace": statistics.median(kill.seconds for kill in kills),
@@ -224,10 +223,18 @@ async def routing(given: argparse.Namespace) -> Json:
     return found
 
 
-async def throughput(given: argparse.Namespace) -> Json:
-    """The rest of the fourth part."""
-    with serving(given.model, threads=2) as single, serving(given.model, "--replicas", 2) as many:
-        return {str(count): await in_turn({"2 threads": single, "2 replicas": many}, given, count) for count in LOAD}
+async def cost(given: argparse.Namespace) -> Json:
+    """The fourth part, decoded plainly: each process learns by itself what drafts cost."""
+    found: Json = {}
+    with serving(given.model, method="null") as single, serving(given.model, "--replicas", 1, method="null") as one:
+        found["one_stream"] = await in_turn({"server": single, "1 replica": one}, given, 1)
+    with (
+        serving(given.model, threads=2, method="null") as single,
+        serving(given.model, "--replicas", 2, method="null") as two,
+    ):
+        servers = {"2 threads": single, "2 replicas": two}
+        found["streams"] = {str(count): await in_turn(servers, given, count) for count in LOAD}
+    return found
 
 
 def main() -> None:
@@ -243,7 +250,7 @@ def main() -> None:
     given = parser.parse_args()
     result: Json = {"model": Path(given.model).name, "ray": ray.__version__}
     result |= asyncio.run(equality_and_kills(given))
-    result |= {"routing": asyncio.run(routing(given)), "throughput": asyncio.run(throughput(given))}
+    result |= {"routing": asyncio.run(routing(given)), "cost": asyncio.run(cost(given))}
     save("ray", result, given.folder)
     print(json.dumps({name: value for name, value in result.items() if name != "kills"}, indent=1))
     sys.exit(0 if result["equal"] == result["answers"] and result["good_kills"] == given.kills else 1)

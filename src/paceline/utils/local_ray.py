@@ -23,6 +23,7 @@ QUIET: Final = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
     "GRPC_VERBOSITY": "ERROR",
+    "RAY_worker_niceness": "0",  # engines are no background work
     "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",  # what is known of a queue holds until there is news
 }
 LOCAL: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
