@@ -269,9 +269,9 @@ def _decode_on_ray(job: Job, given: dict[str, Any], concurrency: int | None, wan
     own, threads = _own_config(given), wanted.threads(given.get("threads"))
     make = partial(_loaded, engine_options(given) | {"threads": threads}, own)
     with local_ray(max(cores(), threads * wanted.replicas), wanted.ray_address):
-        from paceline.batch.ray_data import RayRun, answer_all_on_ray
+        from paceline.batch import ray_data
 
-        run = RayRun(
+        run = ray_data.RayRun(
             make,
             actors=wanted.replicas,
             threads=threads,
@@ -279,7 +279,7 @@ def _decode_on_ray(job: Job, given: dict[str, Any], concurrency: int | None, wan
             patience=job.patience,
         )
         with _bar(len(job.requests), job.results.count) as show:
-            return answer_all_on_ray(job.requests, job.results, job.failed, run, progress=show)
+            return ray_data.answer_all_on_ray(job.requests, job.results, job.failed, run, progress=show)
 
 
 def _own_config(given: dict[str, Any]) -> ServerConfig:

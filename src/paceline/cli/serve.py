@@ -116,10 +116,9 @@ def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig,
         _shared_responses(config, elsewhere=elsewhere) as shared,
         local_ray(max(cores(), threads * wanted.most), wanted.ray_address, show_logs=True),
     ):
-        from paceline.serving.front import front_app
-        from paceline.serving.ray_app import replicated
+        from paceline.serving import front_app, ray_app
 
-        with replicated(options, shared, wanted) as fleet:
+        with ray_app.replicated(options, shared, wanted) as fleet:
             app = front_app(fleet, shared, shared_responses=not elsewhere)
             number = f"{counted(wanted.replicas, 'replica')} of {counted(threads, 'thread')}"
             say(f"Serving {config.served_model_name[0]} on {server.url}/v1 with {number} (Ctrl-C stops)")

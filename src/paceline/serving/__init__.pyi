@@ -1,4 +1,6 @@
 from .app import create_app as create_app
+from .front import Fleet as Fleet
+from .front import front_app as front_app
 from .limits import read_keys as read_keys
 from .metrics import Metrics as Metrics
 from .page import LivePage as LivePage
@@ -9,6 +11,9 @@ from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
 from .response_store import ResponseStore as ResponseStore
+from .routing import SeenPrefixes as SeenPrefixes
+from .routing import affinity_of as affinity_of
+from .routing import ranked as ranked
 from .server import Server as Server
 from .tools import FORMATS as FORMATS
 from .tools import Delta as Delta

@@ -1,11 +1,6 @@
 from .asgi import alive as alive
-from .beginnings import BEGINNINGS as BEGINNINGS
-from .beginnings import KEY_BYTES as KEY_BYTES
-from .beginnings import beginnings as beginnings
 from .cache_folder import user_cache as user_cache
 from .compiling import compiled as compiled
-from .local_ray import local_ray as local_ray
-from .local_ray import need_ray as need_ray
 from .progress import Advance as Advance
 from .progress import request_bar as request_bar
 from .progress import shown_by as shown_by
@@ -14,7 +9,12 @@ from .prompt_files import PROMPT_FORMATS as PROMPT_FORMATS
 from .prompt_files import Conversation as Conversation
 from .prompt_files import Workload as Workload
 from .prompt_files import read_prompts as read_prompts
+from .ray_cluster import local_ray as local_ray
+from .ray_cluster import need_ray as need_ray
 from .store import Store as Store
+from .text_keys import BEGINNINGS as BEGINNINGS
+from .text_keys import KEY_BYTES as KEY_BYTES
+from .text_keys import beginnings as beginnings
 from .traces import Arrival as Arrival
 from .traces import parse_trace as parse_trace
 from .validation import MAX_COUNT as MAX_COUNT
