@@ -13,7 +13,8 @@ routing: conversations side by side, each turn on all earlier ones; tokens of pr
   servers' own metrics, with prefix routing, with Ray's own choice (the shorter of two queues drawn at random), and on a
   single server, which has one cache.
 cost: one stream at a time behind one replica, in turn with a server of one thread; and many at a time on two replicas
-  of one thread, in turn with a server of two. Decoded plainly.
+  of one thread, in turn with a server of two. Decoded plainly. And what tensor parallelism would need at every layer:
+  microseconds in which two processes sum vectors (PyTorch's gloo).
 
 Exits with 1 if an answer differs, or something is lost that may not be. Results: `results/ray.json`.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -38,6 +40,8 @@ from typing import Any
 
 import psutil
 import ray
+import torch
+import torch.distributed as dist
 from common import RESULTS, save
 from served import CHAT, COMPLETIONS, Child, Json, Reply, ask, child, free_port, get, paceline, parsed
 
@@ -45,6 +49,8 @@ from paceline.bench import bundled_prompts
 
 PATIENCE = 300.0
 """Seconds in which a replica must be replaced."""
+
+REDUCTIONS = 500
 
 LOAD = (1, 4, 16)
 """Streams at a time."""
@@ -223,6 +229,37 @@ async def routing(given: argparse.Namespace) -> Json:
     return found
 
 
+def reduce(rank: int, port: int, sizes: Sequence[int], found: Any) -> None:
+    """One of two processes that sum vectors; the first says how long it takes."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    for size in sizes:
+        vector, seconds = torch.ones(size), list[float]()
+        for _ in range(REDUCTIONS):
+            start = perf_counter()
+            dist.all_reduce(vector)
+            seconds.append(perf_counter() - start)
+        if not rank:
+            found.put(1e6 * statistics.median(seconds[REDUCTIONS // 10 :]))
+    dist.destroy_process_group()
+
+
+def all_reduce() -> Json:
+    """Microseconds to sum rows of 576 and 4096 numbers of two processes over the loopback interface."""
+    rows = [(hidden, count) for hidden in (576, 4096) for count in (1, 16)]
+    context = multiprocessing.get_context("spawn")
+    found, port = context.SimpleQueue(), free_port()
+    sizes = [hidden * count // 2 for hidden, count in rows]  # of bfloat16, as many bytes in float32
+    processes = [context.Process(target=reduce, args=(rank, port, sizes, found)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    taken = [found.get() for _ in sizes]
+    for process in processes:
+        process.join()
+    return {f"{count} x {hidden}": seconds for (hidden, count), seconds in zip(rows, taken, strict=True)}
+
+
 async def cost(given: argparse.Namespace) -> Json:
     """The fourth part, decoded plainly: each process learns by itself what drafts cost."""
     found: Json = {}
@@ -251,6 +288,7 @@ def main() -> None:
     result: Json = {"model": Path(given.model).name, "ray": ray.__version__}
     result |= asyncio.run(equality_and_kills(given))
     result |= {"routing": asyncio.run(routing(given)), "cost": asyncio.run(cost(given))}
+    result["all_reduce_us"] = all_reduce()
     save("ray", result, given.folder)
     print(json.dumps({name: value for name, value in result.items() if name != "kills"}, indent=1))
     sys.exit(0 if result["equal"] == result["answers"] and result["good_kills"] == given.kills else 1)

@@ -23,7 +23,7 @@ from command import Command
 
 from paceline import LLM, SamplingParams
 from paceline.config import ServerConfig
-from paceline.serving import SeenPrefixes, affinity_of, front_app, ranked
+from paceline.serving import SeenPrefixes, affinity_of, front, front_app, ranked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -103,7 +103,9 @@ class DiedError(Exception):
 
 
 class Script:
-    """Replicas that answer as they are told: a list of messages for each try, in which None is a death."""
+    """Replicas that answer as they are told: a list of messages for each try, in which None is a
+    death and a number are seconds.
+    """
 
     gone: tuple[type[Exception], ...] = (DiedError,)
     failed: tuple[type[Exception], ...] = (ZeroDivisionError,)
@@ -119,6 +121,9 @@ class Script:
             for one in told:
                 if one is None:
                     raise DiedError
+                if isinstance(one, float):
+                    await asyncio.sleep(one)
+                    continue
                 yield [one]
 
         yield parts(self.tries.pop(0))
@@ -170,6 +175,14 @@ def test_a_stream_that_has_begun_ends_with_an_error_event(path: str, end: str) -
     found = asked(fleet, path, {"stream": True})
     assert re.fullmatch("data: 1\n\n" + end, found.text)
     assert len(fleet.tries) == 1, "it is not asked for again"
+
+
+def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "LATER", 0.0)
+    quick = {"config": {"request_timeout": 0.1}}
+    assert asked(Script([60.0]), body={"prompt": "x"}, **quick).status_code == 504
+    begun = Script([start(), part(b"data: 1\n\n", more=True), 0.3, part(b"data: 2\n\n")])
+    assert asked(begun, body={"prompt": "x"}, **quick).text == "data: 1\n\ndata: 2\n\n", "one that has begun goes on"
 
 
 def test_half_an_answer_is_no_answer() -> None:
@@ -239,7 +252,7 @@ def replicas(*flags: str) -> Iterator[tuple[psutil.Process, httpx.Client]]:
 def test_replicas_answer_as_the_library_does_and_survive_a_kill(llm: LLM) -> None:
     prompts = [f"Once upon a time {number}" for number in range(6)]
     wanted = [one.outputs[0].text for one in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12))]
-    with replicas() as (server, http):
+    with replicas("--dtype", "float32") as (server, http):
 
         def texts() -> list[str]:
             bodies = [{"prompt": one, "max_tokens": 12, "temperature": 0} for one in prompts]

@@ -39,7 +39,12 @@ PASSED: Final = (
 RESPONSE: Final = "/v1/responses/"
 STREAM: Final = b"text/event-stream"
 
+LATER: Final = 5.0
+"""Seconds that a replica has more than a request may take, so that it can say so itself."""
+
 Json = dict[str, Any]
+Answer = AbstractAsyncContextManager[AsyncIterable[list[Json]]]
+"""Messages of ASGI as they come; the end of the block ends the request."""
 
 
 class Fleet(Protocol):
@@ -51,10 +56,8 @@ class Fleet(Protocol):
     failed: tuple[type[Exception], ...]
     """Raised where it has failed otherwise."""
 
-    def answer(
-        self, scope: Json, body: bytes, affinity: Affinity
-    ) -> AbstractAsyncContextManager[AsyncIterable[list[Json]]]:
-        """Messages of ASGI as they come, from one replica; the end of the block ends the request."""
+    def answer(self, scope: Json, body: bytes, affinity: Affinity) -> Answer:
+        """From one replica."""
         ...
 
     async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Json]]]:
@@ -116,24 +119,40 @@ class Front:
     async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Any) -> None:
         """Answer from one replica, or another one while nothing has been sent."""
         passing = Passing(send, scope["path"])
-        for _ in range(TRIES):
-            try:
-                async with self._fleet.answer(scope, body, affinity) as parts:
-                    async for part in parts:
-                        await passing.add(part)
-                return
-            except self._fleet.gone:
-                self._counts.lost.inc()
-                if passing.begun:
-                    await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
-                    return
-            except self._fleet.failed:
-                if passing.begun:
-                    await passing.end(ApiError("internal error", status=500))
-                    return
-                raise ApiError("internal error", status=500) from None
+        try:
+            async with asyncio.timeout(self._config.request_timeout + LATER) as clock:
+                for _ in range(TRIES):
+                    if await self._passed(self._fleet.answer(scope, body, affinity), passing, clock):
+                        return
+        except TimeoutError:
+            raise ApiError("no replica has answered in time", status=504, code="timeout") from None
         again = {"Retry-After": "1"}
         raise ApiError(f"{TRIES} replicas died under this request", status=503, code="replica_died", headers=again)
+
+    async def _passed(self, answer: Answer, passing: Passing, clock: asyncio.Timeout) -> bool:
+        """Pass on an answer; whether the client has had one, be it the end of what had begun.
+
+        Args:
+            clock: stopped once it has begun, since its replica has one.
+        """
+        try:
+            async with answer as parts:
+                async for part in parts:
+                    await passing.add(part)
+                    if passing.begun:
+                        clock.reschedule(None)
+            return True
+        except self._fleet.gone:
+            self._counts.lost.inc()
+            if passing.begun:
+                await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
+            return passing.begun
+        except self._fleet.failed:
+            error = ApiError("internal error", status=500)
+            if not passing.begun:
+                raise error from None
+            await passing.end(error)
+            return True
 
     async def _pick(self, scope: Json, send: Any, good: tuple[int, ...]) -> None:
         """Ask all replicas, and pass on the answer whose status comes first in `good`; any, where none is in it."""

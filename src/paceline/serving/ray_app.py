@@ -64,7 +64,8 @@ class Replica:
         self.name: str = serve.get_replica_context().replica_id.unique_id
         self._error = ""
         self._life: AbstractAsyncContextManager[None] | None = None
-        logging.basicConfig(level=logging.INFO if config.log_requests else logging.WARNING, format="%(message)s")
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        logging.getLogger("paceline").setLevel(logging.INFO if config.log_requests else logging.WARNING)
         try:
             self._model = AsyncLLM(LLM(**options))
             self._app = create_app(self._model, config)
