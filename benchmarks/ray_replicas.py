@@ -200,11 +200,12 @@ async def equality_and_kills(given: argparse.Namespace) -> Json:
     """The first two parts."""
     asked, chance = prompts(given.prompts), random.Random(given.seed)
     with serving(given.model) as single, serving(given.model, "--replicas", 2) as many:
-        wanted = [text_of(one) for one in await answers(single, asked, given.tokens)]
+        replies = await answers(single, asked, given.tokens)
+        wanted = [text_of(one) for one in replies]
         got = [text_of(one) for one in await answers(many, asked, given.tokens)]
         equal = sum(one == other for one, other in zip(wanted, got, strict=True))
         control = sum(one == other for one, other in zip([wanted[1], *wanted[1:]], got, strict=True))
-        if control == len(asked):
+        if control == len(asked) or judged(replies[0], wanted[1]) != "wrong":
             sys.exit("a wrong answer would not be seen")
         kills = []
         for _ in range(given.kills):

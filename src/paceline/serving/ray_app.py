@@ -124,8 +124,10 @@ class Replica:
 
 def _listen_on_loopback() -> None:
     """Ray Serve opens a port on all interfaces in each replica, for which it has no option. It asks for a token there,
-    but what need not be reached should not be.
+    but what need not be reached should not be. A version of Ray that does it otherwise is found by `_open_ports`.
     """
+    if not hasattr(internals, "add_port_to_grpc_server"):
+        return
     listen = internals.add_port_to_grpc_server
     internals.add_port_to_grpc_server = lambda server, address: listen(server, address.replace("[::]", "127.0.0.1"))
 
