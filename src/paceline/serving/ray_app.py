@@ -236,7 +236,8 @@ def replicated(options: Mapping[str, Any], config: ServerConfig, wanted: Replica
         found.check()
         yield found
     finally:
-        serve.delete(APPLICATION)
+        if wanted.ray_address is not None:  # otherwise they end with Ray
+            serve.delete(APPLICATION)
 
 
 def _deployment(options: Mapping[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> Any:
