@@ -26,7 +26,7 @@ from recipes.bundled_diffusion.model import TOKENIZER, Net, read_net
 from recipes.bundled_diffusion.rollouts import Rollouts, roll_out
 from recipes.bundled_diffusion.run import Facts, Run, begin, set_up
 from recipes.common.options import add_flags, new_parser
-from recipes.common.training import update
+from paceline.training.optimizing import update
 
 TASKS = ("sort", "sort", "sort", "insert_index", "insert_index", "shuffle", "insert_random", "replace_random")
 """Tasks that few calls make worse. Those with one right answer come more often: in equal shares they are unlearned

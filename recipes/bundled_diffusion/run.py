@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from recipes.bundled_diffusion.losses import Batch
 from recipes.bundled_diffusion.model import Net
-from recipes.common.training import Progress, groups, keep, learning_rate, set_rate, take_up, update
+from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up, update
 
 Facts = dict[str, object]
 Learn = Callable[[torch.Generator], dict[str, float]]

@@ -27,7 +27,7 @@ from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device,
 from recipes.bundled_pair.exits import states_by_layer
 from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
 from recipes.common.options import add_flags, new_parser
-from recipes.common.training import groups, paced, update
+from paceline.training.optimizing import groups, paced, update
 
 # Axes in this file: b = batch, t = window, h = width, v = vocabulary.
 

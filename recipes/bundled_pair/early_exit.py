@@ -26,7 +26,7 @@ from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device,
 from recipes.bundled_pair.exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
 from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
 from recipes.common.options import add_flags, new_parser
-from recipes.common.training import groups, keep, paced, take_up, update
+from paceline.training.optimizing import groups, keep, paced, take_up, update
 
 
 def save(

@@ -32,7 +32,7 @@ from recipes.bundled_pair.corpus import (
     windows,
 )
 from recipes.common.options import add_flags, new_parser
-from recipes.common.training import groups, paced, update
+from paceline.training.optimizing import groups, paced, update
 
 REPEAT = {"math": 2, "mbpp": 3, "sql": 2, "instruct": 3}  # passes over the small sets for one over the others
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from recipes.bundled_diffusion import deer, model
-from recipes.common import training
+from paceline.training import optimizing as training
 from tests.recipes.test_denoisers import corpus, net_of
 
 MASK = 19

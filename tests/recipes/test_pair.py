@@ -19,7 +19,7 @@ from recipes.bundled_pair import corpus as corpus_module
 from recipes.bundled_pair import distill, early_exit, evaluate, lessons, prepare, train, write
 from recipes.bundled_pair import exits as exits_module
 from recipes.bundled_pair import sources as sources_module
-from recipes.common import training
+from paceline.training import optimizing as training
 
 
 def tiny_texts(chat: Any) -> dict[str, list[str]]:

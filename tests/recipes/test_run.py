@@ -13,7 +13,7 @@ import torch
 
 from recipes.bundled_diffusion import run as run_module
 from recipes.common import options as options_module
-from recipes.common import training
+from paceline.training import optimizing as training
 from tests.recipes.test_denoisers import net_of
 
 

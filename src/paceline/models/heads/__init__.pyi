@@ -1,5 +1,6 @@
 from .feature_head import FeatureHead as FeatureHead
 from .head_config import HEAD_METHODS as HEAD_METHODS
+from .head_config import LAYER_KEYS as LAYER_KEYS
 from .head_config import HeadConfig as HeadConfig
 from .head_config import HeadMethod as HeadMethod
 from .head_files import read_head as read_head

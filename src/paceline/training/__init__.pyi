@@ -1,0 +1,12 @@
+from .answers import Answer as Answer
+from .answers import answered as answered
+from .batches import Batch as Batch
+from .batches import Document as Document
+from .batches import documents_of as documents_of
+from .batches import packed as packed
+from .heads import METHODS as METHODS
+from .heads import HeadTrainer as HeadTrainer
+from .loop import Fitting as Fitting
+from .loop import fit as fit
+from .train import TrainConfig as TrainConfig
+from .train import train as train

@@ -1,0 +1,152 @@
+"""What a target says to prompts: the texts that drafters learn from, gathered once and kept line by line.
+
+The file is JSONL, one answer a line, each on disk before the next ones are made; a killed run goes on where it stopped.
+Sampled answers have a temperature and a seed of their own, which follow from the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tqdm.auto import tqdm
+
+from paceline.config import SamplingParams
+from paceline.errors import PromptError
+from paceline.utils import Conversation, read_prompts
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+TOGETHER: Final = 64
+"""Prompts whose answers are made, and written, together."""
+
+TEMPERATURE: Final = 0.8
+"""Of sampled answers."""
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One text of the target's.
+
+    Attributes:
+        id: sha256 of the prompt's tokens, by which a prompt is known.
+        prompt, answer: token ids; a text that nobody asked for has no prompt.
+        temperature: 0 where the likeliest tokens were taken.
+    """
+
+    id: str
+    prompt: Ids
+    answer: Ids
+    temperature: float = 0.0
+
+
+def prompts_of(llm: LLM, files: Sequence[Path], *, most: int | None, longest: int) -> dict[str, Ids]:
+    """Prompts of files in the formats of `paceline bench`, as token ids by their `Answer.id`, each once.
+
+    Args:
+        most: prompts of each file; longest: tokens of a prompt, longer ones are left out.
+    Raises:
+        PromptError: a file that cannot be read, or no prompt that is short enough.
+    """
+    found: dict[str, Ids] = {}
+    for file in files:
+        for one in read_prompts(file).limited(most).conversations:
+            ids = _ids(llm, one)
+            if 1 < len(ids) <= longest:
+                found.setdefault(_name(ids), ids)
+    if not found:
+        raise PromptError(f"no prompt of at most {longest} tokens in {', '.join(map(str, files))}; raise max_length")
+    return found
+
+
+def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None, longest: int) -> list[Answer]:
+    """Texts of files as they are, cut to `longest` tokens, for training without the target's own answers.
+
+    Raises:
+        PromptError: as above.
+    """
+    found: dict[str, Answer] = {}
+    for file in files:
+        for one in read_prompts(file).limited(most).conversations:
+            ids = _ids(llm, one)[:longest]
+            if len(ids) > 2:
+                found.setdefault(_name(ids), Answer(_name(ids), [], ids))
+    if not found:
+        raise PromptError(f"no text of three tokens in {', '.join(map(str, files))}; give others")
+    return list(found.values())
+
+
+def answered(
+    llm: LLM, prompts: dict[str, Ids], file: Path, *, max_tokens: int, sampled_share: float = 0.0
+) -> list[Answer]:
+    """The target's answers to prompts; those that the file holds are not asked for again.
+
+    Args:
+        file: JSONL of answers, made or gone on with.
+        max_tokens: of an answer. sampled_share: of prompts whose answer is drawn at temperature 0.8.
+    Raises:
+        PromptError: a file of other lines, or an answer that ended with an error.
+    """
+    known = {one.id: one for one in _read(file)}
+    left = [(name, ids) for name, ids in prompts.items() if name not in known]
+    with tqdm(total=len(prompts), initial=len(prompts) - len(left), desc="answers", disable=None) as bar:
+        for start in range(0, len(left), TOGETHER):
+            made = list(_made(llm, left[start : start + TOGETHER], max_tokens, sampled_share))
+            _append(file, made)
+            known |= {one.id: one for one in made}
+            bar.update(len(made))
+    return [known[name] for name in prompts]
+
+
+def _made(llm: LLM, prompts: Sequence[tuple[str, Ids]], max_tokens: int, sampled_share: float) -> Iterator[Answer]:
+    heat = [TEMPERATURE if int(name[:8], 16) < sampled_share * 16**8 else 0.0 for name, _ in prompts]
+    params = [
+        SamplingParams(temperature=each, seed=int(name[8:15], 16) if each else None, max_tokens=max_tokens)
+        for (name, _), each in zip(prompts, heat, strict=True)
+    ]
+    found = llm.generate([{"prompt_token_ids": ids} for _, ids in prompts], params, use_tqdm=False)
+    for (name, ids), each, output in zip(prompts, heat, found, strict=True):
+        output.raise_for_error()
+        yield Answer(name, ids, list(output.outputs[0].token_ids), each)
+
+
+def _ids(llm: LLM, one: Conversation) -> Ids:
+    if one.token_ids is not None:
+        return list(one.token_ids)
+    if one.chat and llm.tokenizer.has_chat_template:
+        return llm.chat_ids([*one.history, {"role": "user", "content": one.turns[0]}])
+    return llm.tokenizer.encode(one.turns[0])
+
+
+def _name(ids: Sequence[int]) -> str:
+    return sha256(json.dumps(list(ids)).encode()).hexdigest()
+
+
+def _append(file: Path, answers: Sequence[Answer]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as out:
+        out.write("".join(json.dumps(asdict(one)) + "\n" for one in answers).encode())
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _read(file: Path) -> list[Answer]:
+    """The whole lines of a file; a line that a kill has cut off is taken away."""
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(file, len(whole))
+    try:
+        return [Answer(**json.loads(line)) for line in whole.splitlines()]
+    except (ValueError, TypeError) as error:
+        raise PromptError(f"{file} holds something else than answers ({error}); name another folder") from None

@@ -1,0 +1,184 @@
+"""Texts as rows of tokens: several documents a row, which do not see each other, with the target's states of all.
+
+Axes: b = rows, t = tokens of a row, d = hidden size of the target, n = layers whose states are read, v = tokens of the
+draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from paceline.training.answers import Answer
+
+if TYPE_CHECKING:
+    from paceline.models import Runner
+
+PAD: Final = -1
+"""Document of positions that hold no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text.
+
+    Attributes:
+        tokens: its ids. first: the first one that is learned, behind the prompt.
+    """
+
+    tokens: tuple[int, ...]
+    first: int
+
+
+def documents_of(answers: Sequence[Answer], longest: int) -> list[Document]:
+    """Answers behind their prompts, cut to `longest` tokens; those of which nothing is left to learn are left out."""
+    made = [Document(tuple(one.prompt + one.answer)[:longest], max(2, len(one.prompt))) for one in answers]
+    return [one for one in made if len(one.tokens) > one.first]
+
+
+def packed(documents: Sequence[Document], length: int) -> list[list[Document]]:
+    """Rows of documents with at most `length` tokens: each goes to the first row that has room, the longest first.
+
+    The order depends on the documents alone. Source: first-fit decreasing bin packing.
+    """
+    rows: list[list[Document]] = []
+    room: list[int] = []
+    for one in sorted(documents, key=lambda one: (-len(one.tokens), one.tokens)):
+        size = len(one.tokens)
+        at = next((i for i, left in enumerate(room) if left >= size), None)
+        if at is None:
+            at = len(rows)
+            rows.append([])
+            room.append(length)
+        rows[at].append(one)
+        room[at] -= size
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows with all that a loss may read.
+
+    Attributes:
+        tokens: (b, t) int64; documents: (b, t) int64, PAD where there is none; positions: (b, t) int64 in the document.
+        columns: (b, t) int64 place of each token in the draft vocabulary where it is to be learned; -1 elsewhere.
+        wanted: (b, t) bool, tokens that are to be learned, those that the draft vocabulary lacks included.
+        embedded: (b, t, d) embeddings. taps: (b, t, n * d) states of the layers that are read. final: (b, t, d) states
+            after the target's final norm.
+    """
+
+    tokens: Tensor
+    documents: Tensor
+    positions: Tensor
+    columns: Tensor
+    wanted: Tensor
+    embedded: Tensor
+    taps: Tensor
+    final: Tensor
+
+    def ahead(self, values: Tensor, steps: int) -> Tensor:
+        """(b, t, ...) `values` of the token `steps` further on; zeros behind the row's end."""
+        moved = torch.zeros_like(values)
+        moved[:, : values.shape[1] - steps] = values[:, steps:]
+        return moved
+
+    def learned(self, steps: int) -> tuple[Tensor, Tensor]:
+        """Where the token `steps` further on is learned, 2 or more, and so is the one that drafts begin with: (m,) flat
+        positions, and (m,) its column, -1 where it has none.
+        """
+        inside = self.ahead(self.documents + 1, steps) == self.documents + 1
+        found = (inside & self.ahead(self.wanted, 2) & self.ahead(self.wanted, steps)).flatten().nonzero().squeeze(1)
+        return found, self.ahead(self.columns + 1, steps).flatten()[found] - 1
+
+    def visible(self) -> Tensor:
+        """(b, t, t) bool: what each position may see, itself and what comes before it in its document."""
+        same = self.documents[:, :, None] == self.documents[:, None, :]
+        return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+
+
+class TargetView:
+    """What training needs of a target: its states, embeddings and the rows of its head.
+
+    Args:
+        runner: of the target, with taps, head and embeddings.
+        layers: whose states are read. vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
+        keep_bytes: states of so many bytes are kept between epochs.
+    Attributes:
+        rows: (v, d) float32 of the head.
+    """
+
+    def __init__(self, runner: Runner, layers: Sequence[int], vocabulary: Tensor, *, keep_bytes: int) -> None:
+        self.runner, self.layers, self.vocabulary = runner, tuple(layers), vocabulary
+        self.rows = head_rows(runner, vocabulary).float()
+        self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
+        self._column[vocabulary] = torch.arange(len(vocabulary))
+        self._kept: dict[Document, tuple[Tensor, Tensor]] = {}
+        self._left = keep_bytes
+
+    def batch(self, rows: Sequence[Sequence[Document]], length: int) -> Batch:
+        """Rows of at most `length` tokens, padded to it."""
+        size = (len(rows), length)
+        tokens, positions = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        documents, wanted = torch.full(size, PAD), torch.zeros(size, dtype=torch.bool)
+        states = self._states([one for row in rows for one in row])
+        d = self.runner.info.hidden_size
+        taps, final = torch.zeros(*size, len(self.layers) * d), torch.zeros(*size, d)
+        for i, row in enumerate(rows):
+            start = 0
+            for number, one in enumerate(row):
+                at = slice(start, start + len(one.tokens))
+                tokens[i, at], positions[i, at] = torch.tensor(one.tokens), torch.arange(len(one.tokens))
+                documents[i, at], wanted[i, start + one.first : at.stop] = number, True
+                taps[i, at], final[i, at] = states[one]
+                start = at.stop
+        columns = torch.where(wanted, self._column[tokens], -1)
+        embedded = self.runner.embed(tokens.flatten().tolist()).float().view(*size, d)  # type: ignore[attr-defined]
+        return Batch(tokens, documents, positions, columns, wanted, embedded.clone(), taps, final)
+
+    def _states(self, documents: Sequence[Document]) -> dict[Document, tuple[Tensor, Tensor]]:
+        found = {one: self._kept[one] for one in documents if one in self._kept}
+        missing = [one for one in dict.fromkeys(documents) if one not in found]
+        for one, states in zip(missing, self._computed(missing), strict=True):
+            found[one] = states
+            size = sum(part.numel() * part.element_size() for part in states)
+            if size <= self._left:
+                self._kept[one], self._left = states, self._left - size
+        return found
+
+    def _computed(self, documents: Sequence[Document]) -> Iterator[tuple[Tensor, Tensor]]:
+        if not documents:
+            return
+        last = self.runner.info.num_layers
+        caches = [self.runner.open() for _ in documents]
+        try:
+            scores = self.runner.extend(caches, [one.tokens for one in documents], taps=(*self.layers, last))
+        finally:
+            for cache in caches:
+                self.runner.release(cache)
+        sizes = [len(one.tokens) for one in documents]
+        layers = [scores.taps[layer].split(sizes) for layer in (*self.layers, last)]
+        for parts in zip(*layers, strict=True):
+            yield torch.cat((parts[-1][:, :0], *parts[:-1]), -1), parts[-1].clone()
+
+
+def head_rows(runner: Runner, vocabulary: Tensor) -> Tensor:
+    """(v, d) rows of a target's head, read off what it makes of unit vectors."""
+    info = runner.info
+    units = torch.eye(info.hidden_size, device=info.device, dtype=info.dtype)
+    found = [runner.head(block, norm=False)[:, vocabulary] for block in units.split(64)]  # type: ignore[attr-defined]
+    return torch.cat(found).T.contiguous().clone()
+
+
+def draft_vocabulary(documents: Sequence[Document], size: int, vocab_size: int, always: Sequence[int]) -> Tensor:
+    """(v,) int64 the `size` tokens that are learned most often, and `always`, ascending; the lowest ids make up for
+    what is not there.
+    """
+    learned = torch.tensor([token for one in documents for token in one.tokens[one.first :]])
+    counts = torch.bincount(learned, minlength=vocab_size)
+    counts[torch.tensor(list(always), dtype=torch.int64)] += len(learned)
+    order = torch.sort(counts, descending=True, stable=True).indices
+    return order[: min(size, vocab_size)].sort().values

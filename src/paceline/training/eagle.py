@@ -1,0 +1,79 @@
+"""Training of EAGLE-1 heads: the target's next state is learned, and through its head the next token.
+
+The loss is smooth L1 between the made and the true state, and a tenth of the cross-entropy of the tokens that follow
+from them. The states that are read get noise, uniform within 0.1 on each side and less for long texts.
+
+Source: EAGLE: speculative sampling requires rethinking feature uncertainty (arXiv:2401.15077).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.models.heads import HeadConfig
+from paceline.training.batches import Batch
+from paceline.training.heads import HeadTrainer, cross_entropy
+from paceline.training.layer import DecoderLayer, Keys
+
+if TYPE_CHECKING:
+    from paceline.models import ModelInfo
+
+TOKENS: Final = 0.1
+"""Weight of the cross-entropy."""
+
+NOISE, LENGTH = 0.2, 512
+"""Width of the noise on states, for texts of so many tokens."""
+
+
+class EagleTrainer(HeadTrainer):
+    """An EAGLE-1 head, whose states are those after the target's final norm."""
+
+    def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 5) -> None:
+        super().__init__(config, rows)
+        self.depths, d = depths, config.hidden_size
+        self.fc = nn.Linear(2 * d, d, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(config.layer, d, d)])
+        with torch.no_grad():
+            self.fc.weight.mul_(0.1)[:, d:] += torch.eye(d)
+
+    @classmethod
+    def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
+        return HeadConfig(
+            method="eagle",
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=draft_vocab_size,
+            layer=layer,
+        )
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        noise = torch.rand(batch.final.shape, generator=generator) - 0.5
+        read = batch.final + noise * NOISE * LENGTH / batch.final.shape[1]
+        made = next(self._unrolled(batch, read)).flatten(0, 1)
+        at, columns = batch.learned(2)
+        true = batch.final.flatten(0, 1)[at + 1]
+        states = F.smooth_l1_loss(made[at].float(), true, reduction="none").mean(-1).sum() / max(1, len(at))
+        at = at[columns >= 0]
+        losses = cross_entropy(self.logits(made[at]), self.taught(batch, 2, at))
+        return states + TOKENS * losses.sum() / max(1, len(at))
+
+    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        for depth, state in enumerate(self._unrolled(batch, batch.final)):
+            at, _ = batch.learned(depth + 2)
+            yield at, self.logits(state.flatten(0, 1)[at]).argmax(-1)
+
+    def _unrolled(self, batch: Batch, state: Tensor) -> Iterator[Tensor]:
+        """(b, t, d) states made of the target's, then of these, and so on; as EAGLE-3's training goes on."""
+        layer, visible = self.layers[0], batch.visible()
+        kept: list[Keys] = []
+        for depth in range(self.depths):
+            x = self.fc(torch.cat((batch.ahead(batch.embedded, depth + 1), state), -1))
+            q, keys = layer.read(x, batch.positions + depth)
+            kept.append(keys)
+            state = layer.finish(x, layer.attend(q, kept[0], kept[1:], visible))
+            yield state

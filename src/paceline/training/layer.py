@@ -1,0 +1,96 @@
+"""A decoder layer that can be trained, with weights named as a Llama's: RMSNorm, rotary attention, gated MLP.
+
+Axes: b = rows, t = tokens, h = heads, g = key-value heads, e = dimensions of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Keys = tuple[Tensor, Tensor]
+"""Keys and values (b, h, t, e), those of a key-value head repeated for each of its heads."""
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each with what it reads added to it.
+
+    Args:
+        layer: `HeadConfig.layer`. hidden: size of the states. inputs: width of what attention reads.
+    """
+
+    def __init__(self, layer: Mapping[str, Any], hidden: int, inputs: int) -> None:
+        super().__init__()
+        self.heads = layer["num_attention_heads"]
+        self.groups = layer.get("num_key_value_heads") or self.heads
+        self.head_dim = layer.get("head_dim") or hidden // self.heads
+        self.theta, eps = layer.get("rope_theta") or 10000.0, layer.get("rms_norm_eps") or 1e-6
+        inner, queries, keys = layer["intermediate_size"], self.heads * self.head_dim, self.groups * self.head_dim
+        sizes = {"q_proj": (inputs, queries), "k_proj": (inputs, keys), "v_proj": (inputs, keys),
+                 "o_proj": (queries, hidden)}  # fmt: skip
+        self.self_attn = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+        sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+        self.mlp = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+
+    def read(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Keys]:
+        """Queries (b, h, t, e), keys and values of inputs (b, t, inputs)."""
+        q, k, v = (
+            self.self_attn[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        turn = self._turn(positions)
+        each = self.heads // self.groups
+        return turned(q, turn), (turned(k, turn).repeat_interleave(each, 1), v.repeat_interleave(each, 1))
+
+    def attend(self, q: Tensor, first: Keys, more: Sequence[Keys], visible: Tensor) -> Tensor:
+        """(b, t, hidden) attention over `first`, as far as visible (b, t, t), and over each of `more` at the query's own
+        place alone.
+        """
+        scale = self.head_dim**-0.5
+        scores = (q @ first[0].transpose(-1, -2) * scale).masked_fill(~visible[:, None], float("-inf"))
+        if more:
+            own = torch.stack([(q * keys).sum(-1) * scale for keys, _ in more], -1)
+            scores = torch.cat((scores, own.to(scores.dtype)), -1)
+        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
+        t = visible.shape[-1]
+        found = shares[..., :t] @ first[1]
+        for i, (_, values) in enumerate(more):
+            found = found + shares[..., t + i, None] * values
+        made: Tensor = self.self_attn["o_proj"](found.transpose(1, 2).flatten(2))
+        return made
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """(b, t, hidden) states behind the layer."""
+        x = x + attended
+        y = self.post_attention_layernorm(x)
+        made: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
+        return made
+
+    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        dims = torch.arange(0, self.head_dim, 2, device=positions.device) / self.head_dim
+        angle = positions[:, None, :, None] * self.theta**-dims
+        return angle.cos(), angle.sin()
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of (b, h, t, e); pairs are (i, i + e / 2)."""
+    cos, sin = (part.to(x.dtype) for part in turn)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)

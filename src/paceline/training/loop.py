@@ -1,0 +1,256 @@
+"""The loop that trains any head: AdamW with warm-up and cosine, judged on held-out texts, safe against a kill.
+
+What a step does depends on its number and the seed alone: the order of rows, the noise. So a run that goes on from its
+state on disk ends in the weights of one that was never stopped, bit for bit on one machine with as many threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from paceline.training.batches import Document, TargetView
+from paceline.training.heads import HeadTrainer
+from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up
+
+TIMED: Final = 8
+"""Steps after which a run that was given minutes knows how many steps these are."""
+
+STATE, BEST, CURVE = "state.safetensors", "best.safetensors", "curve.json"
+
+Rows = Sequence[Sequence[Document]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """How long and how a head is trained.
+
+    Attributes:
+        minutes: of training, judging included; or steps, where these are given.
+        batch_rows, row_tokens: rows of a step, tokens of a row.
+        learning_rate: peak; None is the method's. warmup_steps, weight_decay, max_grad_norm: as usual.
+        eval_steps: steps between two judgements, after each of which the state is on disk.
+        patience: judgements without a better one, after which training ends.
+        bf16: products are computed in bfloat16, weights and their averages in float32; None: where that is faster here.
+        seed: of the order of rows and of noise.
+    """
+
+    minutes: float = 20.0
+    steps: int | None = None
+    batch_rows: int = 4
+    row_tokens: int = 512
+    learning_rate: float | None = None
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    max_grad_norm: float = 0.5
+    eval_steps: int = 100
+    patience: int = 8
+    bf16: bool | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Judged:
+    """What a head can do on held-out texts.
+
+    Attributes:
+        step, tokens: when, and after how many tokens of training, those of later epochs included.
+        loss: of training since the last time.
+        acceptance: by depth, the share of drafts that are right where all before them are.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    acceptance: list[float]
+
+    @property
+    def length(self) -> float:
+        """Tokens that a pass gives with a chain of all depths: one, and those drafts that are right from the first."""
+        total, reach = 1.0, 1.0
+        for share in self.acceptance:
+            reach *= share
+            total += reach
+        return total
+
+
+@dataclass(slots=True)
+class Curve:
+    """A run: its judgements, the steps that it has in all once that is known, and seconds so far."""
+
+    judged: list[Judged] = field(default_factory=list)
+    steps: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Judged:
+        return max(self.judged, key=lambda one: one.length)
+
+    def save(self, path: Path) -> None:
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)))
+        fresh.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Curve:
+        if not path.is_file():
+            return cls()
+        found = json.loads(path.read_text())
+        return cls([Judged(**one) for one in found["judged"]], found["steps"], found["seconds"])
+
+
+def fit(head: HeadTrainer, view: TargetView, training: Rows, held_out: Rows, how: Fitting, folder: Path) -> Curve:
+    """Train a head, or go on where a run that was stopped has left its state in `folder`.
+
+    Args:
+        head: ends with the weights that were judged best.
+        training, held_out: rows of documents.
+    """
+    run = _Run(head, view, training, held_out, how, folder)
+    run.go()
+    head.load_state_dict(load_file(folder / BEST), strict=False)
+    return run.curve
+
+
+class _Run:
+    def __init__(
+        self, head: HeadTrainer, view: TargetView, training: Rows, held_out: Rows, how: Fitting, folder: Path
+    ) -> None:
+        self.head, self.view, self.training, self.held_out, self.how = head, view, training, held_out, how
+        self.folder, self.rate = folder, how.learning_rate or head.rate
+        self.optimizer = torch.optim.AdamW(groups(head, how.weight_decay), lr=self.rate, betas=(0.9, 0.95))
+        self.curve = Curve.load(folder / CURVE)
+        self.at = take_up(folder / STATE, head, self.optimizer)
+        self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]  # a kill between the two
+        self.seconds, self.start = 60 * self.at.minutes, perf_counter()
+        self.losses: list[float] = []
+        self.judging = 0.0
+        self.bf16 = bf16_is_faster() if how.bf16 is None else how.bf16
+
+    @property
+    def spent(self) -> float:
+        return self.seconds + perf_counter() - self.start
+
+    def go(self) -> None:
+        total = self.how.steps or self.curve.steps
+        with tqdm(total=total, initial=self.at.step, desc="training", unit="step", disable=None) as bar:
+            if not self.curve.judged:
+                self._judge()
+            while not self._over(total):
+                total = total or self._planned()
+                self._step(total)
+                bar.total = total
+                bar.update()
+                if self.at.step % self.how.eval_steps == 0 or self.at.step == total or self.curve.steps != total:
+                    self.curve.steps = total
+                    bar.set_postfix_str(f"{self._judge().length:.2f} tokens a pass")
+
+    def _over(self, total: int | None) -> bool:
+        lengths = [one.length for one in self.curve.judged]
+        stale = len(lengths) - 1 - lengths.index(max(lengths)) if lengths else 0
+        return stale >= self.how.patience or (total is not None and self.at.step >= total)
+
+    def _planned(self) -> int | None:
+        """All steps of a run that was given minutes, as far as can be told."""
+        if self.at.step < TIMED:
+            return None
+        a_step = self.spent / self.at.step
+        judging = self.judging / (self.how.eval_steps * a_step)
+        return max(self.at.step + 1, int(60 * self.how.minutes / a_step / (1 + judging)))
+
+    def _step(self, total: int | None) -> None:
+        head, step = self.head, self.at.step
+        rows = [self.training[i] for i in self._picked(step)]
+        batch = self.view.batch(rows, self.how.row_tokens)
+        progress = step / total if total else 0.0
+        set_rate(self.optimizer, learning_rate(progress, step, self.rate, self.how.warmup_steps))
+        head.train()
+        with self._precision():
+            loss = head.loss(batch, torch.Generator().manual_seed(self.how.seed * 1_000_003 + step))
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(head.parameters(), self.how.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.item())
+        self.at.step = step + 1
+
+    def _picked(self, step: int) -> list[int]:
+        """Rows of a step: every epoch has an order of its own."""
+        count, size = len(self.training), self.how.batch_rows
+        found = []
+        for place in range(step * size, (step + 1) * size):
+            epoch, index = divmod(place, count)
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(self.how.seed * 7919 + epoch))
+            found.append(int(order[index]))
+        return found
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.head.rows.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def _judge(self) -> Judged:
+        """Judge, and put state and curve on the disk; the best weights so far too."""
+        start = perf_counter()
+        with torch.no_grad(), self._precision():
+            acceptance = judged(self.head.eval(), self._batches())
+        tokens = self.at.step * self.how.batch_rows * self.how.row_tokens
+        made = Judged(self.at.step, tokens, sum(self.losses) / max(1, len(self.losses)), acceptance)
+        self.losses = []
+        self.curve.judged.append(made)
+        if made is self.curve.best:
+            fresh = self.folder / f"{BEST}.new"
+            save_file({name: one.detach().clone() for name, one in self.head.named_parameters()}, fresh)
+            fresh.replace(self.folder / BEST)
+        self.judging = perf_counter() - start
+        self.curve.seconds = self.spent
+        self.curve.save(self.folder / CURVE)
+        keep(self.folder / STATE, self.head, self.optimizer, Progress(self.at.step, self.spent / 60))
+        return made
+
+    def _batches(self) -> Iterator[Any]:
+        size = self.how.batch_rows
+        for i in range(0, len(self.held_out), size):
+            yield self.view.batch(self.held_out[i : i + size], self.how.row_tokens)
+
+
+def bf16_is_faster() -> bool:
+    """Whether products of the usual size take less time in bfloat16, as on CPUs with a matrix unit."""
+    seconds = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = torch.ones(512, 576, dtype=dtype), torch.ones(576, 2048, dtype=dtype)
+        taken = []
+        for _ in range(6):
+            start = perf_counter()
+            a @ b
+            taken.append(perf_counter() - start)
+        seconds[dtype] = min(taken)
+    return seconds[torch.bfloat16] < seconds[torch.float32]
+
+
+def judged(head: HeadTrainer, batches: Iterator[Any]) -> list[float]:
+    """By depth, the share of likeliest drafts that are the text's own token where all before them are; a token that the
+    draft vocabulary lacks is never drafted.
+    """
+    right, reached = torch.zeros(head.depths), torch.zeros(head.depths)
+    for batch in batches:
+        alive = torch.ones(batch.tokens.numel(), dtype=torch.bool)
+        for depth, (at, guessed) in enumerate(head.guesses(batch)):
+            _, columns = batch.learned(depth + 2)
+            hit = torch.zeros_like(alive)
+            hit[at] = guessed == columns
+            inside = torch.zeros_like(alive)
+            inside[at] = True
+            reached[depth] += (alive & inside).sum()
+            alive = alive & hit
+            right[depth] += alive.sum()
+    shares: Tensor = right / reached.clamp(min=1)
+    return [float(share) for share in shares]
