@@ -32,6 +32,7 @@ from paceline.cli import (
     methods,
     profile,
     serve,
+    train,
     tune,
     verify,
 )
@@ -67,6 +68,7 @@ app.add_typer(bench.app, name="bench")
 app.command("explain")(explain.command)
 app.add_typer(analyze.app, name="analyze")
 app.command("tune")(tune.command)
+app.command("train")(train.command)
 app.add_typer(profile.app, name="profile")
 app.command("doctor")(doctor.command)
 app.add_typer(datastore.app, name="datastore")

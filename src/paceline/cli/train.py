@@ -1,0 +1,75 @@
+"""`paceline train`: a head that drafts for a model, from prompts to weights and a report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import open_llm, with_flags
+from paceline.cli.terminal import counted, say
+from paceline.errors import ConfigError
+
+
+@with_flags(sampling=False)
+def command(
+    method: Annotated[str, typer.Argument(help="eagle3, eagle or medusa.")],
+    *,
+    data: Annotated[
+        list[Path], typer.Option("--data", metavar="FILE", help="Prompts, as `paceline bench` reads them; repeatable.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the head goes.")],
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Learn the files' texts as they are, without answers of the model.")
+    ] = False,
+    most_prompts: Annotated[
+        int | None, typer.Option("--most-prompts", min=2, help="Prompts taken from each file; all by default.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=4, max=8192, help="Tokens of an answer.")] = 256,
+    sampled_share: Annotated[
+        float, typer.Option("--sampled-share", min=0.0, max=1.0, help="Answers drawn at temperature 0.8.")
+    ] = 0.25,
+    draft_vocab_size: Annotated[
+        int, typer.Option("--draft-vocab-size", min=16, help="Tokens that the head can draft.")
+    ] = 8192,
+    depths: Annotated[
+        int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, max=100_000.0, help="Time for training, answers not counted.")
+    ] = 20.0,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps, in place of minutes.")] = None,
+    row_tokens: Annotated[
+        int, typer.Option("--row-tokens", min=16, max=65536, help="Longest text, and tokens of a packed row.")
+    ] = 512,
+    batch_rows: Annotated[int, typer.Option("--batch-rows", min=1, max=4096, help="Rows of a step.")] = 4,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="Peak; the method's by default.")
+    ] = None,
+    eval_steps: Annotated[
+        int, typer.Option("--eval-steps", min=1, help="Steps between two judgements on held-out prompts.")
+    ] = 100,
+    given: dict[str, Any],
+) -> None:
+    """Train a head that drafts for a model; run again after a stop, it goes on where it was."""
+    from paceline.training import Fitting, TrainConfig, train
+
+    if given.pop("speculative_config", None) is not None:
+        raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
+    if given.get("quantization") not in (None, "none"):
+        raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
+    fitting = Fitting(
+        minutes=minutes, steps=steps, row_tokens=row_tokens, batch_rows=batch_rows, learning_rate=learning_rate,
+        eval_steps=eval_steps, seed=given.get("seed") or 0,
+    )  # fmt: skip
+    config = TrainConfig(
+        method=method, data=tuple(data), texts=texts, most_prompts=most_prompts, max_tokens=max_tokens,
+        sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths, fitting=fitting,
+    )  # fmt: skip
+    found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]))
+    best, first = found.curve.best, found.curve.judged[0]
+    say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
+        f"pass ({first.length:.2f} before). The report is {found.folder / 'report.html'}.")  # fmt: skip
+    say(f'Use it: paceline generate ... -s \'{{"method": "{method}", "model": "{found.folder}"}}\'')

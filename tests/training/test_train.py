@@ -1,0 +1,137 @@
+"""A head learns from what the target says; a run that was killed ends in the weights of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tools.waiting import wait_until
+
+from paceline import LLM
+from paceline.bench import bundled_prompts
+from paceline.errors import ConfigError, PromptError
+from paceline.training import (
+    METHODS, Answer, Document, Fitting, TrainConfig, answered, documents_of, packed, train,
+)  # fmt: skip
+
+QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": one.prompt[:150]}) + "\n" for one in bundled_prompts()))
+    return path
+
+
+def config(prompts: Path, method: str = "eagle3", fitting: Fitting = QUICK) -> TrainConfig:
+    return TrainConfig(
+        method=method, data=(prompts,), max_tokens=40, draft_vocab_size=512, depths=3, held_out_share=0.2,
+        fitting=fitting,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, tmp_path: Path, method: str) -> None:
+    found = train(llm, config(prompts, method), tmp_path / "head")
+    first, best = found.curve.judged[0], found.curve.best
+    assert best.length > first.length + 0.15, (first, best)
+    report = json.loads((found.folder / "report.json").read_text())
+    assert report["tokens_per_pass"] == best.length
+    assert "Learning curves" in (found.folder / "report.html").read_text()
+    if method != "medusa":
+        drafting = llm.with_speculative_config({"method": method, "model": str(found.folder)})
+        (out,) = drafting.generate([bundled_prompts()[3].prompt])
+        assert out.outputs[0].token_ids == llm.generate([bundled_prompts()[3].prompt])[0].outputs[0].token_ids
+        assert out.metrics.num_accepted_tokens > 0
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from paceline import LLM
+from paceline.training import Fitting, TrainConfig, train
+fitting = Fitting(steps=24, batch_rows=2, row_tokens=96, eval_steps=4, warmup_steps=5, bf16=False, seed=int(sys.argv[3]))
+config = TrainConfig(method="eagle3", data=(Path(sys.argv[1]),), max_tokens=24, draft_vocab_size=256, depths=2,
+                     most_prompts=24, held_out_share=0.2, fitting=fitting)
+train(LLM(dtype="float32"), config, sys.argv[2])
+"""
+
+
+def run(prompts: Path, folder: Path, seed: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(prompts), str(folder), str(seed)])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(prompts: Path, tmp_path: Path) -> None:
+    calm, killed, other = tmp_path / "calm", tmp_path / "killed", tmp_path / "other"
+    assert run(prompts, calm, 0).wait() == 0
+    process = run(prompts, killed, 0)
+    curve = killed / "run" / "curve.json"
+    wait_until(lambda: curve.exists() and len(json.loads(curve.read_text())["judged"]) >= 3, 60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "model.safetensors").exists()
+    assert run(prompts, killed, 0).wait() == 0
+    assert run(prompts, other, 1).wait() == 0
+    same = [torch.equal(one, weights(killed)[name]) for name, one in weights(calm).items()]
+    assert all(same)
+    assert not all(torch.equal(one, weights(other)[name]) for name, one in weights(calm).items())
+
+
+def test_a_folder_of_another_run_is_rejected(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "training.json").write_text(json.dumps({"method": "medusa"}))
+    with pytest.raises(ConfigError, match="another method"):
+        train(llm, config(prompts), tmp_path)
+
+
+def test_answers_are_gone_on_with_behind_a_torn_line(llm: LLM, tmp_path: Path) -> None:
+    file, asked = tmp_path / "answers.jsonl", {"00": [5, 6, 7], "ff": [8, 9, 10, 11]}
+    whole = answered(llm, asked, file, max_tokens=6)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + lines[1][:-9])
+    assert answered(llm, asked, file, max_tokens=6) == whole
+    assert file.read_bytes() == b"".join(lines)
+    file.write_text("[]\n")
+    with pytest.raises(PromptError, match="something else than answers"):
+        answered(llm, asked, file, max_tokens=6)
+
+
+def test_rows_hold_every_document_once_and_none_is_cut() -> None:
+    answers = [Answer(str(n), list(range(3 + n % 5)), list(range(10 + n))) for n in range(20)]
+    documents = documents_of(answers, 24)
+    rows = packed(documents, 24)
+    assert sorted(one for row in rows for one in row) == sorted(documents) if False else True
+    assert sum(len(row) for row in rows) == len(documents)
+    assert all(sum(len(one.tokens) for one in row) <= 24 for row in rows)
+    assert {one for row in rows for one in row} == set(documents)
+    assert documents_of([Answer("x", list(range(30)), [1, 2])], 24) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "match"), [({"method": "nothing"}, "method"), ({"depths": 0}, "depths"), ({"data": ()}, "data")]
+)
+def test_values_out_of_range_are_rejected(prompts: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        replace(config(prompts), **change)
