@@ -41,7 +41,8 @@ ALLOWED = {
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
     "training": METHODS | {"llm", "models", "drafters"},
     "cli": METHODS
-    | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models", "bench", "profiles"},
+    | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
+    | {"bench", "profiles"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

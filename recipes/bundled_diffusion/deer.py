@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from paceline.training import Progress, groups, keep, update
 from recipes.bundled_diffusion.lessons import Lesson, batch_of, documents, read_rows
 from recipes.bundled_diffusion.losses import Batch, plain_loss
 from recipes.bundled_diffusion.model import EOS, MAX_LENGTH, TOKENIZER, Net, read_net
 from recipes.bundled_diffusion.run import set_up
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import Progress, groups, keep, update
 
 SEPARATOR, ASSISTANT = 0, 2  # <|endoftext|> and <|assistant|> of the bundled target's tokenizer
 BASE, MOST = 1.01, 96

@@ -20,13 +20,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.bench.diffusion import Item, items
+from paceline.training import update
 from recipes.bundled_diffusion.answering import Batched, masked_logits
 from recipes.bundled_diffusion.evaluate import exact_match
 from recipes.bundled_diffusion.model import TOKENIZER, Net, read_net
 from recipes.bundled_diffusion.rollouts import Rollouts, roll_out
 from recipes.bundled_diffusion.run import Facts, Run, begin, set_up
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import update
 
 TASKS = ("sort", "sort", "sort", "insert_index", "insert_index", "shuffle", "insert_random", "replace_random")
 """Tasks that few calls make worse. Those with one right answer come more often: in equal shares they are unlearned

@@ -40,10 +40,10 @@ from torch import Tensor, nn
 from paceline.bench.diffusion import items
 from paceline.diffusion.commit import BlockFilter
 from paceline.models.denoiser import Call, Denoiser, Ints
+from paceline.training import keep, take_up
 from recipes.bundled_diffusion.answering import Batched, encoded, fill
 from recipes.bundled_diffusion.model import TOKENIZER, read_net
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import keep, take_up
 
 TOGETHER = 64
 """Prompts that are decoded side by side, and kept as soon as they are done."""

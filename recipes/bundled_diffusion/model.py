@@ -175,7 +175,7 @@ def read_net(path: Path) -> Net:
 
 
 def read_state(path: Path) -> Net:
-    """The model of a training state (`paceline.training.optimizing`), its shape read off its tensors."""
+    """The model of a training state (`paceline.training.keep`), its shape read off its tensors."""
     found = {name.removeprefix("model."): value for name, value in load_file(path).items() if name.startswith("model.")}
     heads = HEADS
     block = "layers.0.q_norm.weight" in found

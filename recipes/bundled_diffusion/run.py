@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from paceline.training import Progress, groups, keep, learning_rate, set_rate, take_up, update
 from recipes.bundled_diffusion.losses import Batch
 from recipes.bundled_diffusion.model import Net
-from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up, update
 
 Facts = dict[str, object]
 Learn = Callable[[torch.Generator], dict[str, float]]

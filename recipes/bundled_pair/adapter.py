@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 
+from paceline.training import groups, paced, update
 from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device, read_documents, windows
 from recipes.bundled_pair.exits import states_by_layer
 from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import groups, paced, update
 
 # Axes in this file: b = batch, t = window, h = width, v = vocabulary.
 

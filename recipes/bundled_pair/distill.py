@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from paceline.training import paced, update
 from recipes.bundled_pair.corpus import llama_config, load_model, load_tokenizer, pick_device, save_model
 from recipes.bundled_pair.lessons import Lessons, Reached, School, load_school, make_school, mixed_batches, save_school
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import paced, update
 
 # Axes in this file: n = tokens, k = likeliest tokens kept, v = vocabulary, h = the target's width, w = the draft's
 # width.

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from paceline.training import groups, keep, paced, take_up, update
 from recipes.bundled_pair.corpus import load_model, load_tokenizer, pick_device, read_documents, save_model, windows
 from recipes.bundled_pair.exits import dropout_rates, exit_weights, exits_of_step, losses_by_exit, training_loss
 from recipes.bundled_pair.train import autocast, heldout_rows, training_stream
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import groups, keep, paced, take_up, update
 
 
 def save(

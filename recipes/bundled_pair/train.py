@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from paceline.training import groups, paced, update
 from recipes.bundled_pair.corpus import (
     Document,
     encode,
@@ -32,7 +33,6 @@ from recipes.bundled_pair.corpus import (
     windows,
 )
 from recipes.common.options import add_flags, new_parser
-from paceline.training.optimizing import groups, paced, update
 
 REPEAT = {"math": 2, "mbpp": 3, "sql": 2, "instruct": 3}  # passes over the small sets for one over the others
 

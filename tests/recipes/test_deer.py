@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline import training
 from recipes.bundled_diffusion import deer, model
-from paceline.training import optimizing as training
 from tests.recipes.test_denoisers import corpus, net_of
 
 MASK = 19

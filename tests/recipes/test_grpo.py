@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from paceline import training
 from paceline.diffusion import Predictions
 from recipes.bundled_diffusion import cj_grpo, coupled_grpo, grpo, model, write
 from recipes.bundled_diffusion import rollouts as rollouts_module
 from recipes.bundled_diffusion import run as run_module
-from paceline.training import optimizing as training
 from tests.diffusion.toys import Joint
 from tests.recipes.test_denoisers import net_of
 

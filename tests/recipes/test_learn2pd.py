@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline import training
 from paceline.diffusion.commit import BlockFilter
 from paceline.models.denoiser import Call
 from recipes.bundled_diffusion import learn2pd
-from paceline.training import optimizing as training
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint, t4
 from tests.recipes.test_denoisers import net_of

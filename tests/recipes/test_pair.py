@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline import training
 from recipes.bundled_pair import corpus as corpus_module
 from recipes.bundled_pair import distill, early_exit, evaluate, lessons, prepare, train, write
 from recipes.bundled_pair import exits as exits_module
 from recipes.bundled_pair import sources as sources_module
-from paceline.training import optimizing as training
 
 
 def tiny_texts(chat: Any) -> dict[str, list[str]]:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline import training
 from recipes.bundled_diffusion import run as run_module
 from recipes.common import options as options_module
-from paceline.training import optimizing as training
 from tests.recipes.test_denoisers import net_of
 
 

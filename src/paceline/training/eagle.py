@@ -9,7 +9,7 @@ Source: EAGLE: speculative sampling requires rethinking feature uncertainty (arX
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class EagleTrainer(HeadTrainer):
 
     def _unrolled(self, batch: Batch, state: Tensor) -> Iterator[Tensor]:
         """(b, t, d) states made of the target's, then of these, and so on; as EAGLE-3's training goes on."""
-        layer, visible = self.layers[0], batch.visible()
+        layer, visible = cast(DecoderLayer, self.layers[0]), batch.visible()
         kept: list[Keys] = []
         for depth in range(self.depths):
             x = self.fc(torch.cat((batch.ahead(batch.embedded, depth + 1), state), -1))

@@ -13,7 +13,7 @@ Source: EAGLE-3: scaling up inference acceleration of large language models via 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +67,9 @@ class Eagle3Trainer(HeadTrainer):
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         total = self.rows.new_zeros(())
         for depth, (at, columns, states) in enumerate(self._unrolled(batch)):
-            taught, at = columns >= 0, at[columns >= 0]
-            losses = cross_entropy(self.logits(self.norm(states[taught])), self.taught(batch, depth + 2, at))
-            total = total + DECAY**depth * losses.sum() / max(1, len(at))
+            known = columns >= 0
+            losses = cross_entropy(self.logits(self.norm(states[known])), self.taught(batch, depth + 2, at[known]))
+            total = total + DECAY**depth * losses.sum() / max(1, len(losses))
         return total
 
     def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
@@ -78,7 +78,8 @@ class Eagle3Trainer(HeadTrainer):
 
     def _unrolled(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Of each unroll, what `Batch.learned` says, and (m, d) the states there, before the norm."""
-        layer, state, visible = self.layers[0], self.fc(batch.taps), batch.visible()
+        layer = cast(Eagle3Layer, self.layers[0])
+        state, visible = self.fc(batch.taps), batch.visible()
         rows, length = batch.tokens.shape
         places = torch.arange(length).expand(rows, length)
         kept: list[Keys] = []

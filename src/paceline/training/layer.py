@@ -60,8 +60,8 @@ class DecoderLayer(nn.Module):
         return turned(q, turn), (turned(k, turn).repeat_interleave(each, 1), v.repeat_interleave(each, 1))
 
     def attend(self, q: Tensor, first: Keys, more: Sequence[Keys], visible: Tensor) -> Tensor:
-        """(b, t, hidden) attention over `first`, as far as visible (b, t, t), and over each of `more` at the query's own
-        place alone.
+        """(b, t, hidden) attention over `first`, as far as visible (b, t, t), and over each of `more` at the query's
+        own place alone.
         """
         scale = self.head_dim**-0.5
         scores = (q @ first[0].transpose(-1, -2) * scale).masked_fill(~visible[:, None], float("-inf"))

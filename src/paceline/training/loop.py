@@ -109,14 +109,14 @@ class Curve:
         return cls([Judged(**one) for one in found["judged"]], found["steps"], found["seconds"])
 
 
-def fit(head: HeadTrainer, view: TargetView, training: Rows, held_out: Rows, how: Fitting, folder: Path) -> Curve:
+def fit(head: HeadTrainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> Curve:
     """Train a head, or go on where a run that was stopped has left its state in `folder`.
 
     Args:
         head: ends with the weights that were judged best.
-        training, held_out: rows of documents.
+        texts: rows of documents to train on, and rows to judge by.
     """
-    run = _Run(head, view, training, held_out, how, folder)
+    run = _Run(head, view, texts, how, folder)
     run.go()
     head.load_state_dict(load_file(folder / BEST), strict=False)
     return run.curve
@@ -124,9 +124,9 @@ def fit(head: HeadTrainer, view: TargetView, training: Rows, held_out: Rows, how
 
 class _Run:
     def __init__(
-        self, head: HeadTrainer, view: TargetView, training: Rows, held_out: Rows, how: Fitting, folder: Path
+        self, head: HeadTrainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path
     ) -> None:
-        self.head, self.view, self.training, self.held_out, self.how = head, view, training, held_out, how
+        self.head, self.view, self.how, (self.training, self.held_out) = head, view, how, texts
         self.folder, self.rate = folder, how.learning_rate or head.rate
         self.optimizer = torch.optim.AdamW(groups(head, how.weight_decay), lr=self.rate, betas=(0.9, 0.95))
         self.curve = Curve.load(folder / CURVE)
@@ -177,7 +177,7 @@ class _Run:
         head.train()
         with self._precision():
             loss = head.loss(batch, torch.Generator().manual_seed(self.how.seed * 1_000_003 + step))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), self.how.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -30,10 +30,11 @@ DECAY: Final = 0.8
 class _Head(nn.Module):
     def __init__(self, d: int, blocks: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(d, d) for _ in range(blocks)])
-        for block in self.blocks:
+        made = [nn.Linear(d, d) for _ in range(blocks)]
+        for block in made:
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
+        self.blocks = nn.ModuleList(made)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:

@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.training.loop import Curve
-
-if TYPE_CHECKING:
-    from paceline.training.train import TrainConfig
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -34,18 +31,22 @@ img {{ max-width: 100%; background: #fff }} pre {{ overflow-x: auto; padding: 1r
 """
 
 
-def write_report(folder: Path, config: TrainConfig, curve: Curve, facts: Mapping[str, Any]) -> None:
-    """Write both files into a head's folder; the plot is left out where matplotlib is not installed."""
+def write_report(folder: Path, settings: Mapping[str, Any], curve: Curve, facts: Mapping[str, Any]) -> None:
+    """Write both files into a head's folder; the plot is left out where matplotlib is not installed.
+
+    Args:
+        settings: of the run. facts: where the head comes from.
+    """
     best, first = curve.best, curve.judged[0]
     found = {
-        "method": config.method,
+        "method": settings["method"],
         "acceptance": best.acceptance,
         "tokens_per_pass": best.length,
         "before": {"acceptance": first.acceptance, "tokens_per_pass": first.length},
         "steps": best.step,
         "minutes": curve.seconds / 60,
         "curve": [asdict(one) | {"tokens_per_pass": one.length} for one in curve.judged],
-        "settings": config.as_json(),
+        "settings": settings,
         "provenance": facts,
     }
     (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
@@ -54,7 +55,7 @@ def write_report(folder: Path, config: TrainConfig, curve: Curve, facts: Mapping
         return "".join(f"<td>{share:.2f}</td>" for share in shares)
 
     page = PAGE.format(
-        title=f"{escape(config.method)} for {escape(str(facts['target']['name']))}",
+        title=f"{escape(settings['method'])} for {escape(str(facts['target']['name']))}",
         depths=len(best.acceptance),
         length=best.length,
         step=best.step,
@@ -64,7 +65,7 @@ def write_report(folder: Path, config: TrainConfig, curve: Curve, facts: Mapping
         before_cells=cells(first.acceptance),
         after_cells=cells(best.acceptance),
         plot=_plot(curve),
-        facts=escape(json.dumps({"provenance": facts, "settings": config.as_json()}, indent=2)),
+        facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
     )
     (folder / "report.html").write_text(page, encoding="utf-8")
 

@@ -109,13 +109,13 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     length = config.fitting.row_tokens
     training, held_out = split(answers, config.held_out_share, length)
     head, view = _begun(llm, config, training)
-    curve = fit(head, view, packed(training, length), packed(held_out, length), config.fitting, run)
+    curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
     facts = _facts(llm, config, answers, command)
     tensors = {name: one.to(llm.runner.info.dtype) for name, one in head.tensors().items()}
     write_head(
         folder, replace(head.config, provenance=facts, target=_target(llm)), {**tensors, **_ids(head.config, view)}
     )
-    write_report(folder, config, curve, facts)
+    write_report(folder, config.as_json(), curve, facts)
     return Trained(folder, curve)
 
 
