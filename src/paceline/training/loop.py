@@ -1,7 +1,8 @@
 """The loop that trains any head: AdamW with warm-up and cosine, judged on held-out texts, safe against a kill.
 
-What a step does depends on its number and the seed alone: the order of rows, the noise. So a run that goes on from its
-state on disk ends in the weights of one that was never stopped, bit for bit on one machine with as many threads.
+What a step does depends on its number and the seed alone: the order of rows, the noise. So a run of so many steps that
+goes on from its state on disk ends in the weights of one that was never stopped, bit for bit on one machine with as
+many threads. In a run of so many minutes the learning rate follows the clock.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from paceline.training.batches import Document, TargetView
 from paceline.training.heads import HeadTrainer
 from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up
 
-TIMED: Final = 8
-"""Steps after which a run that was given minutes knows how many steps these are."""
+BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 STATE, BEST, CURVE = "state.safetensors", "best.safetensors", "curve.json"
 
@@ -86,10 +86,9 @@ class Judged:
 
 @dataclass(slots=True)
 class Curve:
-    """A run: its judgements, the steps that it has in all once that is known, and seconds so far."""
+    """A run: its judgements, and seconds so far."""
 
     judged: list[Judged] = field(default_factory=list)
-    steps: int | None = None
     seconds: float = 0.0
 
     @property
@@ -106,7 +105,7 @@ class Curve:
         if not path.is_file():
             return cls()
         found = json.loads(path.read_text())
-        return cls([Judged(**one) for one in found["judged"]], found["steps"], found["seconds"])
+        return cls([Judged(**one) for one in found["judged"]], found["seconds"])
 
 
 def fit(head: HeadTrainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> Curve:
@@ -134,7 +133,6 @@ class _Run:
         self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]  # a kill between the two
         self.seconds, self.start = 60 * self.at.minutes, perf_counter()
         self.losses: list[float] = []
-        self.judging = 0.0
         self.bf16 = bf16_is_faster() if how.bf16 is None else how.bf16
 
     @property
@@ -142,38 +140,29 @@ class _Run:
         return self.seconds + perf_counter() - self.start
 
     def go(self) -> None:
-        total = self.how.steps or self.curve.steps
-        with tqdm(total=total, initial=self.at.step, desc="training", unit="step", disable=None) as bar:
+        with tqdm(total=100, desc="training", unit="%", disable=None, bar_format=BAR) as bar:
             if not self.curve.judged:
                 self._judge()
-            while not self._over(total):
-                total = total or self._planned()
-                self._step(total)
-                bar.total = total
-                bar.update()
-                if self.at.step % self.how.eval_steps == 0 or self.at.step == total or self.curve.steps != total:
-                    self.curve.steps = total
-                    bar.set_postfix_str(f"{self._judge().length:.2f} tokens a pass")
+            while self.progress < 1.0 and not self._stale():
+                self._step()
+                bar.update(min(100.0, 100 * self.progress) - bar.n)
+                if self.at.step % self.how.eval_steps == 0 or self.progress >= 1.0:
+                    bar.set_postfix_str(f"step {self.at.step}, {self._judge().length:.2f} tokens a pass")
 
-    def _over(self, total: int | None) -> bool:
+    @property
+    def progress(self) -> float:
+        """How much of the run is done, from 0 on."""
+        return self.at.step / self.how.steps if self.how.steps else self.spent / 60 / self.how.minutes
+
+    def _stale(self) -> bool:
         lengths = [one.length for one in self.curve.judged]
-        stale = len(lengths) - 1 - lengths.index(max(lengths)) if lengths else 0
-        return stale >= self.how.patience or (total is not None and self.at.step >= total)
+        return len(lengths) - 1 - lengths.index(max(lengths)) >= self.how.patience
 
-    def _planned(self) -> int | None:
-        """All steps of a run that was given minutes, as far as can be told."""
-        if self.at.step < TIMED:
-            return None
-        a_step = self.spent / self.at.step
-        judging = self.judging / (self.how.eval_steps * a_step)
-        return max(self.at.step + 1, int(60 * self.how.minutes / a_step / (1 + judging)))
-
-    def _step(self, total: int | None) -> None:
+    def _step(self) -> None:
         head, step = self.head, self.at.step
         rows = [self.training[i] for i in self._picked(step)]
         batch = self.view.batch(rows, self.how.row_tokens)
-        progress = step / total if total else 0.0
-        set_rate(self.optimizer, learning_rate(progress, step, self.rate, self.how.warmup_steps))
+        set_rate(self.optimizer, learning_rate(self.progress, step, self.rate, self.how.warmup_steps))
         head.train()
         with self._precision():
             loss = head.loss(batch, torch.Generator().manual_seed(self.how.seed * 1_000_003 + step))
@@ -199,7 +188,6 @@ class _Run:
 
     def _judge(self) -> Judged:
         """Judge, and put state and curve on the disk; the best weights so far too."""
-        start = perf_counter()
         with torch.no_grad(), self._precision():
             acceptance = judged(self.head.eval(), self._batches())
         tokens = self.at.step * self.how.batch_rows * self.how.row_tokens
@@ -210,7 +198,6 @@ class _Run:
             fresh = self.folder / f"{BEST}.new"
             save_file({name: one.detach().clone() for name, one in self.head.named_parameters()}, fresh)
             fresh.replace(self.folder / BEST)
-        self.judging = perf_counter() - start
         self.curve.seconds = self.spent
         self.curve.save(self.folder / CURVE)
         keep(self.folder / STATE, self.head, self.optimizer, Progress(self.at.step, self.spent / 60))
