@@ -23,6 +23,7 @@ from paceline.cli import (
     batch,
     bench,
     chat,
+    convert,
     datastore,
     demo,
     doctor,
@@ -69,6 +70,7 @@ app.command("explain")(explain.command)
 app.add_typer(analyze.app, name="analyze")
 app.command("tune")(tune.command)
 app.command("train")(train.command)
+app.command("convert")(convert.command)
 app.add_typer(profile.app, name="profile")
 app.command("doctor")(doctor.command)
 app.add_typer(datastore.app, name="datastore")

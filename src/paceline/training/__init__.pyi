@@ -4,6 +4,8 @@ from .batches import Batch as Batch
 from .batches import Document as Document
 from .batches import documents_of as documents_of
 from .batches import packed as packed
+from .conversion import FORMATS as FORMATS
+from .conversion import convert as convert
 from .head_training import TrainConfig as TrainConfig
 from .head_training import train as train
 from .heads import METHODS as METHODS

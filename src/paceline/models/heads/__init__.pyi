@@ -4,8 +4,10 @@ from .head_config import LAYER_KEYS as LAYER_KEYS
 from .head_config import HeadConfig as HeadConfig
 from .head_config import HeadMethod as HeadMethod
 from .head_files import read_head as read_head
-from .head_files import read_head_config as read_head_config
+from .head_files import write_folder as write_folder
 from .head_files import write_head as write_head
+from .head_formats import WRITTEN as WRITTEN
+from .head_formats import exported as exported
 from .head_tensors import HeadTensor as HeadTensor
 from .head_tensors import check_tensors as check_tensors
 from .head_tensors import tensors_of as tensors_of

@@ -9,13 +9,14 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import ModelInfo
 from paceline.models.heads.head_config import HeadConfig
+from paceline.models.heads.head_formats import canonical_names, foreign_config, target_ids
 from paceline.models.heads.head_tensors import check_tensors
 from paceline.models.loading import SINGLE, Checkpoint, resolve
 
@@ -32,7 +33,7 @@ def read_head(
     """A head and its weights on the target's device.
 
     Args:
-        head: folder or hub id.
+        head: folder or hub id; the files of other engines are read too (models.heads.head_formats).
         target: the model that it is to draft for.
         tokenizer: gives the fingerprint of that model's tokenizer, "" where it is not known; called only where the head
             names one.
@@ -44,11 +45,17 @@ def read_head(
             UnsupportedModelError for pickled or quantised weights.
     """
     folder = resolve(head)
-    config = read_head_config(folder)
-    _check_target(config, folder, target, tokenizer)
+    found = _stored_config(folder)
     checkpoint = Checkpoint(folder)
-    check_tensors(config, {name: entry.shape for name, entry in checkpoint.entries.items()}, folder)
-    weights = _tensors(checkpoint, folder)
+    shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
+    foreign = KEY not in found
+    config = foreign_config(found, shapes, target.num_layers, folder) if foreign else _own_config(found[KEY], folder)
+    _check_target(config, folder, target, tokenizer)
+    names = canonical_names(config, list(shapes)) if foreign else {name: name for name in shapes}
+    check_tensors(config, {name: shapes[stored] for stored, name in names.items()}, folder)
+    weights = _tensors(checkpoint, names, folder)
+    if foreign and "draft_to_target" in weights:
+        weights["draft_to_target"] = target_ids(weights["draft_to_target"])
     if (ids := weights.get("draft_to_target")) is not None:
         _check_ids(ids, config, folder)
     dtype = dtype or target.dtype
@@ -58,12 +65,8 @@ def read_head(
     }
 
 
-def read_head_config(folder: Path) -> HeadConfig:
-    """The config of a head's folder.
-
-    Raises:
-        CheckpointError: no head, or a value outside its range; UnsupportedModelError for pickled weights.
-    """
+def _stored_config(folder: Path) -> dict[str, Any]:
+    """What config.json holds, where the weights beside it can be read."""
     pickled = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
     if pickled and not any(folder.glob("*.safetensors")):
         raise UnsupportedModelError(
@@ -80,10 +83,17 @@ def read_head_config(folder: Path) -> HeadConfig:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} cannot be read ({error}); give the folder of a head") from error
-    if not isinstance(found, dict) or not isinstance(found.get(KEY), dict):
-        raise CheckpointError(f"{path} has no object {KEY!r}, so {folder} is no head; give the folder of a head")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds no object; give the folder of a head")
+    return found
+
+
+def _own_config(found: object, folder: Path) -> HeadConfig:
+    path = folder / "config.json"
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: {KEY!r} must be an object; give the folder of a head")
     try:
-        return HeadConfig.from_json(found[KEY])
+        return HeadConfig.from_json(found)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -98,18 +108,27 @@ def write_head(folder: str | Path, config: HeadConfig, weights: Mapping[str, tor
     Raises:
         CheckpointError: tensors that the config does not describe, or the files cannot be written.
     """
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     check_tensors(config, {name: tensor.shape for name, tensor in weights.items()}, folder)
     if (ids := weights.get("draft_to_target")) is not None:
         _check_ids(ids.cpu(), config, folder)
+    return write_folder(folder, {KEY: config.as_json()}, weights)
+
+
+def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Write config.json and model.safetensors; those that are there stay whole until the new ones are.
+
+    Raises:
+        CheckpointError: they cannot be written.
+    """
+    from safetensors.torch import save_file
+
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         part.mkdir(parents=True)
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         save_file(own, part / SINGLE, metadata={"format": "pt"})
-        text = json.dumps({KEY: config.as_json()}, indent=2, ensure_ascii=False)
+        text = json.dumps(config, indent=2, ensure_ascii=False)
         (part / "config.json").write_text(text + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
         for name in (SINGLE, "config.json"):
@@ -121,18 +140,19 @@ def write_head(folder: str | Path, config: HeadConfig, weights: Mapping[str, tor
     return folder
 
 
-def _tensors(checkpoint: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
+def _tensors(checkpoint: Checkpoint, names: Mapping[str, str], folder: Path) -> dict[str, torch.Tensor]:
+    """Tensors by their canonical names, from those that they are stored by."""
     from safetensors import safe_open
 
     found = {}
-    for name, entry in checkpoint.entries.items():
-        wanted = ("I64",) if name == "draft_to_target" else FLOATS
+    for stored, name in names.items():
+        entry, wanted = checkpoint.entries[stored], ("I64",) if name == "draft_to_target" else FLOATS
         if entry.dtype not in wanted:
             raise UnsupportedModelError(
-                f"{folder}: {name} is stored as {entry.dtype}, a head's are {' or '.join(wanted)}; write it again"
+                f"{folder}: {stored} is stored as {entry.dtype}, a head's are {' or '.join(wanted)}; write it again"
             )
         with safe_open(entry.file, framework="pt", device="cpu") as file:
-            found[name] = file.get_tensor(name)
+            found[name] = file.get_tensor(stored)
     return found
 
 

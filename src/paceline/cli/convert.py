@@ -1,0 +1,26 @@
+"""`paceline convert`: a trained head in the files of another engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import open_llm, with_flags
+from paceline.cli.terminal import say
+
+
+@with_flags(sampling=False)
+def command(
+    head: Annotated[str, typer.Argument(help="Folder or hub id of a head, in any format that can be read.")],
+    *,
+    to: Annotated[str, typer.Option("--to", help="speculators, eagle or paceline.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")],
+    given: dict[str, Any],
+) -> None:
+    """Write a head for another engine, or one of another engine for this; --model names its target."""
+    from paceline.training import convert
+
+    found = convert(open_llm(given | {"speculative_config": "null"}), head, to, output)
+    say(f"Wrote {found}.")

@@ -1,0 +1,43 @@
+"""Heads in the formats of other engines, made whole with what they share with their target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.models.heads import WRITTEN, exported, read_head, write_folder, write_head
+from paceline.models.loading import read_config
+from paceline.training.batches import head_rows
+from paceline.utils import choice
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+FORMATS = ("paceline", *WRITTEN)
+
+
+def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
+    """Write a head in another format.
+
+    Other engines want an embedding and a head of its own in each file: the target's, where the head has none.
+
+    Args:
+        llm: the target. head: folder or hub id, in any format that can be read. to: one of FORMATS.
+    Returns:
+        The folder.
+    Raises:
+        CheckpointError: no such head, or one for another model. ConfigError: a method that the format does not have.
+    """
+    choice("to", to, FORMATS)
+    config, weights = read_head(head, llm.runner.info, tokenizer=llm.tokenizer.fingerprint)
+    if to == "paceline":
+        return write_head(output, config, weights)
+    ids = weights.get("draft_to_target", torch.arange(config.vocab_size))
+    weights.setdefault("head.weight", head_rows(llm.runner, ids))
+    if "embed.weight" not in weights:
+        weights["embed.weight"] = llm.runner.embed(range(config.vocab_size))  # type: ignore[attr-defined]
+    kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
+    made, tensors = exported(config, weights, to, name=str(llm.runner.info.name), kind=kind)
+    return write_folder(Path(output), made, tensors)
