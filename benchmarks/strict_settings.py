@@ -32,7 +32,7 @@ TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB = 256, 6144
 
 NEED_A_PAIR = (
-    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "eagle", "eagle2", "eagle3"),
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "medusa", "eagle", "eagle2", "eagle3"),
     *("diffuspec", "deer", "tli", "slem"),
 )
 """Drafters with a model of their own, which only the bundled target has."""
@@ -74,6 +74,7 @@ def pair() -> dict[str, Config]:
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
         **{name: {"model": random_head("eagle", WIDTH, VOCAB)} for name in ("eagle", "eagle2")},
         "eagle3": {"model": random_head("eagle3", WIDTH, VOCAB)},
+        "medusa": {"model": random_head("medusa", WIDTH, VOCAB)},
         "diffuspec": {"model": DENOISER, **NEAR},
         "deer": {"model": DENOISER, **NEAR},
         "tli": {"model": shuffled()},

@@ -166,6 +166,13 @@ DRAFTERS: Mapping[str, Entry] = {
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
         published={"controller": "kangaroo"},
     ),
+    "medusa": Entry(
+        "paceline.drafters.heads.medusa:MedusaDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Medusa: simple LLM inference acceleration framework with multiple decoding heads (arXiv:2401.10774)",
+    ),
     "eagle": Entry(
         "paceline.drafters.heads.eagle:EagleDrafter",
         "head",

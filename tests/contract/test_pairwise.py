@@ -58,6 +58,7 @@ NEEDS: dict[str, Callable[[LLM, Path], Config]] = {
     "s2d": lambda llm, folder: {"model": str(BUNDLED / "target"), "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
     "easyspec": lambda llm, folder: {"model": str(BUNDLED / "target")},
     "kangaroo": lambda llm, folder: {"model": adapter(llm.runner.info.hidden_size), "draft_stop_threshold": 0.0},
+    "medusa": lambda llm, folder: {"model": head(llm, "medusa")},
     "eagle": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle2": lambda llm, folder: {"model": head(llm, "eagle")},
     "eagle3": lambda llm, folder: {"model": head(llm, "eagle3"), "tree_policy": "eagle2"},

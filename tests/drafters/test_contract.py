@@ -47,6 +47,9 @@ EAGLE, EAGLE3 = (
     for method, tokens, taps in EAGLES
 )
 """The second drafts the first tokens alone."""
+MEDUSA = written_head(
+    HeadConfig(method="medusa", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3), shared=False
+)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -163,6 +166,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": ADAPTER, "exit_layer": 3, "draft_stop_threshold": 0.1, "draft_sample_method": "greedy"},
         {"model": ADAPTER, "exit_layer": 1, "draft_max_length": 2, "num_speculative_tokens": 3},
     ],
+    "medusa": [
+        {"model": MEDUSA},
+        {"model": MEDUSA, "tree_width": 3},
+        {"model": MEDUSA, "tree_policy": "dyspec", "num_speculative_tokens": 2},
+        {"model": MEDUSA, "draft_sample_method": "greedy"},
+        {"model": MEDUSA, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
+    ],
     "eagle": [
         {"model": EAGLE},
         {"model": EAGLE, "tree_width": 3, "draft_context": None},
@@ -221,7 +231,7 @@ def named(options: dict[str, Any]) -> str:
     """The options for a test's name, without what differs from run to run."""
     return str(
         [
-            (key, "..." if key == "datastore" or value in (ADAPTER, MUTE, EAGLE, EAGLE3) else value)
+            (key, "..." if key == "datastore" or value in (ADAPTER, MUTE, MEDUSA, EAGLE, EAGLE3) else value)
             for key, value in options.items()
         ]
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
 
+from paceline.models.heads import target_rows
 from paceline.training.answers import Answer
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class TargetView:
 
     def __init__(self, runner: Runner, layers: Sequence[int], vocabulary: Tensor, *, keep_bytes: int) -> None:
         self.runner, self.layers, self.vocabulary = runner, tuple(layers), vocabulary
-        self.rows = head_rows(runner, vocabulary).float()
+        self.rows = target_rows(cast(Any, runner), runner.info, vocabulary).float().clone()
         self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
         self._column[vocabulary] = torch.arange(len(vocabulary))
         self._kept: dict[Document, tuple[Tensor, Tensor]] = {}
@@ -163,14 +164,6 @@ class TargetView:
         layers = [scores.taps[layer].split(sizes) for layer in (*self.layers, last)]
         for parts in zip(*layers, strict=True):
             yield torch.cat((parts[-1][:, :0], *parts[:-1]), -1), parts[-1].clone()
-
-
-def head_rows(runner: Runner, vocabulary: Tensor) -> Tensor:
-    """(v, d) rows of a target's head, read off what it makes of unit vectors."""
-    info = runner.info
-    units = torch.eye(info.hidden_size, device=info.device, dtype=info.dtype)
-    found = [runner.head(block, norm=False)[:, vocabulary] for block in units.split(64)]  # type: ignore[attr-defined]
-    return torch.cat(found).T.contiguous().clone()
 
 
 def draft_vocabulary(documents: Sequence[Document], size: int, vocab_size: int, always: Sequence[int]) -> Tensor:

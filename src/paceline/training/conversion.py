@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.models.heads import WRITTEN, exported, read_head, write_folder, write_head
+from paceline.models.heads import WRITTEN, exported, read_head, target_rows, write_folder, write_head
 from paceline.models.loading import read_config
-from paceline.training.batches import head_rows
 from paceline.utils import choice
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
     if to == "paceline":
         return write_head(output, config, weights)
     ids = weights.get("draft_to_target", torch.arange(config.vocab_size))
-    weights.setdefault("head.weight", head_rows(llm.runner, ids))
+    weights.setdefault("head.weight", target_rows(cast(Any, llm.runner), llm.runner.info, ids))
     if "embed.weight" not in weights:
         weights["embed.weight"] = llm.runner.embed(range(config.vocab_size))  # type: ignore[attr-defined]
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]

@@ -12,22 +12,22 @@ from typing import ClassVar, cast
 
 import torch
 
-from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.common.draft_state import CHUNK
+from paceline.drafters.growth.base import Growth
 from paceline.drafters.growth.policies import PolicyName
-from paceline.drafters.growth.policies import tree_policy as policy_of
 from paceline.drafters.heads.feature_drafts import FeatureDrafts, FeatureState
+from paceline.drafters.heads.head_drafter import HeadDrafter
 from paceline.drafters.heads.tapped_states import TappedStates, of_pass, of_prompt
-from paceline.errors import CapabilityError
 from paceline.models import Runner
 from paceline.models.heads import FeatureHead
-from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
-from paceline.utils import integer, need
+from paceline.tree import Scores, TokenTree, Verdict
+from paceline.utils import integer
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(HeadDrafter[FeatureState]):
     """Drafts with a head of one decoder layer that was trained for the target.
 
     Args:
@@ -46,7 +46,6 @@ class EagleDrafter(Drafter):
 
     name = "eagle"
     heads: ClassVar[tuple[str, ...]] = ("eagle",)
-    usual_policy: ClassVar[PolicyName | None] = None
 
     def __init__(
         self,
@@ -61,62 +60,24 @@ class EagleDrafter(Drafter):
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_context: int | None = 1024,
     ) -> None:
-        check_method(draft_sample_method)
-        self.index, self.limit, self.method = args.index, limit_of(num_speculative_tokens), draft_sample_method
-        if tree_policy is None and speculative_token_tree is None:
-            tree_policy = self.usual_policy
-        self.policy = policy_of(tree_policy, width=tree_width, threshold=tree_threshold, paths=speculative_token_tree)
-        self.tree_policy, self._chains = self.policy.name, self.policy.name == "chain"
-        clash = self.policy.points and draft_sample_method == "probabilistic"
-        rule = f"be greedy or left out with tree_policy {self.policy.name!r}"
-        need(not clash, "draft_sample_method", rule, draft_sample_method)
         integer("draft_context", 1 if draft_context is None else draft_context, 1)
-        rule = f"be the folder or hub id of a head for method {self.name!r}"
-        need(isinstance(model, str) and args.target is not None, "speculative_config model", rule, model)
-        assert args.target is not None
-        if not self._chains and not args.target.capabilities.trees:
-            raise CapabilityError(
-                f"tree_policy {self.policy.name!r} needs a model that scores trees, {args.target.info.name} cannot; "
-                "leave it out"
-            )
-        self.head = FeatureHead.load(str(model), args.target, self.heads, tokenizer=args.fingerprint)
-        self.taps, self.tap_window = self.head.taps, draft_context
+        policy = tree_policy, tree_width, tree_threshold, speculative_token_tree
+        name, target = self._configure(args, model, num_speculative_tokens, draft_sample_method, policy)
+        self.head = FeatureHead.load(name, target, self.heads, tokenizer=args.fingerprint)
         self._drafts = FeatureDrafts(self.head, args.vocab_size, args.index)
-        info = args.target.info
-        self._none = torch.empty(0, len(self.taps) * info.hidden_size, device=info.device, dtype=info.dtype)
+        self._read(target, self.head.taps, draft_context)
 
     def begin(self, contexts: Sequence[Context]) -> list[FeatureState]:
         return [self._state(context) for context in contexts]
 
     def _state(self, context: Context) -> FeatureState:
-        known = of_prompt(context, self.taps, self.tap_window, self._none)
+        known = of_prompt(context, self.taps, self.tap_window, self.none)
         return FeatureState(context, self.head.open(), TappedStates(len(context.tokens) - 1 - len(known), known))
 
-    def propose(
-        self, states: Sequence[FeatureState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
-    ) -> list[TokenTree]:
-        trees = [EMPTY_TREE] * len(states)
-        steps = [
-            min(budget.nodes, budget.depth, self.limit) if state.knows_its_text else 0
-            for state, budget in zip(states, budgets, strict=True)
-        ]
-        active = [i for i, count in enumerate(steps) if count > 0]
-        if active:
-            found = self._draft([states[i] for i in active], [budgets[i] for i in active], [steps[i] for i in active])
-            for i, tree in zip(active, found, strict=True):
-                trees[i] = tree
-        return trees
+    def _chains(self, states: Sequence[FeatureState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
+        return self._drafts.chains(states, chains)
 
-    def _draft(
-        self, states: Sequence[FeatureState], budgets: Sequence[Budget], steps: Sequence[int]
-    ) -> list[TokenTree]:
-        each = list(zip(states, budgets, steps, strict=True))
-        if self._chains:
-            chains = [
-                ChainDraft(state.context, count, budget.go_on, self._drawn(state)) for state, budget, count in each
-            ]
-            return self._drafts.chains(states, chains)
-        growing = [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
+    def _trees(self, growing: Sequence[Growth]) -> list[TokenTree]:
         return self._drafts.trees(growing)
 
     def observe(
@@ -129,7 +90,7 @@ class EagleDrafter(Drafter):
         """Take the target's states of the committed tokens."""
         for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
             found = of_pass(scores, i, verdict, self.taps)
-            known = self._none if found is None else found
+            known = self.none if found is None else found
             state.states.add(known)
             if not state.knows_its_text:
                 self._begin_anew(state, known)
@@ -150,20 +111,13 @@ class EagleDrafter(Drafter):
         for state in states:
             self.head.release(state.cache)
 
-    @property
-    def draws_tokens(self) -> bool:
-        return self.method != "greedy" and not self.policy.points
-
-    def _drawn(self, state: FeatureState) -> bool:
-        return not self.policy.points and draws_for(state.context, self.method)
-
     def runners(self) -> Sequence[Runner]:
         return (cast(Runner, self.head.runner),)
 
     def held_bytes(self, tokens: int) -> int:
         """Of states that were not used up: of the window and what may wait behind it, and of what is drafted."""
         most = tokens if self.tap_window is None else min(tokens, self.tap_window + CHUNK)
-        return most * self._none.shape[1] * self._none.itemsize
+        return most * self.none.shape[1] * self.none.itemsize
 
 
 class Eagle2Drafter(EagleDrafter):

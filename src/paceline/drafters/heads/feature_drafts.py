@@ -20,6 +20,7 @@ from paceline.drafters.common.draft_chain import ChainDraft, add_level, plain
 from paceline.drafters.common.draft_rows import best_tokens, fit_rows
 from paceline.drafters.common.draft_state import CHUNK
 from paceline.drafters.growth.base import Growth, as_tree, grow, inputs_of
+from paceline.drafters.heads.head_drafter import fitted
 from paceline.drafters.heads.tapped_states import TappedStates
 from paceline.models.decoder import NativeCache
 from paceline.models.heads import FeatureHead
@@ -181,5 +182,4 @@ class FeatureDrafts:
         """(r, v) logits over the target's tokens; those that the head does not have cannot be drawn."""
         if self.head.tokens is None:
             return fit_rows(logits, self._vocab_size)
-        found = logits.new_full((len(logits), self._vocab_size), float("-inf"))
-        return found.index_copy_(1, self.head.tokens, logits)
+        return fitted(logits, self.head.tokens, self._vocab_size)

@@ -11,3 +11,5 @@ from .head_formats import exported as exported
 from .head_tensors import HeadTensor as HeadTensor
 from .head_tensors import check_tensors as check_tensors
 from .head_tensors import tensors_of as tensors_of
+from .medusa_head import MedusaHead as MedusaHead
+from .shared_rows import target_rows as target_rows

@@ -28,15 +28,13 @@ from paceline.models.decoder.linear import Map, make_linear, make_norm
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
+from paceline.models.heads.shared_rows import target_rows
 from paceline.models.loading import spec_from_config
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import TokenTree
 
 UNUSED: Final = 32
 """Rows of an embedding or a head that never runs."""
-
-AT_ONCE: Final = 64
-"""States of which a target's head is asked at once for its rows."""
 
 
 class _Layer(NativeRunner):
@@ -263,7 +261,6 @@ def _canonical(weights: Weights, spec: ModelSpec, head: torch.Tensor | None) -> 
     return found
 
 
-@torch.inference_mode()
 def _head_rows(weights: Weights, head: FeatureHead, target: Runner) -> torch.Tensor | None:
     """(n, hidden) the head's own rows, those of the target for a reduced vocabulary; None where all rows are the
     target's.
@@ -274,6 +271,4 @@ def _head_rows(weights: Weights, head: FeatureHead, target: Runner) -> torch.Ten
     source = head.needs_head()
     if head.tokens is None:
         return None
-    units = torch.eye(target.info.hidden_size, device=target.info.device, dtype=target.info.dtype)
-    columns = [source.head(block, norm=False)[:, head.tokens] for block in units.split(AT_ONCE)]
-    return torch.cat(columns).T.contiguous()
+    return target_rows(source, target.info, head.tokens)

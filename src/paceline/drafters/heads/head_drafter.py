@@ -1,0 +1,124 @@
+"""What drafters with a trained head share: their options, and who drafts how much."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+import torch
+
+from paceline.drafters.base import Context, Drafter, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
+from paceline.drafters.common.draft_chain import ChainDraft
+from paceline.drafters.growth.base import Growth
+from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.policies import tree_policy as policy_of
+from paceline.errors import CapabilityError
+from paceline.models import Runner
+from paceline.tree import EMPTY_TREE, Budget, TokenTree
+from paceline.utils import need
+
+
+class HeadState(Protocol):
+    """What is known of one sequence."""
+
+    context: Context
+
+    @property
+    def knows_its_text(self) -> bool:
+        """Whether the target's states are known that a draft begins with."""
+
+
+S = TypeVar("S", bound=HeadState)
+
+
+class HeadDrafter(Drafter, Generic[S]):
+    """Base of these drafters, which read the head in `_keep`.
+
+    Args: as of `EagleDrafter`.
+    Attributes:
+        target: the runner. none: (0, width) of the states that are read.
+    """
+
+    usual_policy: ClassVar[PolicyName | None] = None
+    none: torch.Tensor
+
+    def _configure(
+        self,
+        args: DrafterArgs,
+        model: str | None,
+        limit: int | None,
+        method: SampleMethod | None,
+        policy: tuple[PolicyName | None, int | Sequence[int] | None, float | None, object],
+    ) -> tuple[str, Runner]:
+        """Check and keep the options; the head's name and the target."""
+        check_method(method)
+        self.index, self.limit, self.method = args.index, limit_of(limit), method
+        name, width, threshold, paths = policy
+        self.policy = policy_of(
+            self.usual_policy if name is None and paths is None else name, width=width, threshold=threshold, paths=paths
+        )
+        self.tree_policy, self._in_chains = self.policy.name, self.policy.name == "chain"
+        clash = self.policy.points and method == "probabilistic"
+        need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
+        rule = f"be the folder or hub id of a head for method {self.name!r}"
+        need(isinstance(model, str) and args.target is not None, "speculative_config model", rule, model)
+        assert args.target is not None
+        if not self._in_chains and not args.target.capabilities.trees:
+            raise CapabilityError(
+                f"tree_policy {self.policy.name!r} needs a model that scores trees, {args.target.info.name} cannot; "
+                "leave it out"
+            )
+        return str(model), args.target
+
+    def _read(self, target: Runner, taps: Sequence[int], window: int | None) -> None:
+        """Ask for these states, of so many of the prompt's last tokens."""
+        info = target.info
+        self.taps, self.tap_window = taps, window
+        self.none = torch.empty(0, len(taps) * info.hidden_size, device=info.device, dtype=info.dtype)
+
+    def propose(self, states: Sequence[S], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
+        trees = [EMPTY_TREE] * len(states)
+        steps = [
+            min(budget.nodes, budget.depth, self.limit) if state.knows_its_text else 0
+            for state, budget in zip(states, budgets, strict=True)
+        ]
+        active = [i for i, count in enumerate(steps) if count > 0]
+        if active:
+            found = self._draft([states[i] for i in active], [budgets[i] for i in active], [steps[i] for i in active])
+            for i, tree in zip(active, found, strict=True):
+                trees[i] = tree
+        return trees
+
+    def _draft(self, states: Sequence[S], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
+        each = list(zip(states, budgets, steps, strict=True))
+        if self._in_chains:
+            return self._chains(
+                states,
+                [ChainDraft(state.context, count, budget.go_on, self._drawn(state)) for state, budget, count in each],
+            )
+        return self._trees(
+            [self.policy.start(state, budget, count, drawn=self._drawn(state)) for state, budget, count in each]
+        )
+
+    @abstractmethod
+    def _chains(self, states: Sequence[S], chains: Sequence[ChainDraft]) -> list[TokenTree]:
+        """Draft chains, at least one token each."""
+
+    @abstractmethod
+    def _trees(self, growing: Sequence[Growth]) -> list[TokenTree]:
+        """Draft trees; their states are those of `begin`."""
+
+    @property
+    def draws_tokens(self) -> bool:
+        return self.method != "greedy" and not self.policy.points
+
+    def _drawn(self, state: S) -> bool:
+        return not self.policy.points and draws_for(state.context, self.method)
+
+
+def fitted(logits: torch.Tensor, tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """(r, v) logits over the target's tokens of logits (r, n) over `tokens`; others cannot be drawn."""
+    found = logits.new_full((len(logits), vocab_size), float("-inf"))
+    return found.index_copy_(1, tokens, logits)
