@@ -38,7 +38,7 @@ class Entry:
     published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
-LEARNED_HEADS = ("mtp", "medusa", "mlp_speculator", "hydra", "dflash")
+LEARNED_HEADS = ("mtp", "mlp_speculator", "hydra", "dflash")
 """Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for
 another name.
 """

@@ -15,7 +15,7 @@ from tools.pairwise import pairwise
 from toy_models import ToyModels, nested
 from toys import ToyCache, ToyRunner
 
-from benchmarks.stand_ins import adapter_weights, written_adapter, written_head
+from benchmarks.stand_ins import adapter_weights, head_weights, written_adapter, written_head
 from paceline import registry
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
@@ -47,9 +47,8 @@ EAGLE, EAGLE3 = (
     for method, tokens, taps in EAGLES
 )
 """The second drafts the first tokens alone."""
-MEDUSA = written_head(
-    HeadConfig(method="medusa", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3), shared=False
-)
+THREE = HeadConfig(method="medusa", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3)
+MEDUSA = written_head(THREE, head_weights(THREE, shared=False, seed=2))
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
