@@ -4,9 +4,10 @@ usage: heads.py HEAD [HEAD ...] --data FOLDER [--model smollm2] [--sets spec-ben
                 [--prompts 12] [--tokens 128] [--repeats 1] [--threads 2] [--folder FOLDER]
 
 HEAD is a folder that `paceline train` made for the model. Of every set, `--prompts` first turns are decoded greedily,
-in turn with plain decoding: with a chain of 2, 3 and 4 drafts, with EAGLE-2's tree of 8 nodes, with `auto` choosing
-among the table drafters alone, and with them and the head. Outputs must equal plain decoding's, or differ first at a
-near tie (counted); otherwise nothing is timed. Results: `results/heads_MODEL.json`, with the heads' own reports.
+in turn with plain decoding: with a chain of 2, 3 and 4 drafts, with EAGLE-2's tree of 8 nodes, with the method's
+defaults, with `auto` choosing how much the head drafts, among the table drafters alone, and among them and the head.
+Outputs must equal plain decoding's, or differ first at a near tie (counted); otherwise nothing is timed. Results:
+`results/heads_MODEL.json`, with the heads' own reports.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def settings_of(heads: Sequence[Path]) -> dict[str, Any]:
             found[f"{method} chain {length}"] = {**own, "controller": "fixed", "num_speculative_tokens": length}
         tree = {"tree_policy": "eagle2", "controller": "fixed", "num_speculative_tokens": 8}
         found[f"{method} tree 8"] = own | tree
-        found[f"{method} auto"] = own
+        found[f"{method} default"] = own
+        found[f"{method} auto"] = own | {"controller": "auto"}
         found[f"{method} with tables, auto"] = [own, "ngram", "suffix"]
     return found
 

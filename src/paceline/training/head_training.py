@@ -74,7 +74,7 @@ class TrainConfig:
 
     def as_json(self) -> dict[str, Any]:
         """For the run's folder and the report."""
-        return json.loads(json.dumps(asdict(self), default=str))  # type: ignore[no-any-return]
+        return {**asdict(self), "data": [path.name for path in self.data], "taps": self.taps and list(self.taps)}
 
 
 @dataclass(frozen=True, slots=True)
