@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from paceline.models.heads import HeadConfig
 from paceline.training.batches import Batch
-from paceline.training.heads import HeadTrainer, cross_entropy
+from paceline.training.heads import HeadTrainer
 from paceline.training.layer import DecoderLayer, Keys
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class EagleTrainer(HeadTrainer):
         true = batch.final.flatten(0, 1)[at + 1]
         states = F.smooth_l1_loss(made[at].float(), true, reduction="none").mean(-1).sum() / max(1, len(at))
         at = at[columns >= 0]
-        losses = cross_entropy(self.logits(made[at]), self.taught(batch, 2, at))
-        return states + TOKENS * losses.sum() / max(1, len(at))
+        return states + TOKENS * self.taught(batch).loss(made[at], self.rows, at + 2) / max(1, len(at))
 
     def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         for depth, state in enumerate(self._unrolled(batch, batch.final)):

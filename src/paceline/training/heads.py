@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from paceline.models import ModelInfo
@@ -75,12 +75,48 @@ class HeadTrainer(nn.Module):
         """(m, v) of normed states (m, hidden)."""
         return states @ self.rows.T.to(states.dtype)
 
-    def taught(self, batch: Batch, steps: int, at: Tensor) -> Tensor:
-        """(m, v) the target's chances, within the draft vocabulary, of the token `steps` further on than `at`."""
-        before = batch.final.flatten(0, 1)[at + steps - 1]
-        return self.logits(before).softmax(-1, dtype=torch.float32)
+    def taught(self, batch: Batch) -> Taught:
+        """What the target says of the tokens that are learned."""
+        at = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
+        row = torch.full_like(batch.tokens.flatten(), -1)
+        row[at] = torch.arange(len(at), device=at.device)
+        return Taught(row, self.logits(batch.final.flatten(0, 1)[at - 1]).softmax(-1, dtype=torch.float32))
 
 
-def cross_entropy(logits: Tensor, chances: Tensor) -> Tensor:
-    """(m,) of logits (m, v) against chances (m, v)."""
-    return F.cross_entropy(logits.float(), chances, reduction="none")
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """The target's distributions of the tokens that are learned, within the draft vocabulary.
+
+    Attributes:
+        row: (b * t,) int64 place in `chances` of the token at each flat position; -1 where it is not learned.
+        chances: (n, v) float32.
+    """
+
+    row: Tensor
+    chances: Tensor
+
+    def loss(self, states: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The sum of the cross-entropies of the logits that states (m, d) and rows (v, d) of a head make for the tokens
+        at flat positions (m,).
+        """
+        made: Tensor = _CrossEntropy.apply(states, rows, self.chances[self.row[tokens]])  # type: ignore[no-untyped-call]
+        return made
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Its gradient is made with it, so that logits (m, v) are not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, rows: Tensor, chances: Tensor) -> Tensor:
+        logits = (states @ rows.T.to(states.dtype)).float()
+        top = logits.logsumexp(-1, keepdim=True)
+        total = top.sum() - torch.dot(chances.flatten(), logits.flatten())
+        slope = logits.sub_(top).exp_().sub_(chances).to(states.dtype)
+        down = slope.T @ states if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(slope @ rows.to(states.dtype), down)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        states, rows = ctx.saved_tensors
+        return above * states, None if rows is None else above * rows, None

@@ -1,6 +1,6 @@
 """A decoder layer that can be trained, with weights named as a Llama's: RMSNorm, rotary attention, gated MLP.
 
-Axes: b = rows, t = tokens, h = heads, g = key-value heads, e = dimensions of a head.
+Axes: b = rows, t = tokens, m = places of queries, h = heads, g = key-value heads, e = dimensions of a head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Keys = tuple[Tensor, Tensor]
-"""Keys and values (b, h, t, e), those of a key-value head repeated for each of its heads."""
+"""Keys and values (b, g, t, e)."""
 
 
 class RMSNorm(nn.Module):
@@ -51,28 +51,35 @@ class DecoderLayer(nn.Module):
 
     def read(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Keys]:
         """Queries (b, h, t, e), keys and values of inputs (b, t, inputs)."""
-        q, k, v = (
-            self.self_attn[name](x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for name in ("q_proj", "k_proj", "v_proj")
-        )
-        turn = self._turn(positions)
-        each = self.heads // self.groups
-        return turned(q, turn), (turned(k, turn).repeat_interleave(each, 1), v.repeat_interleave(each, 1))
+        q, k, v = (self.self_attn[name](x) for name in ("q_proj", "k_proj", "v_proj"))
+        return self.queries(q, positions), self.keys(k, v, positions)
+
+    def queries(self, projected: Tensor, positions: Tensor) -> Tensor:
+        """(b, h, m, e) of (b, m, h * e)."""
+        return turned(self._parted(projected), self._turn(positions))
+
+    def keys(self, keys: Tensor, values: Tensor, positions: Tensor) -> Keys:
+        """Of (b, t, g * e) each."""
+        return turned(self._parted(keys), self._turn(positions)), self._parted(values)
 
     def attend(self, q: Tensor, first: Keys, more: Sequence[Keys], visible: Tensor) -> Tensor:
-        """(b, t, hidden) attention over `first`, as far as visible (b, t, t), and over each of `more` at the query's
-        own place alone.
+        """(b, m, hidden) attention of queries (b, h, m, e) over `first`, as far as visible (b, m, t), and over each of
+        `more` (b, g, m, e) at the query's own place alone.
         """
-        scale = self.head_dim**-0.5
-        scores = (q @ first[0].transpose(-1, -2) * scale).masked_fill(~visible[:, None], float("-inf"))
-        if more:
-            own = torch.stack([(q * keys).sum(-1) * scale for keys, _ in more], -1)
-            scores = torch.cat((scores, own.to(scores.dtype)), -1)
-        shares = scores.softmax(-1, dtype=torch.float32).to(q.dtype)
-        t = visible.shape[-1]
-        found = shares[..., :t] @ first[1]
-        for i, (_, values) in enumerate(more):
-            found = found + shares[..., t + i, None] * values
+        b, h, m, e = q.shape
+        each, t = h // self.groups, visible.shape[-1]
+        grouped = (q * self.head_dim**-0.5).reshape(b, self.groups, each * m, e)
+        scores = (grouped @ first[0].transpose(-1, -2)).float().view(b, self.groups, each, m, t)
+        scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+        alone = grouped.view(b, self.groups, each, m, e)
+        own = [(alone * keys[:, :, None]).sum(-1, dtype=torch.float32) for keys, _ in more]
+        top = torch.stack([scores.detach().amax(-1), *(one.detach() for one in own)]).amax(0)
+        shares, own = (scores - top[..., None]).exp(), [(one - top).exp() for one in own]
+        total = shares.sum(-1)
+        found = (shares.view(b, self.groups, each * m, t).to(q.dtype) @ first[1]).view_as(alone)
+        for one, (_, values) in zip(own, more, strict=True):
+            total, found = total + one, found + one[..., None].to(q.dtype) * values[:, :, None]
+        found = (found / total[..., None]).to(q.dtype).reshape(b, h, m, e)
         made: Tensor = self.self_attn["o_proj"](found.transpose(1, 2).flatten(2))
         return made
 
@@ -82,6 +89,9 @@ class DecoderLayer(nn.Module):
         y = self.post_attention_layernorm(x)
         made: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
         return made
+
+    def _parted(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
     def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         dims = torch.arange(0, self.head_dim, 2, device=positions.device) / self.head_dim

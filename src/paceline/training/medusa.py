@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from paceline.models.heads import HeadConfig
 from paceline.training.batches import Batch
-from paceline.training.heads import HeadTrainer, cross_entropy
+from paceline.training.heads import HeadTrainer
 
 if TYPE_CHECKING:
     from paceline.models import ModelInfo
@@ -61,13 +61,11 @@ class MedusaTrainer(HeadTrainer):
         )
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        total, states = self.rows.new_zeros(()), batch.final.flatten(0, 1)
+        total, states, taught = self.rows.new_zeros(()), batch.final.flatten(0, 1), self.taught(batch)
         for depth, head in enumerate(self.heads):
             at, columns = batch.learned(depth + 2)
-            at, columns = at[columns >= 0], columns[columns >= 0]
-            chances = self.taught(batch, depth + 2, at)
-            losses = cross_entropy(self.logits(head(states[at])), chances)
-            total = total + DECAY**depth * losses.sum() / max(1, len(at))
+            at = at[columns >= 0]
+            total = total + DECAY**depth * taught.loss(head(states[at]), self.rows, at + depth + 2) / max(1, len(at))
         return total
 
     def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
