@@ -80,15 +80,17 @@ def written_head(config: HeadConfig, weights: Mapping[str, torch.Tensor] | None 
 def random_head(method: Any, width: int, vocab_size: int, *, heads: int = 4, tokens: int = 500) -> str:
     """Path of a head of random weights that drafts the first `tokens` tokens: what it drafts is wrong."""
     layer = {"num_attention_heads": heads, "intermediate_size": 2 * width, "max_position_embeddings": 2048}
+    several = method in ("medusa", "hydra", "hydra++", "mlp_speculator")
     return written_head(
         HeadConfig(
             method=method,
             hidden_size=width,
             vocab_size=vocab_size,
             draft_vocab_size=tokens,
-            num_heads=3 if method == "medusa" else 1,
+            num_heads=3 if several else 1,
             taps=(0, 2, 4) if method == "eagle3" else (),
-            layer={} if method == "medusa" else layer,
+            layer={} if several and method != "hydra++" else layer,
+            inner_size=width // 2 if method == "mlp_speculator" else None,
         )
     )
 

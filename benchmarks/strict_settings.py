@@ -30,10 +30,11 @@ DRAFT: Config = {"method": "draft_model", "model": str(BUNDLED / "draft"), **GUE
 NEAR = {"draft_context": 64, "draft_masks": 8}
 TARGET, DENOISER = str(BUNDLED / "target"), str(BUNDLED / "diffusion")
 WIDTH, VOCAB = 256, 6144
+HEADS = ("medusa", "hydra", "hydra++", "mlp_speculator", "eagle", "eagle3")
 
 NEED_A_PAIR = (
-    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "medusa", "eagle", "eagle2", "eagle3"),
-    *("diffuspec", "deer", "tli", "slem"),
+    *("draft_model", "pearl", "specmquant", "s2d", "easyspec", "kangaroo", "medusa", "hydra", "hydra++"),
+    *("mlp_speculator", "eagle", "eagle2", "eagle3", "diffuspec", "deer", "tli", "slem"),
 )
 """Drafters with a model of their own, which only the bundled target has."""
 
@@ -72,9 +73,8 @@ def pair() -> dict[str, Config]:
         "s2d": {"model": TARGET, "draft_exits": [2, 4], "draft_exit_thresholds": 0.5},
         "easyspec": {"model": TARGET},
         "kangaroo": {"model": adapter(), "draft_stop_threshold": 0.0, "num_speculative_tokens": 2},
-        **{name: {"model": random_head("eagle", WIDTH, VOCAB)} for name in ("eagle", "eagle2")},
-        "eagle3": {"model": random_head("eagle3", WIDTH, VOCAB)},
-        "medusa": {"model": random_head("medusa", WIDTH, VOCAB)},
+        **{name: {"model": random_head(name, WIDTH, VOCAB)} for name in HEADS},
+        "eagle2": {"model": random_head("eagle", WIDTH, VOCAB)},
         "diffuspec": {"model": DENOISER, **NEAR},
         "deer": {"model": DENOISER, **NEAR},
         "tli": {"model": shuffled()},

@@ -36,6 +36,13 @@ def attention(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Te
     return (shares @ v).transpose(0, 1).reshape(n, -1) @ weights[f"{at}.o_proj.weight"].T
 
 
+def mlp(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """(n, hidden) what the second half of the layer adds to x (n, hidden)."""
+    h = norm(x, weights["layers.0.post_attention_layernorm.weight"], config.layer.get("rms_norm_eps", 1e-6))
+    gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    return (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
+
+
 def forward(
     config: HeadConfig, weights: Weights, head: torch.Tensor, embedded: torch.Tensor, states: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,9 +61,7 @@ def forward(
             norm(states, weights["layers.0.hidden_norm.weight"], eps),
         )
         x = states + attention(config, weights, torch.cat(both, 1))
-    h = norm(x, weights["layers.0.post_attention_layernorm.weight"], eps)
-    gate, up, down = (weights[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    x = x + (F.silu(h @ gate.T) * (h @ up.T)) @ down.T
+    x = x + mlp(config, weights, x)
     return (norm(x, weights["norm.weight"], eps) if config.method == "eagle3" else x) @ head.T, x
 
 

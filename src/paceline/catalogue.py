@@ -38,7 +38,7 @@ class Entry:
     published: Mapping[str, Any] = field(default_factory=lambda: {"num_speculative_tokens": 5})
 
 
-LEARNED_HEADS = ("mtp", "mlp_speculator", "hydra", "dflash")
+LEARNED_HEADS = ("mtp", "dflash")
 """Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for
 another name.
 """
@@ -172,6 +172,31 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("taps", "heads trained for the target"),
         "Medusa: simple LLM inference acceleration framework with multiple decoding heads (arXiv:2401.10774)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
+    ),
+    "hydra": Entry(
+        "paceline.drafters.heads.hydra:HydraDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:2402.05109)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
+    ),
+    "hydra++": Entry(
+        "paceline.drafters.heads.hydra:HydraPlusDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:2402.05109)",
+        published={"controller": "ppd", "max_nodes": 63, "max_depth": 4},
+    ),
+    "mlp_speculator": Entry(
+        "paceline.drafters.heads.mlp_speculator:MLPSpeculatorDrafter",
+        "head",
+        ("bit-equal up to near ties", "equal in distribution"),
+        ("taps", "heads trained for the target"),
+        "Accelerating production LLMs with combined token/embedding speculators (arXiv:2404.19124)",
+        published={"num_speculative_tokens": 3},
     ),
     "eagle": Entry(
         "paceline.drafters.heads.eagle:EagleDrafter",

@@ -47,8 +47,21 @@ EAGLE, EAGLE3 = (
     for method, tokens, taps in EAGLES
 )
 """The second drafts the first tokens alone."""
-THREE = HeadConfig(method="medusa", hidden_size=8, vocab_size=VOCAB, draft_vocab_size=VOCAB, num_heads=3)
-MEDUSA = written_head(THREE, head_weights(THREE, shared=False, seed=2))
+PATHS: list[tuple[Any, int, int, dict[str, Any]]] = [
+    ("medusa", VOCAB, 2, {}),
+    ("hydra", 9, 5, {"num_layers": 2}),
+    ("hydra++", VOCAB, 1, {"layer": LAYER}),
+    ("mlp_speculator", VOCAB, 2, {"inner_size": 6, "scale_input": True}),
+]
+"""Method, tokens that it drafts, a seed with which some of its drafts are accepted, and more of its config."""
+MEDUSA, HYDRA, HYDRA_PLUS, MLP = (
+    written_head(own, head_weights(own, shared=False, seed=seed))
+    for own, seed in (
+        (HeadConfig(method=name, hidden_size=8, vocab_size=VOCAB, draft_vocab_size=tokens, num_heads=3, **more), seed)
+        for name, tokens, seed, more in PATHS
+    )
+)
+STAND_INS = (ADAPTER, MUTE, MEDUSA, HYDRA, HYDRA_PLUS, MLP, EAGLE, EAGLE3)
 PREDICTION = [3, 4, 1, 2, 5, 6, 7, 3, 99, 1, 2, 8, 9, 10, 0, 1, 2, 3]
 RECORD = {tuple(PROMPT): [3, 4, 1, 2, 3, 4, 5, 6]}
 TENANTS = ("", "tenant 0", "tenant 1")
@@ -172,6 +185,23 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"model": MEDUSA, "draft_sample_method": "greedy"},
         {"model": MEDUSA, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     ],
+    "hydra": [
+        {"model": HYDRA},
+        {"model": HYDRA, "tree_width": 3},
+        {"model": HYDRA, "tree_policy": "dyspec"},
+        {"model": HYDRA, "draft_sample_method": "greedy", "num_speculative_tokens": 2},
+        {"model": HYDRA, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
+    ],
+    "hydra++": [
+        {"model": HYDRA_PLUS},
+        {"model": HYDRA_PLUS, "tree_policy": "eagle2", "tree_width": 3},
+        {"model": HYDRA_PLUS, "tree_policy": "rsd_s", "draft_context": None},
+    ],
+    "mlp_speculator": [
+        {"model": MLP},
+        {"model": MLP, "tree_width": 3, "num_speculative_tokens": 2},
+        {"model": MLP, "tree_policy": "rsd_c", "tree_width": [2, 2, 1]},
+    ],
     "eagle": [
         {"model": EAGLE},
         {"model": EAGLE, "tree_width": 3, "draft_context": None},
@@ -228,12 +258,7 @@ def remembers(name: str) -> bool:
 
 def named(options: dict[str, Any]) -> str:
     """The options for a test's name, without what differs from run to run."""
-    return str(
-        [
-            (key, "..." if key == "datastore" or value in (ADAPTER, MUTE, MEDUSA, EAGLE, EAGLE3) else value)
-            for key, value in options.items()
-        ]
-    )
+    return str([(key, "..." if key == "datastore" or value in STAND_INS else value) for key, value in options.items()])
 
 
 def over(cases: Sequence[tuple[str, dict[str, Any]]]) -> Any:

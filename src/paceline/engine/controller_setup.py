@@ -94,7 +94,13 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
         config.method,
         ", ".join(f"{key} {value!r}" for key, value in published.items()),
     )
-    return replace(config, **published)
+    known = SpeculativeConfig.general_keys()
+    options = {key: value for key, value in published.items() if key not in known}
+    return replace(
+        config,
+        **{key: value for key, value in published.items() if key in known},
+        options=options | dict(config.options),
+    )
 
 
 def _reject_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ class TreePolicy:
         if self.name == "eagle2":
             return Eagle2Draft(*limits, width=self.width)
         if self.name in ("static", "ppd"):  # the given shape, the controller's, or the best before anything was learned
-            return StaticDraft(*limits, shape=self.shape or budget.shape or _unlearned(budget.nodes))
+            return StaticDraft(*limits, shape=self.shape or budget.shape or _unlearned(budget.nodes, levels))
         kind: Any = SAMPLED.get(self.name, TreeDraft) if drawn else TreeDraft
         more = {"factors": self.factors} if kind is BranchingDraft else {}
         found: Growth = kind(*limits, drawn, width=self.width, **more)
@@ -129,5 +129,5 @@ def _factors(given: object) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _unlearned(nodes: int) -> Shape:
-    return best_shapes(PRIOR, nodes)
+def _unlearned(nodes: int, depth: int) -> Shape:
+    return best_shapes(PRIOR, nodes, max_depth=depth)

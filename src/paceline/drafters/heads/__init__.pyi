@@ -3,7 +3,10 @@ from .eagle import Eagle3Drafter as Eagle3Drafter
 from .eagle import EagleDrafter as EagleDrafter
 from .feature_drafts import FeatureDrafts as FeatureDrafts
 from .feature_drafts import FeatureState as FeatureState
+from .hydra import HydraDrafter as HydraDrafter
+from .hydra import HydraPlusDrafter as HydraPlusDrafter
 from .medusa import MedusaDrafter as MedusaDrafter
+from .mlp_speculator import MLPSpeculatorDrafter as MLPSpeculatorDrafter
 from .tapped_states import TappedStates as TappedStates
 from .tapped_states import of_pass as of_pass
 from .tapped_states import of_prompt as of_prompt

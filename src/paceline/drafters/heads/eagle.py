@@ -8,26 +8,23 @@ large language models via training-time test (arXiv:2503.01840).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
-
-import torch
+from typing import ClassVar
 
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_chain import ChainDraft
-from paceline.drafters.common.draft_state import CHUNK
 from paceline.drafters.growth.base import Growth
 from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
 from paceline.drafters.heads.feature_drafts import FeatureDrafts, FeatureState
-from paceline.drafters.heads.head_drafter import HeadDrafter
-from paceline.drafters.heads.tapped_states import TappedStates, of_pass, of_prompt
-from paceline.models import Runner
+from paceline.drafters.heads.tapped_states import TappedStates
+from paceline.models.decoder import NativeCache
 from paceline.models.heads import FeatureHead
-from paceline.tree import Scores, TokenTree, Verdict
+from paceline.tree import TokenTree
 from paceline.utils import integer
 
 
-class EagleDrafter(HeadDrafter[FeatureState]):
+class EagleDrafter(CachedHeadDrafter[FeatureState]):
     """Drafts with a head of one decoder layer that was trained for the target.
 
     Args:
@@ -46,6 +43,7 @@ class EagleDrafter(HeadDrafter[FeatureState]):
 
     name = "eagle"
     heads: ClassVar[tuple[str, ...]] = ("eagle",)
+    head: FeatureHead
 
     def __init__(
         self,
@@ -67,12 +65,8 @@ class EagleDrafter(HeadDrafter[FeatureState]):
         self._drafts = FeatureDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
 
-    def begin(self, contexts: Sequence[Context]) -> list[FeatureState]:
-        return [self._state(context) for context in contexts]
-
-    def _state(self, context: Context) -> FeatureState:
-        known = of_prompt(context, self.taps, self.tap_window, self.none)
-        return FeatureState(context, self.head.open(), TappedStates(len(context.tokens) - 1 - len(known), known))
+    def _new(self, context: Context, cache: NativeCache, states: TappedStates) -> FeatureState:
+        return FeatureState(context, cache, states)
 
     def _chains(self, states: Sequence[FeatureState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
         return self._drafts.chains(states, chains)
@@ -80,44 +74,9 @@ class EagleDrafter(HeadDrafter[FeatureState]):
     def _trees(self, growing: Sequence[Growth]) -> list[TokenTree]:
         return self._drafts.trees(growing)
 
-    def observe(
-        self,
-        states: Sequence[FeatureState],
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        scores: Scores | None,
-    ) -> None:
-        """Take the target's states of the committed tokens."""
-        for i, (state, verdict) in enumerate(zip(states, verdicts, strict=True)):
-            found = of_pass(scores, i, verdict, self.taps)
-            known = self.none if found is None else found
-            state.states.add(known)
-            if not state.knows_its_text:
-                self._begin_anew(state, known)
-            if self.tap_window is not None and state.states.count > self.tap_window + CHUNK:
-                self._begin_anew(state, state.states.all()[-self.tap_window :].clone())
-
-    def _begin_anew(self, state: FeatureState, known: torch.Tensor) -> None:
-        """See the text from where its last states are known on."""
-        self.head.truncate(state.cache, 0)
-        state.states = TappedStates(len(state.context.tokens) - 1 - len(known), known)
-        state.kept = 0
-
     def fork(self, state: FeatureState, context: Context) -> FeatureState:
         self._drafts.confirm(state)
         return FeatureState(context, self.head.fork(state.cache), state.states.copy())
-
-    def end(self, states: Sequence[FeatureState]) -> None:
-        for state in states:
-            self.head.release(state.cache)
-
-    def runners(self) -> Sequence[Runner]:
-        return (cast(Runner, self.head.runner),)
-
-    def held_bytes(self, tokens: int) -> int:
-        """Of states that were not used up: of the window and what may wait behind it, and of what is drafted."""
-        most = tokens if self.tap_window is None else min(tokens, self.tap_window + CHUNK)
-        return most * self.none.shape[1] * self.none.itemsize
 
 
 class Eagle2Drafter(EagleDrafter):

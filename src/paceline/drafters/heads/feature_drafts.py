@@ -16,11 +16,11 @@ from typing import Final, cast
 import torch
 
 from paceline.drafters.base import Context
-from paceline.drafters.common.draft_chain import ChainDraft, add_level, plain
-from paceline.drafters.common.draft_rows import best_tokens, fit_rows
+from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.common.draft_state import CHUNK
 from paceline.drafters.growth.base import Growth, as_tree, grow, inputs_of
-from paceline.drafters.heads.head_drafter import fitted
+from paceline.drafters.heads.cached_drafter import CachedState
+from paceline.drafters.heads.head_drafter import DraftVocabulary
 from paceline.drafters.heads.tapped_states import TappedStates
 from paceline.models.decoder import NativeCache
 from paceline.models.heads import FeatureHead
@@ -30,33 +30,31 @@ FEW: Final = 16
 """Inputs that are fed together with a draft."""
 
 
-class FeatureState:
+class FeatureState(CachedState):
     """One sequence.
 
     Attributes:
-        cache: of the head's layer; its inputs are those of the tokens before `states.first`.
-        states: of the target, of the tokens behind these.
-        kept: how many of these the cache has in scratch, before what was drafted.
+        kept: how many of `states` the cache has in scratch, before what was drafted.
         fed_tokens, fed_parents: all inputs in scratch, see `FedState`.
     """
 
-    __slots__ = ("cache", "context", "fed_parents", "fed_tokens", "kept", "states")
+    __slots__ = ("fed_parents", "fed_tokens", "kept")
 
     def __init__(self, context: Context, cache: NativeCache, states: TappedStates) -> None:
-        self.context, self.cache, self.states, self.kept = context, cache, states, 0
+        super().__init__(context, cache, states)
+        self.kept = 0
         self.fed_tokens: list[int] = []
         self.fed_parents: list[int] = []
-
-    @property
-    def knows_its_text(self) -> bool:
-        """Whether the target's states of all tokens but the last are known, and of one at least."""
-        return self.states.count > 0 and self.states.first + self.states.count == len(self.context.tokens) - 1
 
     @property
     def pending(self) -> list[int]:
         """Tokens of the inputs that the cache lacks: each goes with the state of the token before it."""
         first = self.states.first + 1
         return self.context.tokens[first : first + self.states.count]
+
+    def begin_anew(self, states: TappedStates) -> None:
+        super().begin_anew(states)
+        self.kept = 0
 
 
 @lru_cache(maxsize=256)
@@ -73,8 +71,8 @@ class FeatureDrafts:
     """
 
     def __init__(self, head: FeatureHead, vocab_size: int, source: int) -> None:
-        self.head, self._vocab_size, self._source = head, vocab_size, source
-        self._ids = None if head.tokens is None else head.tokens.tolist()
+        self.head, self._source = head, source
+        self._vocabulary = DraftVocabulary(head.tokens, vocab_size)
 
     def chains(self, states: Sequence[FeatureState], drafts: Sequence[ChainDraft]) -> list[TokenTree]:
         """One chain per state: a pass a level for all of them."""
@@ -83,7 +81,7 @@ class FeatureDrafts:
         logits, made = self._first(states)
         active = list(range(len(states)))
         while True:
-            self._add([drafts[i] for i in active], logits)
+            self._vocabulary.add_level([drafts[i] for i in active], logits)
             on = [k for k, i in enumerate(active) if drafts[i].wants_more]
             if not on:
                 return [draft.tree(self._source) for draft in drafts]
@@ -168,18 +166,4 @@ class FeatureDrafts:
             found = logits.split(counts)
         for state, (tokens, parents) in zip(states, inputs, strict=True):
             state.fed_tokens, state.fed_parents = tokens, parents
-        return [self._fitted(rows) for rows in found]
-
-    def _add(self, drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
-        """The next token of every chain, from logits (r, n) over the head's tokens."""
-        if self._ids is None or not all(plain(draft) for draft in drafts):
-            add_level(drafts, self._fitted(logits))
-            return
-        for draft, (column,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
-            draft.add(self._ids[column], chance)
-
-    def _fitted(self, logits: torch.Tensor) -> torch.Tensor:
-        """(r, v) logits over the target's tokens; those that the head does not have cannot be drawn."""
-        if self.head.tokens is None:
-            return fit_rows(logits, self._vocab_size)
-        return fitted(logits, self.head.tokens, self._vocab_size)
+        return [self._vocabulary.fitted(rows) for rows in found]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 import torch
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
-from paceline.drafters.common.draft_chain import ChainDraft
+from paceline.drafters.common.draft_chain import ChainDraft, add_level, plain
+from paceline.drafters.common.draft_rows import best_tokens, fit_rows
 from paceline.drafters.growth.base import Growth
 from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.growth.policies import tree_policy as policy_of
@@ -18,6 +19,8 @@ from paceline.errors import CapabilityError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need
+
+STATIC: Final = policy_of("ppd", width=None, threshold=None, paths=None)
 
 
 class HeadState(Protocol):
@@ -42,6 +45,8 @@ class HeadDrafter(Drafter, Generic[S]):
     """
 
     usual_policy: ClassVar[PolicyName | None] = None
+    follows_shapes: ClassVar[bool] = False
+    """Whether the shape of a static tree that a controller has chosen is drafted where the user named no policy."""
     none: torch.Tensor
 
     def _configure(
@@ -60,6 +65,7 @@ class HeadDrafter(Drafter, Generic[S]):
             self.usual_policy if name is None and paths is None else name, width=width, threshold=threshold, paths=paths
         )
         self.tree_policy, self._in_chains = self.policy.name, self.policy.name == "chain"
+        free = all(option is None for option in policy) and method != "probabilistic"
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
         rule = f"be the folder or hub id of a head for method {self.name!r}"
@@ -70,6 +76,7 @@ class HeadDrafter(Drafter, Generic[S]):
                 f"tree_policy {self.policy.name!r} needs a model that scores trees, {args.target.info.name} cannot; "
                 "leave it out"
             )
+        self._follows = self.follows_shapes and free and args.target.capabilities.trees
         return str(model), args.target
 
     def _read(self, target: Runner, taps: Sequence[int], window: int | None) -> None:
@@ -93,6 +100,8 @@ class HeadDrafter(Drafter, Generic[S]):
 
     def _draft(self, states: Sequence[S], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         each = list(zip(states, budgets, steps, strict=True))
+        if self._follows and any(budget.shape is not None for budget in budgets):
+            return self._trees([STATIC.start(state, budget, count, drawn=False) for state, budget, count in each])
         if self._in_chains:
             return self._chains(
                 states,
@@ -118,7 +127,29 @@ class HeadDrafter(Drafter, Generic[S]):
         return not self.policy.points and draws_for(state.context, self.method)
 
 
-def fitted(logits: torch.Tensor, tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """(r, v) logits over the target's tokens of logits (r, n) over `tokens`; others cannot be drawn."""
-    found = logits.new_full((len(logits), vocab_size), float("-inf"))
-    return found.index_copy_(1, tokens, logits)
+class DraftVocabulary:
+    """The tokens that a head can draft, among those of the target.
+
+    Args:
+        tokens: (n,) int64 the target's token of each column of the head's logits; None where that is the column itself.
+        vocab_size: of the target.
+    """
+
+    def __init__(self, tokens: torch.Tensor | None, vocab_size: int) -> None:
+        self._tokens, self._vocab_size = tokens, vocab_size
+        self._ids = None if tokens is None else tokens.tolist()
+
+    def add_level(self, drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
+        """The next token of every chain, from logits (r, n) of the head."""
+        if self._ids is None or not all(plain(draft) for draft in drafts):
+            add_level(drafts, self.fitted(logits))
+            return
+        for draft, (column,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
+            draft.add(self._ids[column], chance)
+
+    def fitted(self, logits: torch.Tensor) -> torch.Tensor:
+        """(r, v) logits over the target's tokens; those that the head does not have cannot be drawn."""
+        if self._tokens is None:
+            return fit_rows(logits, self._vocab_size)
+        found = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        return found.index_copy_(1, self._tokens, logits)

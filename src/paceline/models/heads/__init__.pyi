@@ -11,5 +11,9 @@ from .head_formats import exported as exported
 from .head_tensors import HeadTensor as HeadTensor
 from .head_tensors import check_tensors as check_tensors
 from .head_tensors import tensors_of as tensors_of
+from .hydra_head import HydraHead as HydraHead
+from .hydra_head import HydraPlusHead as HydraPlusHead
 from .medusa_head import MedusaHead as MedusaHead
+from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead
+from .path_heads import PathHeads as PathHeads
 from .shared_rows import target_rows as target_rows

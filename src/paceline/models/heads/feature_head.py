@@ -16,44 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 
-from paceline.errors import CapabilityError, CheckpointError
-from paceline.models.base import HasEmbedding, HasHead, Runner
+from paceline.errors import CheckpointError
+from paceline.models.base import Runner
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import Weights, attention_shape, head_order
 from paceline.models.decoder.linear import Map, make_linear, make_norm
-from paceline.models.decoder.native import NativeRunner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
-from paceline.models.heads.shared_rows import target_rows
-from paceline.models.loading import spec_from_config
+from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
+from paceline.models.heads.state_layer import UNUSED, StateLayer, layer_spec
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import TokenTree
-
-UNUSED: Final = 32
-"""Rows of an embedding or a head that never runs."""
-
-
-class _Layer(NativeRunner):
-    """A model of one layer that is given states, and asked for states and logits."""
-
-    @torch.inference_mode()
-    def step(
-        self,
-        caches: Sequence[NativeCache],
-        trees: Sequence[TokenTree],
-        computed: Sequence[int],
-        inputs: tuple[torch.Tensor, torch.Tensor | None],
-        picked: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (picked, v) and states (r, hidden) of the rows that `run_layers` would feed."""
-        hidden, added_qkv = inputs
-        segments = self._segments(caches, trees, computed)
-        logits, states, _ = self._pass(segments, hidden, logits=picked, states=True, added_qkv=added_qkv)
-        return logits, states
 
 
 class FeatureHead:
@@ -76,23 +52,19 @@ class FeatureHead:
         info = target.info
         self.taps = config.taps_in(info.num_layers)
         self.tokens = weights.pop("draft_to_target", None)
-        self._embed = self._embedding_of(weights.pop("embed.weight", None))
-        own = _head_rows(weights, self, target)
+        self._embed = embedding_of(weights.pop("embed.weight", None), target, name)
+        own = _head_rows(weights, self)
         if own is not None and not config.normed and "norm.weight" not in weights:
             raise CheckpointError(
                 f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
             )
-        spec = _spec(config, UNUSED if own is None else config.draft_vocab_size)
+        spec = layer_spec(config, UNUSED if own is None else config.draft_vocab_size)
         self._make = _eagle3_inputs(weights, spec) if config.method == "eagle3" else _eagle_inputs(weights)
         self._norm = (
             make_norm(weights["norm.weight"], spec.norm_eps) if own is None and "norm.weight" in weights else None
         )
         self._shared = own is None
-        layer = _canonical(weights, spec, own)
-        self.runner = _Layer(
-            spec, layer, name=name, device=info.device, dtype=info.dtype, max_context=info.max_context + 1,
-            row_invariant=False,
-        )  # fmt: skip
+        self.runner = StateLayer.of(spec, weights, info, name=name, prefix="layers.0.", head=own)
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
@@ -149,34 +121,9 @@ class FeatureHead:
             logits = self._target_logits(rows)
         return logits, found
 
-    def _embedding_of(self, own: torch.Tensor | None) -> Callable[[Sequence[int]], torch.Tensor]:
-        """(r, hidden) embeddings of tokens."""
-        if own is not None:
-            return lambda tokens: own[torch.tensor(tokens, device=own.device)]
-        if not self.target.capabilities.input_embeddings or not isinstance(self.target, HasEmbedding):
-            raise self._lacking("input embeddings")
-        return self.target.embed
-
     def _target_logits(self, states: torch.Tensor) -> torch.Tensor:
         states = states if self._norm is None else self._norm(states)
-        return self.needs_head().head(states, norm=self._norm is None and not self.config.normed)
-
-    def _lacking(self, what: str) -> CapabilityError:
-        info = self.target.info
-        return CapabilityError(
-            f"the head {self.name} takes its {what} from the target, which {info.name} does not give as it runs here; "
-            "use a head with its own, or another method"
-        )
-
-    def needs_head(self) -> HasHead:
-        """The target, whose head can be used.
-
-        Raises:
-            CapabilityError: it cannot.
-        """
-        if not self.target.capabilities.head or not isinstance(self.target, HasHead):
-            raise self._lacking("head")
-        return self.target
+        return head_of(self.target, self.name).head(states, norm=self._norm is None and not self.config.normed)
 
 
 class _EagleInputs:
@@ -221,54 +168,12 @@ def _eagle3_inputs(weights: Weights, spec: ModelSpec) -> _Eagle3Inputs:
     return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False))
 
 
-def _spec(config: HeadConfig, vocab_size: int) -> ModelSpec:
-    given: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
-    own = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-    sizes = {"hidden_size": config.hidden_size, "vocab_size": vocab_size, "tie_word_embeddings": False}
-    return spec_from_config({**own, **given, **sizes})
-
-
-RENAMED: Final = {
-    "self_attn.o_proj": "o",
-    "mlp.down_proj": "down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "mlp_norm",
-}
-FUSED: Final = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-}
-
-
-def _canonical(weights: Weights, spec: ModelSpec, head: torch.Tensor | None) -> Weights:
-    """The layer's weights by the decoder's names, out of Hugging Face's."""
-    layer = {name.removeprefix("layers.0."): one for name, one in weights.items() if name.startswith("layers.0.")}
-    empty = layer["self_attn.o_proj.weight"].new_zeros(UNUSED, spec.hidden_size)
-    found = {"embed.weight": empty, "head.weight": empty if head is None else head}
-    for name, parts in FUSED.items():
-        found[f"layers.0.{name}.weight"] = torch.cat([layer[f"{part}.weight"] for part in parts])
-        biases = [
-            layer.get(f"{part}.bias", layer[f"{part}.weight"].new_zeros(len(layer[f"{part}.weight"]))) for part in parts
-        ]
-        if any(f"{part}.bias" in layer for part in parts):
-            found[f"layers.0.{name}.bias"] = torch.cat(biases)
-    for stored, name in RENAMED.items():
-        for kind in ("weight", "bias"):
-            if f"{stored}.{kind}" in layer:
-                found[f"layers.0.{name}.{kind}"] = layer[f"{stored}.{kind}"]
-    if "norm.weight" in weights:
-        found["final_norm.weight"] = weights["norm.weight"]
-    return found
-
-
-def _head_rows(weights: Weights, head: FeatureHead, target: Runner) -> torch.Tensor | None:
+def _head_rows(weights: Weights, head: FeatureHead) -> torch.Tensor | None:
     """(n, hidden) the head's own rows, those of the target for a reduced vocabulary; None where all rows are the
     target's.
     """
     own = weights.pop("head.weight", None)
     if own is not None:
         return own
-    source = head.needs_head()
-    if head.tokens is None:
-        return None
-    return target_rows(source, target.info, head.tokens)
+    source = head_of(head.target, head.name)
+    return None if head.tokens is None else target_rows(source, head.target.info, head.tokens)

@@ -4,7 +4,7 @@
                     head.weight (draft vocabulary, hidden), embed.weight (vocabulary, hidden); absent: the target's
     medusa          heads.K.blocks.J, heads.K.head where it is not shared
     hydra           the same, and heads.K.reduce; block 0 and reduce read the state and K + 1 embeddings
-    hydra++         and prefix.*, a decoder layer
+    hydra++         and prefix.*, a decoder layer, and prefix.norm, behind it where there is one
     eagle           fc (hidden, 2 hidden) on [embedding; state]; layers.0.*; norm, the target's, where it reads states
                     before that one
     eagle3          fc (hidden, taps * hidden); layers.0.*, whose q, k and v read [norm(embedding); norm(state)], the
@@ -56,6 +56,7 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
         yield from _residual_heads(config)
         if config.method == "hydra++":
             yield from _layer(config, "prefix.", d, normed=True)
+            yield HeadTensor("prefix.norm.weight", (d,), optional=True)
 
 
 def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
@@ -71,6 +72,7 @@ def _residual_heads(config: HeadConfig) -> Iterator[HeadTensor]:
             yield from _linear(f"heads.{head}.blocks.{block}", d, d if block else first)
         if config.method != "medusa":
             yield from _linear(f"heads.{head}.reduce", d, first)
+            yield HeadTensor(f"heads.{head}.head.bias", (config.draft_vocab_size,), optional=True)
         yield HeadTensor(f"heads.{head}.head.weight", (config.draft_vocab_size, d), optional=True)
 
 

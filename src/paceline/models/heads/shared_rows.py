@@ -1,12 +1,16 @@
-"""The rows of a target's head, read off what it makes of unit vectors, so that any runner with a head can give them."""
+"""What heads share with their target: its embedding, and the rows of its head, read off what it makes of unit vectors,
+so that any runner with a head can give them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 
-from paceline.models.base import HasHead, ModelInfo
+from paceline.errors import CapabilityError
+from paceline.models.base import HasEmbedding, HasHead, ModelInfo, Runner
 
 AT_ONCE: Final = 64
 """Unit vectors that the head is asked of at once."""
@@ -18,3 +22,38 @@ def target_rows(target: HasHead, info: ModelInfo, tokens: torch.Tensor) -> torch
     units = torch.eye(info.hidden_size, device=info.device, dtype=info.dtype)
     columns = [target.head(block, norm=False)[:, tokens] for block in units.split(AT_ONCE)]
     return torch.cat(columns).T.contiguous()
+
+
+def head_of(target: Runner, name: str) -> HasHead:
+    """The target, whose head can be used.
+
+    Args:
+        name: of the head that needs it, for messages.
+    Raises:
+        CapabilityError: it cannot.
+    """
+    if not target.capabilities.head or not isinstance(target, HasHead):
+        raise _lacking(target, name, "head")
+    return target
+
+
+def embedding_of(own: torch.Tensor | None, target: Runner, name: str) -> Callable[[Sequence[int]], torch.Tensor]:
+    """(r, hidden) embeddings of tokens, from rows (v, hidden) or the target.
+
+    Args:
+        name: of the head that needs it, for messages.
+    Raises:
+        CapabilityError: there are no rows, and the target cannot embed.
+    """
+    if own is not None:
+        return lambda tokens: own[torch.tensor(tokens, device=own.device)]
+    if not target.capabilities.input_embeddings or not isinstance(target, HasEmbedding):
+        raise _lacking(target, name, "input embeddings")
+    return target.embed
+
+
+def _lacking(target: Runner, name: str, what: str) -> CapabilityError:
+    return CapabilityError(
+        f"the head {name} takes its {what} from the target, which {target.info.name} does not give as it runs here; "
+        "use a head with its own, or another method"
+    )

@@ -1,0 +1,123 @@
+"""Hydra: heads as Medusa's, each of which reads the tokens that were drafted before it along its path.
+
+Source: Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:2402.05109).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from paceline.drafters.base import Context, DrafterArgs
+from paceline.drafters.common.bases import SampleMethod
+from paceline.drafters.common.draft_chain import ChainDraft
+from paceline.drafters.common.draft_state import CHUNK
+from paceline.drafters.growth.base import Growth
+from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.heads.cached_drafter import CachedHeadDrafter, CachedState
+from paceline.drafters.heads.last_state import LastStateDrafter
+from paceline.drafters.heads.path_drafts import PathDrafts
+from paceline.drafters.heads.tapped_states import TappedStates
+from paceline.models.decoder import NativeCache
+from paceline.models.heads import HydraHead, HydraPlusHead
+from paceline.tree import TokenTree
+from paceline.utils import integer
+
+
+class HydraDrafter(LastStateDrafter):
+    """Drafts with Hydra's heads that were trained for the target.
+
+    Args:
+        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
+            speculative_token_tree: as for `medusa`.
+    Raises:
+        ConfigError, CheckpointError, CapabilityError: as there.
+    """
+
+    name = "hydra"
+    heads = HydraHead
+    follows_shapes = True
+
+
+class PrefixState(CachedState):
+    """One sequence; what the target's states are known of goes into the cache of the prefix layer before a draft.
+
+    Attributes:
+        made: (0 or 1, hidden) what that layer made of the last state in its cache.
+    """
+
+    __slots__ = ("made",)
+
+    def __init__(self, context: Context, cache: NativeCache, states: TappedStates, made: torch.Tensor) -> None:
+        super().__init__(context, cache, states)
+        self.made = made
+
+    @property
+    def knows_its_text(self) -> bool:
+        states = self.states
+        return states.count + len(self.made) > 0 and states.first + states.count == len(self.context.tokens) - 1
+
+    def begin_anew(self, states: TappedStates) -> None:
+        super().begin_anew(states)
+        self.made = self.made[:0]
+
+
+class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
+    """Hydra++: the heads begin with what a decoder layer makes of the target's states of the whole text.
+
+    Args:
+        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
+            speculative_token_tree: as for `medusa`. draft_context: as for `eagle`.
+    Raises:
+        ConfigError, CheckpointError, CapabilityError: as there.
+    """
+
+    name = "hydra++"
+    head: HydraPlusHead
+    follows_shapes = True
+
+    def __init__(
+        self,
+        args: DrafterArgs,
+        *,
+        model: str | None = None,
+        num_speculative_tokens: int | None = None,
+        draft_sample_method: SampleMethod | None = None,
+        tree_policy: PolicyName | None = None,
+        tree_width: int | Sequence[int] | None = None,
+        tree_threshold: float | None = None,
+        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        draft_context: int | None = 1024,
+    ) -> None:
+        integer("draft_context", 1 if draft_context is None else draft_context, 1)
+        policy = tree_policy, tree_width, tree_threshold, speculative_token_tree
+        name, target = self._configure(args, model, num_speculative_tokens, draft_sample_method, policy)
+        self.head = HydraPlusHead(name, target, tokenizer=args.fingerprint)
+        self.limit = min(self.limit, self.head.depths)
+        self._drafts = PathDrafts(self.head, args.vocab_size, args.index)
+        self._read(target, self.head.taps, draft_context)
+
+    def _new(self, context: Context, cache: NativeCache, states: TappedStates) -> PrefixState:
+        return PrefixState(context, cache, states, self.none)
+
+    def fork(self, state: PrefixState, context: Context) -> PrefixState:
+        return PrefixState(context, self.head.fork(state.cache), state.states.copy(), state.made)
+
+    def _chains(self, states: Sequence[PrefixState], chains: Sequence[ChainDraft]) -> list[TokenTree]:
+        return self._drafts.chains(self._made(states), chains)
+
+    def _trees(self, growing: Sequence[Growth]) -> list[TokenTree]:
+        return self._drafts.trees(self._made([cast(PrefixState, draft.state) for draft in growing]), growing)
+
+    def _made(self, states: Sequence[PrefixState]) -> torch.Tensor:
+        """(b, hidden) what the heads begin with, once all known states are in the caches."""
+        while behind := [state for state in states if state.states.count]:
+            counts = [min(CHUNK, state.states.count) for state in behind]
+            rows = torch.cat([state.states.all()[:count] for state, count in zip(behind, counts, strict=True)])
+            made = self.head.read([state.cache for state in behind], counts, rows)
+            for state, count, row in zip(behind, counts, made.split(1), strict=True):
+                state.states.drop(count)
+                state.made = row
+        return torch.cat([state.made for state in states])

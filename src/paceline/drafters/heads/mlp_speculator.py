@@ -1,0 +1,23 @@
+"""MLP speculator: a small state goes from head to head, takes up each drafted token, and predicts the one behind it.
+
+Source: Accelerating production LLMs with combined token/embedding speculators (arXiv:2404.19124).
+"""
+
+from __future__ import annotations
+
+from paceline.drafters.heads.last_state import LastStateDrafter
+from paceline.models.heads import MLPSpeculatorHead
+
+
+class MLPSpeculatorDrafter(LastStateDrafter):
+    """Drafts with the heads of an MLP speculator ("accelerator") that was trained for the target.
+
+    Args:
+        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
+            speculative_token_tree: as for `medusa`.
+    Raises:
+        ConfigError, CheckpointError, CapabilityError: as there.
+    """
+
+    name = "mlp_speculator"
+    heads = MLPSpeculatorHead
