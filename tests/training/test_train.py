@@ -23,7 +23,7 @@ from paceline.training import METHODS, Answer, Fitting, TrainConfig, answered, d
 
 QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
 
-LIFT = {"eagle3": 0.15, "eagle": 0.15, "medusa": 0.05}
+LIFT = {"eagle3": 0.15, "eagle": 0.15, "medusa": 0.05, "hydra": 0.05, "hydra++": 0.05, "mlp_speculator": 0.05}
 """Tokens a pass that so little training must bring."""
 
 
@@ -59,7 +59,7 @@ def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, 
     (out,), (plain,) = drafting.generate(asked, greedy), llm.generate(asked, greedy)
     assert out.outputs[0].token_ids == plain.outputs[0].token_ids
     assert out.metrics.num_draft_tokens > 0
-    assert out.metrics.num_accepted_tokens > 0 or method == "medusa"  # after so little training
+    assert out.metrics.num_accepted_tokens > 0 or method not in ("eagle", "eagle3")  # after so little training
 
 
 SCRIPT = """

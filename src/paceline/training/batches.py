@@ -140,6 +140,10 @@ class TargetView:
         embedded = self.runner.embed(tokens.flatten().tolist()).float().view(*size, d)  # type: ignore[attr-defined]
         return Batch(tokens, documents, positions, columns, wanted, embedded.clone(), taps, final)
 
+    def embedding(self) -> Tensor:
+        """(vocabulary, d) float32 embeddings of all tokens."""
+        return self.runner.embed(range(self.runner.info.vocab_size)).float().clone()  # type: ignore[attr-defined, no-any-return]
+
     def _states(self, documents: Sequence[Document]) -> dict[Document, tuple[Tensor, Tensor]]:
         found = {one: self._kept[one] for one in documents if one in self._kept}
         missing = [one for one in dict.fromkeys(documents) if one not in found]

@@ -156,7 +156,9 @@ def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple
         made = replace(made, taps=config.taps)
     torch.manual_seed(config.fitting.seed)
     view = TargetView(llm.runner, made.taps, vocabulary, keep_bytes=config.feature_cache_bytes)
-    return kind(made, view.rows, **depths), view
+    head = kind(made, view.rows, **depths)
+    head.begin_with(view)
+    return head, view
 
 
 def _layer(llm: LLM) -> dict[str, Any]:

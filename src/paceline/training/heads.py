@@ -17,9 +17,16 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from paceline.models import ModelInfo
     from paceline.models.heads import HeadConfig
-    from paceline.training.batches import Batch
+    from paceline.training.batches import Batch, TargetView
 
-METHODS: Final = {"eagle": "eagle:EagleTrainer", "eagle3": "eagle3:Eagle3Trainer", "medusa": "medusa:MedusaTrainer"}
+METHODS: Final = {
+    "eagle": "eagle:EagleTrainer",
+    "eagle3": "eagle3:Eagle3Trainer",
+    "medusa": "medusa:MedusaTrainer",
+    "hydra": "hydra:HydraTrainer",
+    "hydra++": "hydra:HydraPlusTrainer",
+    "mlp_speculator": "mlp_speculator:MLPSpeculatorTrainer",
+}
 
 
 def trainer(method: str) -> type[HeadTrainer]:
@@ -56,6 +63,9 @@ class HeadTrainer(nn.Module):
         Args:
             layer: `HeadConfig.layer` of a layer like the target's own. depths: as wanted, for methods with a head each.
         """
+
+    def begin_with(self, view: TargetView) -> None:
+        """Begin with what the target has."""
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,99 @@
+"""Training of Hydra heads: each learns the token so many places ahead from a state of the target and the embeddings of
+the tokens up to there, the text's own; and of Hydra++'s, which begin with what a decoder layer makes of all states.
+
+Head k reads [state; embeddings of k + 1 tokens], which its first block reduces to a state: R x + SiLU(W x). R begins as
+the state alone, all else at zero, so that heads that were not trained predict what the target does of the next token.
+Both learn from the target's distribution, as Hydra++ does in the paper; Hydra's own loss, on the text's tokens, is that
+in expectation where the text was drawn from the target.
+
+Source: Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:2402.05109).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.models.heads import HeadConfig, HeadMethod
+from paceline.training.batches import Batch
+from paceline.training.layer import DecoderLayer, RMSNorm
+from paceline.training.path_trainer import PathTrainer, residual_blocks, through
+
+if TYPE_CHECKING:
+    from paceline.models import ModelInfo
+
+
+class _Head(nn.Module):
+    def __init__(self, d: int, inputs: int, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(inputs, d), *residual_blocks(d, blocks - 1)])
+        self.reduce = nn.Linear(inputs, d)
+        with torch.no_grad():
+            for one in (*self.blocks[0].parameters(), *self.reduce.parameters()):
+                one.zero_()
+            self.reduce.weight[:, :d] = torch.eye(d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return through(self.blocks[1:], self.reduce(x) + F.silu(self.blocks[0](x)))
+
+
+class HydraTrainer(PathTrainer):
+    """Hydra heads that share the rows of the target's head."""
+
+    method: ClassVar[HeadMethod] = "hydra"
+    blocks: ClassVar[int] = 1
+
+    def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
+        super().__init__(config, rows, depths)
+        d = config.hidden_size
+        self.heads = nn.ModuleList([_Head(d, (k + 2) * d, config.num_layers) for k in range(config.num_heads)])
+
+    @classmethod
+    def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
+        return HeadConfig(
+            method=cls.method,
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=draft_vocab_size,
+            num_heads=depths,
+            num_layers=cls.blocks,
+            layer=layer if cls.method == "hydra++" else {},
+        )
+
+    def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        states, embedded = self.begun(batch).flatten(0, 1), batch.embedded.flatten(0, 1)
+        for depth, head in enumerate(self.heads):
+            at, columns = batch.learned(depth + 2)
+            path = [embedded[at + ahead] for ahead in range(1, depth + 2)]
+            yield at, columns, head(torch.cat((states[at], *path), 1))
+
+    def begun(self, batch: Batch) -> Tensor:
+        """(b, t, d) states that heads begin with."""
+        return batch.final
+
+
+class _PrefixLayer(DecoderLayer):
+    def __init__(self, layer: Mapping[str, Any], hidden: int) -> None:
+        super().__init__(layer, hidden, hidden)
+        self.input_layernorm = RMSNorm(hidden, layer.get("rms_norm_eps") or 1e-6)
+        with torch.no_grad():
+            for part in (self.self_attn["o_proj"], self.mlp["down_proj"]):
+                cast(nn.Linear, part).weight.zero_()
+
+
+class HydraPlusTrainer(HydraTrainer):
+    """The same with heads of four blocks, behind a decoder layer that adds nothing at first."""
+
+    method, blocks = "hydra++", 4
+
+    def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
+        super().__init__(config, rows, depths)
+        self.prefix = _PrefixLayer(config.layer, config.hidden_size)
+
+    def begun(self, batch: Batch) -> Tensor:
+        q, keys = self.prefix.read(self.prefix.input_layernorm(batch.final), batch.positions)
+        return self.prefix.finish(batch.final, self.prefix.attend(q, keys, (), batch.visible()))

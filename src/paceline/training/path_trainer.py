@@ -1,0 +1,68 @@
+"""What the trainers of heads on one state share (Medusa, Hydra, MLP speculator): head k learns token k + 2 behind the
+state's own, with weight 0.8^k, from the target's distribution over the draft vocabulary.
+
+Source of the weights: Medusa: simple LLM inference acceleration framework with multiple decoding heads
+(arXiv:2401.10774).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.training.batches import Batch
+from paceline.training.heads import HeadTrainer
+
+if TYPE_CHECKING:
+    from paceline.models.heads import HeadConfig
+
+DECAY: Final = 0.8
+"""Weight of a head over that of the one before."""
+
+
+class PathTrainer(HeadTrainer):
+    """Base of these; there are as many heads as the config says."""
+
+    def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
+        super().__init__(config, rows)
+        self.depths = config.num_heads
+
+    @abstractmethod
+    def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of each head, what `Batch.learned` says, and (m, width) the states there, which `outputs` reads."""
+
+    def outputs(self, depth: int) -> Tensor:
+        """(v, width) rows behind a head: the target's, which stay as they are, or its own."""
+        return self.rows
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        total, taught = self.rows.new_zeros(()), self.taught(batch)
+        for depth, (at, columns, states) in enumerate(self.made(batch)):
+            known = columns >= 0
+            losses = taught.loss(states[known], self.outputs(depth), at[known] + depth + 2)
+            total = total + DECAY**depth * losses / max(1, int(known.sum()))
+        return total
+
+    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        for depth, (at, _, states) in enumerate(self.made(batch)):
+            yield at, (states @ self.outputs(depth).T.to(states.dtype)).argmax(-1)
+
+
+def residual_blocks(width: int, count: int) -> nn.ModuleList:
+    """Layers that add nothing at first: x + SiLU(block(x))."""
+    made = nn.ModuleList([nn.Linear(width, width) for _ in range(count)])
+    for one in made.parameters():
+        nn.init.zeros_(one)
+    return made
+
+
+def through(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """(m, width) x behind residual blocks."""
+    for block in blocks:
+        x = x + F.silu(block(x))
+    return x
