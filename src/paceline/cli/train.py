@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,9 @@ from paceline.errors import ConfigError
 
 @with_flags(sampling=False)
 def command(
-    method: Annotated[str, typer.Argument(help="eagle3, eagle, hydra++, hydra, medusa or mlp_speculator.")],
+    method: Annotated[
+        str, typer.Argument(help="eagle3, eagle, hydra++, hydra, medusa, mlp_speculator or draft_model.")
+    ],
     *,
     data: Annotated[
         list[Path], typer.Option("--data", metavar="FILE", help="Prompts, as `paceline bench` reads them; repeatable.")
@@ -34,6 +37,9 @@ def command(
     draft_vocab_size: Annotated[
         int, typer.Option("--draft-vocab-size", min=16, help="Tokens that the head can draft.")
     ] = 8192,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Of the model, for draft_model: 0,4,9; a fifth of them by default.")
+    ] = None,
     depths: Annotated[
         int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
     ] = None,
@@ -66,10 +72,24 @@ def command(
     )  # fmt: skip
     config = TrainConfig(
         method=method, data=tuple(data), texts=texts, most_prompts=most_prompts, max_tokens=max_tokens,
-        sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths, fitting=fitting,
+        sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths,
+        layers=None if layers is None else numbers(layers),
+        fitting=fitting,
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]))
     best, first = found.curve.best, found.curve.judged[0]
     say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
         f"pass ({first.length:.2f} before). The report is {found.folder / 'report.html'}.")  # fmt: skip
-    say(f'Use it: paceline generate ... -s \'{{"method": "{method}", "model": "{found.folder}"}}\'')
+    say(f"Use it: paceline generate ... -s '{json.dumps(found.speculative_config)}'")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Of a list such as 0,4,9.
+
+    Raises:
+        ConfigError: something else.
+    """
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--layers must be numbers with commas between, such as 0,4,9, got {text!r}") from None

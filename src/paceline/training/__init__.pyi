@@ -6,11 +6,9 @@ from .batches import documents_of as documents_of
 from .batches import packed as packed
 from .conversion import FORMATS as FORMATS
 from .conversion import convert as convert
-from .head_training import TrainConfig as TrainConfig
 from .head_training import train as train
-from .heads import METHODS as METHODS
 from .heads import HeadTrainer as HeadTrainer
-from .loop import Fitting as Fitting
+from .heads import Trainer as Trainer
 from .loop import fit as fit
 from .optimizing import Progress as Progress
 from .optimizing import groups as groups
@@ -20,3 +18,6 @@ from .optimizing import paced as paced
 from .optimizing import set_rate as set_rate
 from .optimizing import take_up as take_up
 from .optimizing import update as update
+from .train_config import METHODS as METHODS
+from .train_config import Fitting as Fitting
+from .train_config import TrainConfig as TrainConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.heads import LAYER_KEYS, HeadConfig, write_head
 from paceline.training.answers import Answer, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, documents_of, draft_vocabulary, packed
-from paceline.training.heads import METHODS, HeadTrainer, trainer
-from paceline.training.loop import Curve, Fitting, fit
+from paceline.training.heads import Trainer, trainer
+from paceline.training.loop import Curve, fit
 from paceline.training.report import write_report
-from paceline.utils import choice, integer, need, number
+from paceline.training.train_config import TrainConfig
+from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -28,65 +28,18 @@ SETTINGS: Final = "training.json"
 """In a run's folder: what it is made of, so that another run does not go on with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """What to train, and on what.
-
-    Attributes:
-        method: one of METHODS.
-        data: files of prompts in the formats of `paceline bench`. texts: they are learned as they are; otherwise the
-            model answers them first, and its answers alone are learned.
-        most_prompts: of each file. max_tokens: of an answer. sampled_share: of answers that are drawn at temperature
-            0.8. held_out_share: of prompts that are judged by and not trained on; their answers are greedy.
-        draft_vocab_size: tokens that the head can draft, those that are written most often.
-        depths: tokens ahead; None is the method's.
-        taps: layers whose states are read, where the method reads several; None is the method's.
-        feature_cache_bytes: memory for states that are kept between epochs.
-        fitting: the loop's.
-    Raises:
-        ConfigError: a value outside its range.
-    """
-
-    method: str
-    data: tuple[Path, ...]
-    texts: bool = False
-    most_prompts: int | None = None
-    max_tokens: int = 256
-    sampled_share: float = 0.25
-    held_out_share: float = 0.05
-    draft_vocab_size: int = 8192
-    depths: int | None = None
-    taps: tuple[int, ...] | None = None
-    feature_cache_bytes: int = 2 << 30
-    fitting: Fitting = field(default_factory=Fitting)
-
-    def __post_init__(self) -> None:
-        choice("method", self.method, tuple(METHODS))
-        need(bool(self.data), "data", "name at least one file", self.data)
-        integer("max_tokens", self.max_tokens, 4)
-        number("sampled_share", self.sampled_share, 0.0, 1.0, "be in 0..1")
-        number("held_out_share", self.held_out_share, 0.0, 0.5, "be above 0 and at most 0.5", open_low=True)
-        integer("draft_vocab_size", self.draft_vocab_size, 16)
-        if self.depths is not None:
-            integer("depths", self.depths, 1, 16)
-        integer("row_tokens", self.fitting.row_tokens, 16)
-        integer("batch_rows", self.fitting.batch_rows, 1)
-
-    def as_json(self) -> dict[str, Any]:
-        """For the run's folder and the report."""
-        return {**asdict(self), "data": [path.name for path in self.data], "taps": self.taps and list(self.taps)}
-
-
 @dataclass(frozen=True, slots=True)
 class Trained:
     """What a run has made.
 
     Attributes:
-        folder: of the head, with report.json and report.html. curve: its judgements.
+        folder: of what was trained, with report.json and report.html. curve: its judgements.
+        speculative_config: how it is drafted with.
     """
 
     folder: Path
     curve: Curve
+    speculative_config: Mapping[str, Any]
 
 
 def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "") -> Trained:
@@ -111,12 +64,9 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     head, view = _begun(llm, config, training)
     curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
     facts = _facts(llm, config, answers, command)
-    tensors = {name: one.to(llm.runner.info.dtype) for name, one in head.tensors().items()}
-    write_head(
-        folder, replace(head.config, provenance=facts, target=_target(llm)), {**tensors, **_ids(head.config, view)}
-    )
+    head.write(folder, llm, view, facts)
     write_report(folder, config.as_json(), curve, facts)
-    return Trained(folder, curve)
+    return Trained(folder, curve, head.speculative_config(folder))
 
 
 def split(answers: Sequence[Answer], share: float, length: int) -> tuple[list[Document], list[Document]]:
@@ -146,39 +96,11 @@ def _answers(llm: LLM, config: TrainConfig, run: Path) -> list[Answer]:
     )
 
 
-def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple[HeadTrainer, TargetView]:
-    info, kind = llm.runner.info, trainer(config.method)
+def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple[Trainer, TargetView]:
     ends = [token for token in (llm.tokenizer.bos_id, llm.tokenizer.eos_id) if token is not None]
-    vocabulary = draft_vocabulary(training, config.draft_vocab_size, info.vocab_size, ends)
-    depths = {} if config.depths is None else {"depths": config.depths}
-    made = kind.config_of(info, _layer(llm), len(vocabulary), config.depths or 4)
-    if config.taps is not None:
-        made = replace(made, taps=config.taps)
+    vocabulary = draft_vocabulary(training, config.draft_vocab_size, llm.runner.info.vocab_size, ends)
     torch.manual_seed(config.fitting.seed)
-    view = TargetView(llm.runner, made.taps, vocabulary, keep_bytes=config.feature_cache_bytes)
-    head = kind(made, view.rows, **depths)
-    head.begin_with(view)
-    return head, view
-
-
-def _layer(llm: LLM) -> dict[str, Any]:
-    """A layer like the target's own, of a Llama's form."""
-    spec = llm.runner.spec  # type: ignore[attr-defined]
-    own = {
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate_size,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": spec.max_context,
-        "hidden_act": "silu",
-    }
-    return {key: own[key] for key in LAYER_KEYS if key in own}
-
-
-def _ids(config: HeadConfig, view: TargetView) -> dict[str, torch.Tensor]:
-    return {"draft_to_target": view.vocabulary} if config.draft_vocab_size < config.vocab_size else {}
+    return trainer(config.method).begun(llm, config, vocabulary)
 
 
 def _target(llm: LLM) -> Mapping[str, str]:

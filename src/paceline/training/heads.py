@@ -1,46 +1,43 @@
-"""What is trained: a module with a loss, a view of the data, and tensors that a head is written from.
+"""What is trained: a module with a loss and a view of the data, that is written as a folder.
 
-`HeadTrainer` is what the loop knows. Its methods are modules of their own, named in METHODS.
+`Trainer` is what the loop knows, `HeadTrainer` what heads share. Methods are modules of their own.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from paceline.models.heads import write_head
+from paceline.training.batches import Batch, TargetView
+from paceline.training.train_config import METHODS
+
 if TYPE_CHECKING:
-    from paceline.models import ModelInfo
+    from paceline.llm import LLM
+    from paceline.models import ModelInfo, Runner
     from paceline.models.heads import HeadConfig
-    from paceline.training.batches import Batch, TargetView
-
-METHODS: Final = {
-    "eagle": "eagle:EagleTrainer",
-    "eagle3": "eagle3:Eagle3Trainer",
-    "medusa": "medusa:MedusaTrainer",
-    "hydra": "hydra:HydraTrainer",
-    "hydra++": "hydra:HydraPlusTrainer",
-    "mlp_speculator": "mlp_speculator:MLPSpeculatorTrainer",
-}
+    from paceline.training.train_config import TrainConfig
 
 
-def trainer(method: str) -> type[HeadTrainer]:
+def trainer(method: str) -> type[Trainer]:
     """The class of a method of METHODS."""
     module, name = METHODS[method].split(":")
-    found: type[HeadTrainer] = getattr(import_module(f"paceline.training.{module}"), name)
+    found: type[Trainer] = getattr(import_module(f"paceline.training.{module}"), name)
     return found
 
 
-class HeadTrainer(nn.Module):
-    """A head in training.
+class Trainer(nn.Module):
+    """Something in training that drafts for a target.
 
     Args:
-        config: of the head. rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
+        rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
     Attributes:
         rate: usual peak of the learning rate.
         depths: how many tokens ahead it is judged by.
@@ -50,10 +47,70 @@ class HeadTrainer(nn.Module):
     depths: int
     rows: Tensor
 
-    def __init__(self, config: HeadConfig, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor) -> None:
         super().__init__()
-        self.config = config
         self.register_buffer("rows", rows, persistent=False)
+
+    @classmethod
+    @abstractmethod
+    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
+        """One that has learned nothing yet, and its view of the target.
+
+        Args:
+            vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
+        """
+
+    @abstractmethod
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """What is made less, per learned token. `generator` is for noise."""
+
+    @abstractmethod
+    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """By depth, where the text goes on as drafted so far or not: (m,) flat positions of `Batch.learned`, and (m,)
+        the columns that are likeliest there.
+        """
+
+    @abstractmethod
+    def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
+        """Write what it has learned; `facts` say where it comes from."""
+
+    @abstractmethod
+    def speculative_config(self, folder: Path) -> dict[str, Any]:
+        """How it is drafted with, once it is written."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(m, v) of normed states (m, hidden)."""
+        return states @ self.rows.T.to(states.dtype)
+
+    def taught(self, batch: Batch) -> Taught:
+        """What the target says of the tokens that are learned."""
+        at = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
+        row = torch.full_like(batch.tokens.flatten(), -1)
+        row[at] = torch.arange(len(at), device=at.device)
+        return Taught(row, self.logits(batch.final.flatten(0, 1)[at - 1]).softmax(-1, dtype=torch.float32))
+
+
+class HeadTrainer(Trainer):
+    """A head in training.
+
+    Args:
+        config: of the head. rows: as above.
+    """
+
+    def __init__(self, config: HeadConfig, rows: Tensor) -> None:
+        super().__init__(rows)
+        self.config = config
+
+    @classmethod
+    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[HeadTrainer, TargetView]:
+        depths = {} if config.depths is None else {"depths": config.depths}
+        made = cls.config_of(llm.runner.info, layer_of(llm.runner), len(vocabulary), config.depths or 4)
+        if config.taps is not None:
+            made = replace(made, taps=config.taps)
+        view = TargetView(llm.runner, made.taps, vocabulary, keep_bytes=config.feature_cache_bytes)
+        head = cls(made, view.rows, **depths)
+        head.begin_with(view)
+        return head, view
 
     @classmethod
     @abstractmethod
@@ -67,30 +124,30 @@ class HeadTrainer(nn.Module):
     def begin_with(self, view: TargetView) -> None:
         """Begin with what the target has."""
 
-    @abstractmethod
-    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """What is made less, per learned token. `generator` is for noise."""
+    def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
+        """In the format of paceline.models.heads."""
+        tensors = {name: one.to(llm.runner.info.dtype) for name, one in self.named_parameters()}
+        if self.config.draft_vocab_size < self.config.vocab_size:
+            tensors["draft_to_target"] = view.vocabulary
+        write_head(folder, replace(self.config, provenance=facts, target=facts["target"]), tensors)
 
-    @abstractmethod
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """By depth, where the text goes on as drafted so far or not: (m,) flat positions of `Batch.learned`, and (m,)
-        the columns that are likeliest there.
-        """
+    def speculative_config(self, folder: Path) -> dict[str, Any]:
+        return {"method": self.config.method, "model": str(folder)}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What it has learned, by the names of a head."""
-        return dict(self.named_parameters())
 
-    def logits(self, states: Tensor) -> Tensor:
-        """(m, v) of normed states (m, hidden)."""
-        return states @ self.rows.T.to(states.dtype)
-
-    def taught(self, batch: Batch) -> Taught:
-        """What the target says of the tokens that are learned."""
-        at = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
-        row = torch.full_like(batch.tokens.flatten(), -1)
-        row[at] = torch.arange(len(at), device=at.device)
-        return Taught(row, self.logits(batch.final.flatten(0, 1)[at - 1]).softmax(-1, dtype=torch.float32))
+def layer_of(runner: Runner) -> dict[str, Any]:
+    """`HeadConfig.layer` of a layer like the target's own, of a Llama's form."""
+    spec = runner.spec  # type: ignore[attr-defined]
+    return {
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": spec.max_context,
+        "hidden_act": "silu",
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ the tokens up to there, the text's own; and of Hydra++'s, which begin with what 
 Head k reads [state; embeddings of k + 1 tokens], which its first block reduces to a state: R x + SiLU(W x). R begins as
 the state alone, all else at zero, so that heads that were not trained predict what the target does of the next token.
 Both learn from the target's distribution, as Hydra++ does in the paper; Hydra's own loss, on the text's tokens, is that
-in expectation where the text was drawn from the target.
+in expectation where the text was drawn from the target. All heads have the same weight, as in the authors' code.
 
 Source: Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:2402.05109).
 """
@@ -65,13 +65,13 @@ class HydraTrainer(PathTrainer):
         )
 
     def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        states, embedded = self.begun(batch).flatten(0, 1), batch.embedded.flatten(0, 1)
+        states, embedded = self.starts(batch).flatten(0, 1), batch.embedded.flatten(0, 1)
         for depth, head in enumerate(self.heads):
             at, columns = batch.learned(depth + 2)
             path = [embedded[at + ahead] for ahead in range(1, depth + 2)]
             yield at, columns, head(torch.cat((states[at], *path), 1))
 
-    def begun(self, batch: Batch) -> Tensor:
+    def starts(self, batch: Batch) -> Tensor:
         """(b, t, d) states that heads begin with."""
         return batch.final
 
@@ -94,6 +94,6 @@ class HydraPlusTrainer(HydraTrainer):
         super().__init__(config, rows, depths)
         self.prefix = _PrefixLayer(config.layer, config.hidden_size)
 
-    def begun(self, batch: Batch) -> Tensor:
+    def starts(self, batch: Batch) -> Tensor:
         q, keys = self.prefix.read(self.prefix.input_layernorm(batch.final), batch.positions)
         return self.prefix.finish(batch.final, self.prefix.attend(q, keys, (), batch.visible()))

@@ -21,42 +21,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from paceline.training.batches import Document, TargetView
-from paceline.training.heads import HeadTrainer
+from paceline.training.heads import Trainer
 from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up
+from paceline.training.train_config import Fitting
 
 BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 STATE, BEST, CURVE = "state.safetensors", "best.safetensors", "curve.json"
 
 Rows = Sequence[Sequence[Document]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitting:
-    """How long and how a head is trained.
-
-    Attributes:
-        minutes: of training, judging included; or steps, where these are given.
-        batch_rows, row_tokens: rows of a step, tokens of a row.
-        learning_rate: peak; None is the method's. warmup_steps, weight_decay, max_grad_norm: as usual.
-        eval_steps: steps between two judgements, after each of which the state is on disk.
-        patience: judgements without a better one, after which training ends.
-        bf16: products are computed in bfloat16, weights and their averages in float32; None: where that is faster here.
-        seed: of the order of rows and of noise.
-    """
-
-    minutes: float = 20.0
-    steps: int | None = None
-    batch_rows: int = 4
-    row_tokens: int = 512
-    learning_rate: float | None = None
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
-    max_grad_norm: float = 0.5
-    eval_steps: int = 100
-    patience: int = 8
-    bf16: bool | None = None
-    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -108,7 +81,7 @@ class Curve:
         return cls([Judged(**one) for one in found["judged"]], found["seconds"])
 
 
-def fit(head: HeadTrainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> Curve:
+def fit(head: Trainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> Curve:
     """Train a head, or go on where a run that was stopped has left its state in `folder`.
 
     Args:
@@ -122,9 +95,7 @@ def fit(head: HeadTrainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitt
 
 
 class _Run:
-    def __init__(
-        self, head: HeadTrainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path
-    ) -> None:
+    def __init__(self, head: Trainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> None:
         self.head, self.view, self.how, (self.training, self.held_out) = head, view, how, texts
         self.folder, self.rate = folder, how.learning_rate or head.rate
         self.optimizer = torch.optim.AdamW(groups(head, how.weight_decay), lr=self.rate, betas=(0.9, 0.95))
@@ -223,7 +194,7 @@ def bf16_is_faster() -> bool:
     return seconds[torch.bfloat16] < seconds[torch.float32]
 
 
-def judged(head: HeadTrainer, batches: Iterator[Any]) -> list[float]:
+def judged(head: Trainer, batches: Iterator[Any]) -> list[float]:
     """By depth, the share of likeliest drafts that are the text's own token where all before them are; a token that the
     draft vocabulary lacks is never drafted.
     """

@@ -1,5 +1,5 @@
 """Training of Medusa-1 heads: each learns the token so many places ahead from one state of the target, which stays as
-it is.
+it is. Head k has weight 0.8^k.
 
 A head that was not trained predicts what the target does of the next token: its residual block begins at zero.
 
@@ -9,7 +9,7 @@ Source: Medusa: simple LLM inference acceleration framework with multiple decodi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 class MedusaTrainer(PathTrainer):
     """Medusa heads that share the rows of the target's head."""
+
+    decay: ClassVar[float] = 0.8
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
         super().__init__(config, rows, depths)

@@ -1,15 +1,12 @@
 """What the trainers of heads on one state share (Medusa, Hydra, MLP speculator): head k learns token k + 2 behind the
-state's own, with weight 0.8^k, from the target's distribution over the draft vocabulary.
-
-Source of the weights: Medusa: simple LLM inference acceleration framework with multiple decoding heads
-(arXiv:2401.10774).
+state's own from the target's distribution over the draft vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +18,15 @@ from paceline.training.heads import HeadTrainer
 if TYPE_CHECKING:
     from paceline.models.heads import HeadConfig
 
-DECAY: Final = 0.8
-"""Weight of a head over that of the one before."""
-
 
 class PathTrainer(HeadTrainer):
-    """Base of these; there are as many heads as the config says."""
+    """Base of these; there are as many heads as the config says.
+
+    Attributes:
+        decay: weight of a head's loss over that of the one before.
+    """
+
+    decay: ClassVar[float] = 1.0
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
         super().__init__(config, rows)
@@ -45,7 +45,7 @@ class PathTrainer(HeadTrainer):
         for depth, (at, columns, states) in enumerate(self.made(batch)):
             known = columns >= 0
             losses = taught.loss(states[known], self.outputs(depth), at[known] + depth + 2)
-            total = total + DECAY**depth * losses / max(1, int(known.sum()))
+            total = total + self.decay**depth * losses / max(1, int(known.sum()))
         return total
 
     def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:

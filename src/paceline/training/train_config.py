@@ -1,0 +1,109 @@
+"""What is asked of a training run: the method, its data, how long."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.utils import choice, integer, need, number
+
+METHODS: Final = {
+    "eagle": "eagle:EagleTrainer",
+    "eagle3": "eagle3:Eagle3Trainer",
+    "medusa": "medusa:MedusaTrainer",
+    "hydra": "hydra:HydraTrainer",
+    "hydra++": "hydra:HydraPlusTrainer",
+    "mlp_speculator": "mlp_speculator:MLPSpeculatorTrainer",
+    "draft_model": "draft_model:DraftModelTrainer",
+}
+"""Method -> module and class of its `Trainer`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """How long and how a head is trained.
+
+    Attributes:
+        minutes: of training, judging included; or steps, where these are given.
+        batch_rows, row_tokens: rows of a step, tokens of a row.
+        learning_rate: peak; None is the method's. warmup_steps, weight_decay, max_grad_norm: as usual.
+        eval_steps: steps between two judgements, after each of which the state is on disk.
+        patience: judgements without a better one, after which training ends.
+        bf16: products are computed in bfloat16, weights and their averages in float32; None: where that is faster here.
+        seed: of the order of rows and of noise.
+    """
+
+    minutes: float = 20.0
+    steps: int | None = None
+    batch_rows: int = 4
+    row_tokens: int = 512
+    learning_rate: float | None = None
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    max_grad_norm: float = 0.5
+    eval_steps: int = 100
+    patience: int = 8
+    bf16: bool | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """What to train, and on what.
+
+    Attributes:
+        method: one of METHODS.
+        data: files of prompts in the formats of `paceline bench`. texts: they are learned as they are; otherwise the
+            model answers them first, and its answers alone are learned.
+        most_prompts: of each file. max_tokens: of an answer. sampled_share: of answers that are drawn at temperature
+            0.8. held_out_share: of prompts that are judged by and not trained on; their answers are greedy.
+        draft_vocab_size: tokens that the head can draft, those that are written most often.
+        depths: tokens ahead; None is the method's.
+        taps: layers whose states are read, where the method reads several; None is the method's.
+        layers: of the model, of which draft_model is made, ascending; None is a fifth of them.
+        feature_cache_bytes: memory for states that are kept between epochs.
+        fitting: the loop's.
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    method: str
+    data: tuple[Path, ...]
+    texts: bool = False
+    most_prompts: int | None = None
+    max_tokens: int = 256
+    sampled_share: float = 0.25
+    held_out_share: float = 0.05
+    draft_vocab_size: int = 8192
+    depths: int | None = None
+    taps: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = None
+    feature_cache_bytes: int = 2 << 30
+    fitting: Fitting = field(default_factory=Fitting)
+
+    def __post_init__(self) -> None:
+        choice("method", self.method, tuple(METHODS))
+        need(bool(self.data), "data", "name at least one file", self.data)
+        integer("max_tokens", self.max_tokens, 4)
+        number("sampled_share", self.sampled_share, 0.0, 1.0, "be in 0..1")
+        number("held_out_share", self.held_out_share, 0.0, 0.5, "be above 0 and at most 0.5", open_low=True)
+        integer("draft_vocab_size", self.draft_vocab_size, 16)
+        if self.depths is not None:
+            integer("depths", self.depths, 1, 16)
+        self._check_layers()
+        integer("row_tokens", self.fitting.row_tokens, 16)
+        integer("batch_rows", self.fitting.batch_rows, 1)
+
+    def _check_layers(self) -> None:
+        if self.layers is None:
+            return
+        need(self.method == "draft_model", "layers", "be left out but for draft_model", self.layers)
+        for layer in self.layers:
+            integer("layers", layer, 0)
+        ascending = len(self.layers) > 0 and list(self.layers) == sorted(set(self.layers))
+        need(ascending, "layers", "be one number or more, ascending", self.layers)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the run's folder and the report."""
+        return {**asdict(self), "data": [path.name for path in self.data], "taps": self.taps and list(self.taps)}
