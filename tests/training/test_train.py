@@ -23,7 +23,7 @@ from paceline.training import METHODS, Answer, Fitting, TrainConfig, answered, d
 
 QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
 
-LIFT = {"eagle3": 0.15, "eagle": 0.15, "medusa": 0.05}
+LIFT = {"eagle3": 0.15, "eagle": 0.15, "medusa": 0.05, "hydra": 0.1, "hydra++": 0.1}
 """Tokens a pass that so little training must bring."""
 
 
@@ -54,7 +54,9 @@ def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, 
     report = json.loads((found.folder / "report.json").read_text())
     assert report["tokens_per_pass"] == best.length
     assert "Learning curves" in (found.folder / "report.html").read_text()
-    drafting = llm.with_speculative_config({"method": method, "model": str(found.folder)})
+    drafting = llm.with_speculative_config(
+        {"method": method, "model": str(found.folder), "num_speculative_tokens": 3, "controller": "fixed"}
+    )
     asked, greedy = [bundled_prompts()[3].prompt], SamplingParams(temperature=0, max_tokens=40)
     (out,), (plain,) = drafting.generate(asked, greedy), llm.generate(asked, greedy)
     assert out.outputs[0].token_ids == plain.outputs[0].token_ids

@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 
 @with_flags(sampling=False)
 def command(
-    method: Annotated[str, typer.Argument(help="eagle3, eagle or medusa.")],
+    method: Annotated[str, typer.Argument(help="eagle3, eagle, medusa, hydra or hydra++.")],
     *,
     data: Annotated[
         list[Path], typer.Option("--data", metavar="FILE", help="Prompts, as `paceline bench` reads them; repeatable.")

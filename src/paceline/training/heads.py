@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from paceline.models.heads import HeadConfig
     from paceline.training.batches import Batch
 
-METHODS: Final = {"eagle": "eagle:EagleTrainer", "eagle3": "eagle3:Eagle3Trainer", "medusa": "medusa:MedusaTrainer"}
+METHODS: Final = {
+    "eagle": "eagle:EagleTrainer",
+    "eagle3": "eagle3:Eagle3Trainer",
+    "medusa": "medusa:MedusaTrainer",
+    "hydra": "hydra:HydraTrainer",
+    "hydra++": "hydra:HydraPlusTrainer",
+}
 
 
 def trainer(method: str) -> type[HeadTrainer]:
