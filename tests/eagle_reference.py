@@ -60,7 +60,7 @@ def forward(
             norm(embedded, weights["layers.0.input_layernorm.weight"], eps),
             norm(states, weights["layers.0.hidden_norm.weight"], eps),
         )
-        x = states + attention(config, weights, torch.cat(both, 1))
+        x = (both[1] if config.norm_before_residual else states) + attention(config, weights, torch.cat(both, 1))
     x = x + mlp(config, weights, x)
     return (norm(x, weights["norm.weight"], eps) if config.method == "eagle3" else x) @ head.T, x
 

@@ -4,7 +4,8 @@ true states alone, and the text stays the target's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,12 @@ def config(method: Any, info: Any, **more: Any) -> HeadConfig:
 class World:
     """One drafter over a target in float32, with what a plain forward pass needs."""
 
-    def __init__(self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, head: Mapping[str, Any] = {}, **options: Any
+    ) -> None:
         self.target = load_runner(str(folder), dtype="float32")
         info = self.target.info
-        self.config = config("eagle3" if name == "eagle3" else "eagle", info, draft_vocab_size=draft_vocab)
+        self.config = config("eagle3" if name == "eagle3" else "eagle", info, draft_vocab_size=draft_vocab, **head)
         self.weights = head_weights(self.config)
         if "draft_to_target" in self.weights:
             self.weights["draft_to_target"] = self.weights["draft_to_target"] * 7 + 3
@@ -134,6 +137,22 @@ def test_logits_are_those_of_a_plain_forward_pass(
             assert not close(tree.trials_of(-1)[0].row, world.row((5,)).softmax(0))
             path = tree.path(tree.leaves()[-1])[:accepted]
             world.commit(state, tree, path, own=11)
+
+
+@pytest.mark.parametrize("size", ["folder", "wide"])
+def test_attention_may_be_added_to_the_normed_state(size: str, request: pytest.FixtureRequest) -> None:
+    """As in many heads of speculators."""
+    world = World(request.getfixturevalue(size), "eagle3", head={"norm_before_residual": True})
+    state = world.begin(temperature=1.0)
+    for own in (7, 8):
+        tree = world.propose(state, 3)
+        rows = [trial.row for node in (-1, 0, 1) for trial in tree.trials_of(node)]
+        paths = [tuple(int(token) for token in tree.tokens[:n]) for n in range(3)]
+        assert all(close(row, world.row(path).softmax(0)) for row, path in zip(rows, paths, strict=True))
+        world.config = replace(world.config, norm_before_residual=False)
+        assert not close(rows[0], world.row().softmax(0))
+        world.config = replace(world.config, norm_before_residual=True)
+        world.commit(state, tree, (0,), own)
 
 
 def test_two_sequences_at_once_are_each_alone(folder: Path) -> None:
@@ -375,8 +394,6 @@ def test_wrong_heads_and_targets_are_named(folder: Path) -> None:
 
 
 def test_a_target_that_gives_no_states_is_named(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     entry = {"method": "eagle", "model": written_head(config("eagle", plain.runner.info)), "num_speculative_tokens": 2}
     for lack, message in (
         ("taps", "method 'eagle' needs a model that gives the states behind its layers"),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.stand_ins import head_weights
 from paceline import LLM
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.heads import HeadConfig, exported, read_head, write_folder, write_head
+from paceline.models.heads import HeadConfig, Target, read_head, write_folder, write_head, writer
 from paceline.training import convert
 from tests.models.test_heads import INFO, LAYER, config
 
@@ -28,18 +28,18 @@ def whole(own: HeadConfig) -> dict[str, torch.Tensor]:
 
 
 def written(own: HeadConfig, weights: dict[str, torch.Tensor], to: str, folder: Path) -> Path:
-    return write_folder(folder, *exported(own, weights, to, name="org/target", kind="LlamaForCausalLM"))
+    return write_folder(folder, *writer(to, own.method).written(own, weights, Target("org/target", "LlamaForCausalLM")))
 
 
 @pytest.mark.parametrize(("method", "to"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("eagle", "eagle")])
 def test_what_is_written_for_others_is_read_again(method: str, to: str, tmp_path: Path) -> None:
-    taps = {"taps": (1, 1, 0)} if method == "eagle3" else {}  # those that EAGLE's layout implies for four layers
-    own = config(method, **taps)
+    own = config(method, **({"taps": (-1, 2, 3), "norm_before_residual": True} if method == "eagle3" else {}))
     weights = whole(own)
     if method == "eagle":
         weights.pop("layers.0.input_layernorm.weight")
     found, read = read_head(written(own, weights, to, tmp_path / "out"), INFO, dtype=torch.float32)
     assert (found.method, found.taps, found.draft_vocab_size) == (own.method, own.taps, 10)
+    assert found.norm_before_residual == own.norm_before_residual
     assert dict(found.layer) == dict(own.layer)
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weights[name]) for name in read)
@@ -57,24 +57,144 @@ def test_offsets_are_no_ids(tmp_path: Path) -> None:
         read_head(folder, INFO)
 
 
-def test_medusa_heads_are_read(tmp_path: Path) -> None:
-    tensors = {}
-    for head in range(2):
-        tensors[f"{head}.0.linear.weight"] = torch.randn(8, 8)
-        tensors[f"{head}.0.linear.bias"] = torch.randn(8)
-        tensors[f"{head}.1.weight"] = torch.randn(20, 8)
-    write_folder(tmp_path / "medusa", {"medusa_num_heads": 2, "medusa_num_layers": 1}, tensors)
-    found, read = read_head(tmp_path / "medusa", INFO, dtype=torch.float32)
-    assert (found.method, found.num_heads, found.num_layers) == ("medusa", 2, 1)
-    assert torch.equal(read["heads.1.blocks.0.bias"], tensors["1.0.linear.bias"])
-    assert torch.equal(read["heads.1.head.weight"], tensors["1.1.weight"])
+FULL = {"draft_vocab_size": 20}
+SEVERAL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Medusa, as its authors": ("medusa", "medusa", FULL),
+    "Medusa, as vLLM, a head each": ("medusa", "medusa_vllm", {}),
+    "Medusa, as vLLM, one head": ("medusa", "medusa_vllm", {}),
+    "Hydra": ("hydra", "hydra", FULL),
+    "Hydra++": ("hydra++", "hydra", FULL),
+    "accelerator": ("mlp_speculator", "mlp_speculator", FULL | {"num_layers": 1}),
+    "tied": ("mlp_speculator", "mlp_speculator", FULL | {"num_layers": 1, "tie_weights": True, "scale_input": True}),
+}
+"""Method, format and config."""
+
+
+def several(kind: str) -> tuple[str, HeadConfig, dict[str, torch.Tensor]]:
+    """Format, config, and all tensors that have a place in it."""
+    method, to, more = SEVERAL[kind]
+    own = config(method, **more)
+    found = {name: one for name, one in head_weights(own, shared=False).items() if name != "embed.weight"}
+    found |= {} if "draft_vocab_size" in more else {"draft_to_target": IDS.clone()}
+    if kind.endswith("one head"):
+        return to, own, {name: one for name, one in found.items() if not name.endswith(".head.weight")}
+    found.pop("head.weight", None)
+    return to, own, {name: one for name, one in found.items() if not (name[:7] == "prefix." and name[-5:] == ".bias")}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_heads_that_guess_several_tokens_go_and_come_back(kind: str, tmp_path: Path) -> None:
+    to, own, weights = several(kind)
+    found, read = read_head(written(own, weights, to, tmp_path / "out"), INFO, dtype=torch.float32)
+    assert found == own
+    assert read.keys() == weights.keys()
+    assert all(torch.equal(read[name], weights[name]) for name in read)
+    again = written(found, read, to, tmp_path / "again")
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+
+
+def test_names_are_those_of_the_others(tmp_path: Path) -> None:
+    """Some of each, as their code has them."""
+    names = {}
+    for kind in SEVERAL:
+        to, own, weights = several(kind)
+        names[kind] = load_file(written(own, weights, to, tmp_path / kind) / "model.safetensors").keys()
+    assert {"0.0.linear.weight", "2.1.linear.bias", "1.2.weight"} <= names["Medusa, as its authors"]
+    assert {"blocks.1.layers.0.bias", "lm_heads.0.weight", "token_map"} <= names["Medusa, as vLLM, a head each"]
+    assert {"hydra_mlp.0.0.res_connection.weight", "hydra_mlp.2.1.linear.bias", "hydra_lm_head.1.bias"} <= names[
+        "Hydra"
+    ]
+    assert {
+        "hydra_mlp.0.1.res_connection.weight",
+        "hydra_mlp.2.3.linear.weight",
+        "hydra_lm_head.1.1.bias",
+        "prefix_embeding_layer.layers.0.mlp.up_proj.weight",
+        "prefix_embeding_layer.norm.weight",
+    } <= names["Hydra++"]
+    assert names["tied"] == {
+        *(f"speculator.{part}.0.weight" for part in ("emb", "proj", "ln", "head")),
+        *("speculator.ln.0.bias", "speculator.proj.1.weight"),
+    }
+
+
+def test_tokens_in_any_order_are_sorted_with_their_rows(tmp_path: Path) -> None:
+    own = config("medusa")
+    weights = {name: one for name, one in whole(own).items() if name not in ("head.weight", "embed.weight")}
+    folder = written(own, weights, "medusa_vllm", tmp_path)
+    tensors, turned = load_file(folder / "model.safetensors"), torch.randperm(10)
+    mixed = {name: one[turned] if name.startswith(("lm_heads", "token_map")) else one for name, one in tensors.items()}
+    save_file(mixed, folder / "model.safetensors")
+    read = read_head(folder, INFO, dtype=torch.float32)[1]
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+    save_file(mixed | {"token_map": tensors["token_map"]}, folder / "model.safetensors")
+    other = read_head(folder, INFO, dtype=torch.float32)[1]
+    assert not torch.equal(other["heads.0.head.weight"], weights["heads.0.head.weight"])
+
+
+def test_an_older_layout_of_vllm_is_read(tmp_path: Path) -> None:
+    own = config("eagle")
+    weights = whole(own)
+    folder = written(own, weights, "eagle", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    nested = {name if name.startswith("fc") else f"model.{name}": one for name, one in tensors.items()}
+    save_file(nested, folder / "model.safetensors")
+    llama = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "eagle", "model": llama}))
+    found, read = read_head(folder, INFO, dtype=torch.float32)
+    assert found.method == "eagle"
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("method", "to", "config_change", "drop", "match"),
+    [
+        ("medusa", "medusa", {"medusa_num_layers": 9}, (), r"no key '0\.9\.weight'"),
+        ("medusa", "medusa", {"medusa_num_heads": 4}, (), r"lacks heads\.3\.blocks\.0\.weight"),
+        ("medusa", "medusa", {}, ("1.0.linear.weight",), r"lacks heads\.1\.blocks\.0\.weight"),
+        ("hydra", "hydra", {"hydra_head_arch": "eagle-attn"}, (), "hydra_head_arch must be mlp or prefix-mlp"),
+        ("hydra++", "hydra", {"num_attention_heads": None}, (), "layer must have num_attention_heads"),
+        ("hydra++", "hydra", {"hidden_state_offset": 1}, (), "and no hidden_state_offset"),
+        ("mlp_speculator", "mlp_speculator", {"n_predict": None}, (), "num_heads must be"),
+        ("mlp_speculator", "mlp_speculator", {"inner_dim": 7}, (), r"heads\.0\.\S+ must have shape"),
+        ("mlp_speculator", "mlp_speculator", {"vocab_size": 21}, (), "vocab_size 21, but target has 20"),
+    ],
+)
+def test_damage_is_named(
+    method: Any, to: str, config_change: dict[str, Any], drop: tuple[str, ...], match: str, tmp_path: Path
+) -> None:
+    own = config(method, draft_vocab_size=20)
+    weights = head_weights(own, shared=False)
+    weights.pop("embed.weight", None)
+    folder = written(own, weights, to, tmp_path)
+    found = json.loads((folder / "config.json").read_text()) | config_change
+    (folder / "config.json").write_text(json.dumps(found))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if name not in drop}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=match) as caught:
+        read_head(folder, INFO)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_format_has_no_place_for_is_named() -> None:
+    medusa, hydra, plus = config("medusa"), config("hydra", **FULL), config("hydra++", **FULL)
+    cases = [
+        (medusa, whole(medusa), "medusa", "'medusa' has no place for a reduced vocabulary"),
+        (hydra, whole(hydra), "hydra", "'hydra' has no place for a reduced vocabulary"),
+        (hydra, head_weights(hydra, shared=False), "hydra", "'hydra' has no place for an embedding"),
+        (plus, head_weights(plus), "hydra", "'hydra' has no place for a prefix layer without a norm"),
+    ]
+    for own, weights, to, match in cases:
+        with pytest.raises(ConfigError, match=match):
+            writer(to, own.method).written(own, weights, Target("", ""))
+    with pytest.raises(ConfigError, match="has no form in the format 'speculators', which holds eagle3; write hydra"):
+        writer("speculators", "hydra")
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"speculators_model_type": "mtp"}, "type 'mtp' are not supported"),
-        ({"norm_before_residual": True}, "norm_before_residual is not supported"),
+        ({"norm_output": True}, "norm_output is not supported"),
         ({"draft_vocab_size": 11}, "must have shape"),
         ({"draft_vocab_size": None}, "draft_vocab_size"),
         ({"transformer_layer_config": {}}, "no key 'hidden_size'"),
@@ -123,4 +243,4 @@ def test_a_head_is_made_whole_and_drafts_the_same(tmp_path: Path) -> None:
         (found,) = llm.with_speculative_config(drafting).generate("a b c")
         assert found.metrics.num_draft_tokens > 0
     with pytest.raises(ConfigError, match="no form in the format 'speculators'"):
-        exported(config("eagle"), {}, "speculators", name="", kind="")
+        writer("speculators", "eagle")

@@ -15,7 +15,9 @@ from paceline.cli.terminal import say
 def command(
     head: Annotated[str, typer.Argument(help="Folder or hub id of a head, in any format that can be read.")],
     *,
-    to: Annotated[str, typer.Option("--to", help="speculators, eagle or paceline.")],
+    to: Annotated[
+        str, typer.Option("--to", help="paceline, speculators, eagle, medusa, medusa_vllm, hydra or mlp_speculator.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the files go.")],
     given: dict[str, Any],
 ) -> None:

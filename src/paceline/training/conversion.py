@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.models.heads import WRITTEN, exported, read_head, target_rows, write_folder, write_head
+from paceline.models.heads import WRITTEN, Target, read_head, target_rows, write_folder, write_head, writer
 from paceline.models.loading import read_config
 from paceline.utils import choice
 
@@ -20,7 +20,7 @@ FORMATS = ("paceline", *WRITTEN)
 def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
     """Write a head in another format.
 
-    Other engines want an embedding and a head of its own in each file: the target's, where the head has none.
+    Other engines want in the file what the head takes from its target: rows of its head, and for EAGLE its embedding.
 
     Args:
         llm: the target. head: folder or hub id, in any format that can be read. to: one of FORMATS.
@@ -33,10 +33,12 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
     config, weights = read_head(head, llm.runner.info, tokenizer=llm.tokenizer.fingerprint)
     if to == "paceline":
         return write_head(output, config, weights)
-    ids = weights.get("draft_to_target", torch.arange(config.vocab_size))
-    weights.setdefault("head.weight", target_rows(cast(Any, llm.runner), llm.runner.info, ids))
-    if "embed.weight" not in weights:
+    form = writer(to, config.method)
+    if "head.weight" in form.whole and not all(f"heads.{k}.head.weight" in weights for k in range(config.num_heads)):
+        ids = weights.get("draft_to_target", torch.arange(config.vocab_size))
+        weights.setdefault("head.weight", target_rows(cast(Any, llm.runner), llm.runner.info, ids))
+    if "embed.weight" in form.whole and "embed.weight" not in weights:
         weights["embed.weight"] = llm.runner.embed(range(config.vocab_size))  # type: ignore[attr-defined]
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
-    made, tensors = exported(config, weights, to, name=str(llm.runner.info.name), kind=kind)
+    made, tensors = form.written(config, weights, Target(str(llm.runner.info.name), kind))
     return write_folder(Path(output), made, tensors)

@@ -21,6 +21,7 @@ from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need
 
 STATIC: Final = policy_of("ppd", width=None, threshold=None, paths=None)
+"""Trees of the shape that comes with the budget."""
 
 
 class HeadState(Protocol):
@@ -37,7 +38,7 @@ S = TypeVar("S", bound=HeadState)
 
 
 class HeadDrafter(Drafter, Generic[S]):
-    """Base of these drafters, which read the head in `_keep`.
+    """Base of these drafters, which check their options (`_configure`), load the head and say what it reads (`_read`).
 
     Args: as of `EagleDrafter`.
     Attributes:

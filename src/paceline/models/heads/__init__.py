@@ -1,7 +1,8 @@
-"""Trained heads that draft from a target's hidden states: what one is, and how it is read and written.
+"""Trained heads that draft from a target's hidden states: what one is, how it is read and written, and its passes.
 
 A head is a folder of `config.json` ({"paceline_head": {...}}, see `HeadConfig`) and `model.safetensors` with the
-tensors of `tensors_of`. Nothing here runs a head (paceline.drafters.heads) or trains one.
+tensors of `tensors_of`, or one in the files of another engine (`formats`). `FeatureHead` and `PathHeads` run one; who
+drafts with it (paceline.drafters.heads) or trains it is no business of this package.
 """
 
 import lazy_loader

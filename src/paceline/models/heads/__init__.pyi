@@ -1,4 +1,8 @@
 from .feature_head import FeatureHead as FeatureHead
+from .formats import WRITTEN as WRITTEN
+from .formats import HeadFormat as HeadFormat
+from .formats import Target as Target
+from .formats import writer as writer
 from .head_config import HEAD_METHODS as HEAD_METHODS
 from .head_config import LAYER_KEYS as LAYER_KEYS
 from .head_config import HeadConfig as HeadConfig
@@ -6,8 +10,6 @@ from .head_config import HeadMethod as HeadMethod
 from .head_files import read_head as read_head
 from .head_files import write_folder as write_folder
 from .head_files import write_head as write_head
-from .head_formats import WRITTEN as WRITTEN
-from .head_formats import exported as exported
 from .head_tensors import HeadTensor as HeadTensor
 from .head_tensors import check_tensors as check_tensors
 from .head_tensors import tensors_of as tensors_of

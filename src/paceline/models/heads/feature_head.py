@@ -59,7 +59,7 @@ class FeatureHead:
                 f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
             )
         spec = layer_spec(config, UNUSED if own is None else config.draft_vocab_size)
-        self._make = _eagle3_inputs(weights, spec) if config.method == "eagle3" else _eagle_inputs(weights)
+        self._make = _eagle3_inputs(weights, spec, config) if config.method == "eagle3" else _eagle_inputs(weights)
         self._norm = (
             make_norm(weights["norm.weight"], spec.norm_eps) if own is None and "norm.weight" in weights else None
         )
@@ -140,12 +140,15 @@ class _EagleInputs:
 
 
 class _Eagle3Inputs:
-    """The state, and what the normed embedding adds to queries, keys and values."""
+    """The state, normed here where attention is added to the normed one, and what the normed embedding adds to queries,
+    keys and values.
+    """
 
-    def __init__(self, fc: Map, norm: Map, half: Map) -> None:
-        self.joined, self._norm, self._half = fc, norm, half
+    def __init__(self, fc: Map, norm: Map, half: Map, state_norm: Map | None) -> None:
+        self.joined, self._norm, self._half, self._state_norm = fc, norm, half, state_norm
 
     def __call__(self, embedded: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        states = states if self._state_norm is None else self._state_norm(states)
         return states, self._half(self._norm(embedded))
 
 
@@ -153,7 +156,7 @@ def _eagle_inputs(weights: Weights) -> _EagleInputs:
     return _EagleInputs(make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False))
 
 
-def _eagle3_inputs(weights: Weights, spec: ModelSpec) -> _Eagle3Inputs:
+def _eagle3_inputs(weights: Weights, spec: ModelSpec, config: HeadConfig) -> _Eagle3Inputs:
     """Takes the embedding's half out of the projections."""
     d, halves = spec.hidden_size, []
     for name in "qkv":
@@ -163,9 +166,13 @@ def _eagle3_inputs(weights: Weights, spec: ModelSpec) -> _Eagle3Inputs:
     order = head_order(attention_shape(spec)).to(halves[0].device)
     half = torch.cat((halves[0][order], *halves[1:])).contiguous()
     norm = make_norm(weights.pop("layers.0.input_layernorm.weight"), spec.norm_eps)
-    weights["layers.0.input_layernorm.weight"] = weights.pop("layers.0.hidden_norm.weight")
+    own, state_norm = weights.pop("layers.0.hidden_norm.weight"), None
+    if config.norm_before_residual:
+        state_norm = make_norm(own, spec.norm_eps)
+    else:
+        weights["layers.0.input_layernorm.weight"] = own
     fc = make_linear(weights.pop("fc.weight"), weights.pop("fc.bias", None), row_invariant=False)
-    return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False))
+    return _Eagle3Inputs(fc, norm, make_linear(half, row_invariant=False), state_norm)
 
 
 def _head_rows(weights: Weights, head: FeatureHead) -> torch.Tensor | None:

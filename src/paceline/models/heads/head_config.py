@@ -46,6 +46,7 @@ class HeadConfig:
         taps: layers of the target whose states it reads, as a runner numbers them: k is the output of layer k counted
             from 0, -1 the embedding, the number of layers the state after the final norm. None given: the last layer's.
         normed: where no taps are given, the state after the final norm is read, not the one before it.
+        norm_before_residual: of eagle3: attention is added to the normed state, not to the state itself.
         layer: keys of a Llama's config.json for the decoder layer (`LAYER_KEYS`); empty for methods without one.
         inner_size, tie_weights, scale_input: of mlp_speculator: width of its states; all heads share their weights; the
             target's state is normed first.
@@ -64,6 +65,7 @@ class HeadConfig:
     num_layers: int = 1
     taps: tuple[int, ...] = ()
     normed: bool = True
+    norm_before_residual: bool = False
     layer: Mapping[str, Any] = field(default_factory=dict)
     inner_size: int | None = None
     tie_weights: bool = False
@@ -79,7 +81,7 @@ class HeadConfig:
         one = self.method in ("eagle", "eagle3")
         integer("num_heads", self.num_heads, 1, 1 if one else MOST)
         integer("num_layers", self.num_layers, 1, 1 if one else MOST)
-        for name in ("normed", "tie_weights", "scale_input"):
+        for name in ("normed", "norm_before_residual", "tie_weights", "scale_input"):
             need(isinstance(getattr(self, name), bool), name, "be true or false", getattr(self, name))
         self._check_taps()
         self._check_layer()

@@ -15,8 +15,8 @@ import torch
 
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import ModelInfo
+from paceline.models.heads.formats import foreign_config, format_of
 from paceline.models.heads.head_config import HeadConfig
-from paceline.models.heads.head_formats import canonical_names, foreign_config, target_ids
 from paceline.models.heads.head_tensors import check_tensors
 from paceline.models.loading import SINGLE, Checkpoint, resolve
 
@@ -33,7 +33,7 @@ def read_head(
     """A head and its weights on the target's device.
 
     Args:
-        head: folder or hub id; the files of other engines are read too (models.heads.head_formats).
+        head: folder or hub id; the files of other engines are read too (models.heads.formats).
         target: the model that it is to draft for.
         tokenizer: gives the fingerprint of that model's tokenizer, "" where it is not known; called only where the head
             names one.
@@ -48,14 +48,18 @@ def read_head(
     found = _stored_config(folder)
     checkpoint = Checkpoint(folder)
     shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
-    foreign = KEY not in found
-    config = foreign_config(found, shapes, target.num_layers, folder) if foreign else _own_config(found[KEY], folder)
+    foreign = None if KEY in found else format_of(found, shapes, folder)
+    if foreign is None:
+        config, names = _own_config(found[KEY], folder), {name: name for name in shapes}
+    else:
+        config = foreign_config(foreign, found, shapes, target.num_layers, folder)
+        named = {stored: foreign.canonical(stored, config) for stored in shapes}
+        names = {stored: name for stored, name in named.items() if name is not None}
     _check_target(config, folder, target, tokenizer)
-    names = canonical_names(config, list(shapes)) if foreign else {name: name for name in shapes}
     check_tensors(config, {name: shapes[stored] for stored, name in names.items()}, folder)
     weights = _tensors(checkpoint, names, folder)
-    if foreign and "draft_to_target" in weights:
-        weights["draft_to_target"] = target_ids(weights["draft_to_target"])
+    if foreign is not None:
+        weights = foreign.finish(weights)
     if (ids := weights.get("draft_to_target")) is not None:
         _check_ids(ids, config, folder)
     dtype = dtype or target.dtype

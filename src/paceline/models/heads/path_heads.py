@@ -70,16 +70,19 @@ class PathHeads(ABC):
 
     def _rows(self, weights: Weights, head: int) -> Map:
         """The matrix behind a head: its own, that of all heads, or the target's."""
-        for name in (f"heads.{head}.head", "head"):
-            if f"{name}.weight" in weights:
-                return linear(weights, name)
-        if f"heads.{head}.head.bias" in weights:
-            raise CheckpointError(f"{self.name}: heads.{head}.head has a bias and no weight; write it again")
+        name = f"heads.{head}.head"
+        if f"{name}.weight" in weights:
+            return linear(weights, name)
+        if f"{name}.bias" in weights:
+            raise CheckpointError(f"{self.name}: {name} has a bias and no weight; write it again")
         if self._shared is None:
-            wanted = torch.arange(self.target.info.vocab_size) if self.tokens is None else self.tokens
-            rows = target_rows(head_of(self.target, self.name), self.target.info, wanted)
-            self._shared = make_linear(rows, row_invariant=False)
+            rows = weights.get("head.weight")
+            self._shared = make_linear(self._target_rows() if rows is None else rows, row_invariant=False)
         return self._shared
+
+    def _target_rows(self) -> torch.Tensor:
+        wanted = torch.arange(self.target.info.vocab_size) if self.tokens is None else self.tokens
+        return target_rows(head_of(self.target, self.name), self.target.info, wanted)
 
 
 def linear(weights: Weights, name: str) -> Map:

@@ -1,0 +1,177 @@
+"""EAGLE heads in the files of EAGLE's authors, which vLLM and SGLang read, and of the `speculators` package.
+
+eagle         a Llama's config.json; EAGLE-1 has `fc.weight` and `layers.0.*`, EAGLE-3 `midlayer.*`. An older layout of
+              vLLM has the Llama's keys under "model", and "model." before the names.
+speculators   config.json with `speculators_model_type` "eagle3" and a `transformer_layer_config`; vLLM reads it too.
+
+`d2t` holds for each draft id how much larger the target's is, `t2d` which ids of the target there are. A layer id of
+EAGLE-3, where none are given 2, n // 2 and n - 3 of n layers, means what that layer reads, which is what the one before
+it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, layer_of
+from paceline.models.heads.head_config import HeadConfig
+
+DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+"""What says nothing that other tensors do not say."""
+
+NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.weight", "d2t": "draft_to_target"}
+
+LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+
+
+class EagleFormat(HeadFormat):
+    """Of EAGLE's authors."""
+
+    name = "eagle"
+    methods: ClassVar[tuple[str, ...]] = ("eagle", "eagle3")
+    whole = ("head.weight", "embed.weight")
+
+    def matches(self, found: Found, shapes: Shapes) -> bool:
+        return "fc.weight" in shapes
+
+    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        if isinstance(found.get("model"), dict):
+            found = {**found["model"], **{key: value for key, value in found.items() if key != "model"}}
+        _reject(found, "add_para_norm")
+        if "token_map" in shapes:
+            raise ConfigError(
+                "token_map is not supported; leave it out, with truncated_vocab_size and the rows it cuts"
+            )
+        third = any(name.startswith("midlayer.") or ".hidden_norm." in name for name in shapes)
+        more: dict[str, Any] = {}
+        if third:
+            more = {"taps": _taps(found.get(LAYERS), num_layers), "norm_before_residual": _residual(found)}
+        return HeadConfig(
+            method="eagle3" if third else "eagle",
+            hidden_size=found["hidden_size"],
+            vocab_size=found["vocab_size"],
+            draft_vocab_size=found.get("draft_vocab_size") or found["vocab_size"],
+            layer=layer_of(found),
+            **more,
+        )
+
+    def canonical(self, name: str, config: HeadConfig) -> str | None:
+        while name.startswith("model."):
+            name = name.removeprefix("model.")
+        return None if name in DROPPED else NAMES.get(name, name.replace("midlayer.", "layers.0.", 1))
+
+    def finish(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        offsets = weights.get("draft_to_target")
+        return weights if offsets is None else {**weights, "draft_to_target": torch.arange(len(offsets)) + offsets}
+
+    def written(
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        third = config.method == "eagle3"
+        more = {LAYERS: _ids(config), "norm_before_residual": config.norm_before_residual} if third else {}
+        return {
+            **_llama(config),
+            "architectures": ["LlamaForCausalLMEagle3" if third else "LlamaForCausalLM"],
+            "draft_vocab_size": config.draft_vocab_size,
+            "torch_dtype": dtype_of(weights),
+            **more,
+        }, dict(_foreign(config, weights, layer="midlayer." if third else "layers.0."))
+
+
+class SpeculatorsFormat(EagleFormat):
+    """Of the `speculators` package, version 0.9."""
+
+    name = "speculators"
+    methods = ("eagle3",)
+
+    def matches(self, found: Found, shapes: Shapes) -> bool:
+        return "speculators_model_type" in found
+
+    def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        method = found["speculators_model_type"]
+        if method != "eagle3":
+            raise ConfigError(f"heads of type {method!r} are not supported; eagle3 is")
+        _reject(found, "norm_before_fc", "fc_norm", "norm_output")
+        layer = found["transformer_layer_config"]
+        return HeadConfig(
+            method="eagle3",
+            hidden_size=layer["hidden_size"],
+            vocab_size=layer["vocab_size"],
+            draft_vocab_size=found["draft_vocab_size"],
+            taps=_taps(found.get(LAYERS), num_layers),
+            layer=layer_of(layer),
+            norm_before_residual=_residual(found),
+        )
+
+    def written(
+        self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        way = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+        return {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.9.0",
+            "draft_vocab_size": config.draft_vocab_size,
+            "norm_before_residual": config.norm_before_residual,
+            LAYERS: _ids(config),
+            "transformer_layer_config": _llama(config),
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [way],
+                "verifier": {"name_or_path": target.name, "architectures": [target.kind]},
+            },
+            "dtype": dtype_of(weights),
+        }, dict(_foreign(config, weights, layer="layers.0."))
+
+
+def _reject(found: Found, *options: str) -> None:
+    for option in options:
+        if found.get(option):
+            raise ConfigError(f"{option} is not supported; train the head without it")
+
+
+def _residual(found: Found) -> bool:
+    return found.get("norm_before_residual") or False
+
+
+def _taps(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    return tuple(layer - 1 for layer in layers or (2, count // 2, count - 3))
+
+
+def _ids(config: HeadConfig) -> list[int]:
+    return [tap + 1 for tap in config.taps]
+
+
+def _llama(config: HeadConfig) -> dict[str, Any]:
+    """The layer as a model."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_hidden_layers": 1,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        **config.layer,
+    }
+
+
+def _foreign(config: HeadConfig, weights: Mapping[str, Tensor], *, layer: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by their names there; `layer` stands before those of the decoder layer."""
+    stored = {canonical: name for name, canonical in NAMES.items()}
+    for name, tensor in weights.items():
+        if name == "draft_to_target":
+            yield "d2t", tensor - torch.arange(len(tensor))
+            there = torch.zeros(config.vocab_size, dtype=torch.bool)
+            there[tensor] = True
+            yield "t2d", there
+        elif name.startswith("layers.0."):
+            yield f"{layer}{name.removeprefix('layers.0.')}", tensor
+        else:
+            yield stored.get(name, name), tensor
