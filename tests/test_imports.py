@@ -39,7 +39,7 @@ ALLOWED = {
     "batch": LOW,
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
-    "training": METHODS | {"llm", "models", "drafters"},
+    "training": METHODS | {"bench", "llm", "models", "drafters"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
     | {"bench", "profiles"},

@@ -56,11 +56,15 @@ def config(prompts: Path, method: str = "eagle3", fitting: Fitting = QUICK) -> T
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, tmp_path: Path, method: str) -> None:
-    found = train(llm, config(prompts, method), tmp_path / "head")
+    found = train(llm, config(prompts, method), tmp_path / "head", speed_prompts=2)
     first, best = found.curve.judged[0], found.curve.best
     assert best.length > first.length + LIFT[method], (first, best)
     report = json.loads((found.folder / "report.json").read_text())
     assert report["tokens_per_pass"] == best.length
+    assert found.speed is not None
+    assert report["speed"]["chain"] == found.speed["chain"]
+    assert found.speed["chain"]["equal"] == found.speed["auto"]["equal"] == 2
+    assert "over plain" in (found.folder / "report.html").read_text()
     assert "Learning curves" in (found.folder / "report.html").read_text()
     assert found.speculative_config["method"] == method
     fixed = {"num_speculative_tokens": 3, "controller": "fixed"}
@@ -82,7 +86,7 @@ from paceline.training import Fitting, TrainConfig, train
 fitting = Fitting(steps=24, batch_rows=2, row_tokens=96, eval_steps=4, bf16=False, seed=int(sys.argv[3]))
 config = TrainConfig(method="eagle3", data=(Path(sys.argv[1]),), max_tokens=24, draft_vocab_size=256, depths=2,
                      most_prompts=24, held_out_share=0.2, fitting=fitting)
-train(LLM(dtype="float32"), config, sys.argv[2])
+train(LLM(dtype="float32"), config, sys.argv[2], speed_prompts=0)
 """
 
 

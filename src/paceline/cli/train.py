@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,9 @@ def command(
     eval_steps: Annotated[
         int, typer.Option("--eval-steps", min=1, help="Steps between two judgements on held-out prompts.")
     ] = 100,
+    speed_prompts: Annotated[
+        int, typer.Option("--speed-prompts", min=0, max=1000, help="Held-out prompts on which it is timed in the end.")
+    ] = 8,
     given: dict[str, Any],
 ) -> None:
     """Train a head that drafts for a model; run again after a stop, it goes on where it was."""
@@ -76,11 +80,24 @@ def command(
         layers=None if layers is None else numbers(layers),
         fitting=fitting,
     )  # fmt: skip
-    found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]))
+    found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
+                  speed_prompts=speed_prompts)  # fmt: skip
     best, first = found.curve.best, found.curve.judged[0]
     say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
         f"pass ({first.length:.2f} before). The report is {found.folder / 'report.html'}.")  # fmt: skip
+    if found.speed is not None:
+        chain, auto = _over(found.speed["chain"]), _over(found.speed["auto"])
+        say(f"Timed on {counted(found.speed['prompts'], 'held-out prompt')}: {chain} with "
+            f"{counted(found.speed['drafts'], 'draft')} a step, {auto} with as many as pay.")  # fmt: skip
     say(f"Use it: paceline generate ... -s '{json.dumps(found.speculative_config)}'")
+
+
+def _over(one: Mapping[str, Any]) -> str:
+    """How much faster than plain decoding it was."""
+    ratio = one["over_plain"]
+    if ratio is None:
+        return "not measured"
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) times plain decoding"
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from paceline.training.batches import Document, TargetView, documents_of, draft_
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import Curve, fit
 from paceline.training.report import write_report
+from paceline.training.speed import measured
 from paceline.training.train_config import TrainConfig
 from paceline.utils import need
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 SETTINGS: Final = "training.json"
 """In a run's folder: what it is made of, so that another run does not go on with it."""
 
+TIMED: Final = 64
+"""Most tokens of a timed answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -34,21 +38,23 @@ class Trained:
 
     Attributes:
         folder: of what was trained, with report.json and report.html. curve: its judgements.
-        speculative_config: how it is drafted with.
+        speculative_config: how it is drafted with. speed: what `measured` says of it, where it was timed.
     """
 
     folder: Path
     curve: Curve
     speculative_config: Mapping[str, Any]
+    speed: Mapping[str, Any] | None
 
 
-def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "") -> Trained:
+def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "", speed_prompts: int = 8) -> Trained:
     """Train a head for a model; a run that was stopped goes on where it was.
 
     Args:
         llm: the model, in bfloat16 or float32, on a CPU or GPU.
         output: folder of the head; the run's own files are in its folder `run`.
         command: how it was asked for, for the report.
+        speed_prompts: held-out prompts on which it is timed in the end, in turn with plain decoding; 0 for none.
     Raises:
         ConfigError: the folder holds a run of other settings. PromptError: prompts that cannot be used.
         CapabilityError: a model that does not give what the method needs.
@@ -65,8 +71,18 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
     facts = _facts(llm, config, answers, command)
     head.write(folder, llm, view, facts)
-    write_report(folder, config.as_json(), curve, facts)
-    return Trained(folder, curve, head.speculative_config(folder))
+    drafter = head.speculative_config(folder)
+    speed = None
+    if speed_prompts:
+        prompts = [prompt_of(one, config.texts) for one in held_out[:speed_prompts]]
+        speed = measured(llm, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
+    write_report(folder, config.as_json(), curve, facts, speed)
+    return Trained(folder, curve, drafter, speed)
+
+
+def prompt_of(document: Document, text: bool) -> tuple[int, ...]:
+    """What is asked to see how an answer goes on: the prompt, or the first half of a text."""
+    return document.tokens[: max(2, len(document.tokens) // 2) if text else document.first]
 
 
 def split(answers: Sequence[Answer], share: float, length: int) -> tuple[list[Document], list[Document]]:
@@ -116,7 +132,7 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: st
     """Where a head comes from."""
     from paceline.version import __version__
 
-    data = sha256("".join(one.id for one in answers).encode()).hexdigest()
+    data = sha256(json.dumps([(one.id, one.answer) for one in answers]).encode()).hexdigest()
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%d"),

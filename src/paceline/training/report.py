@@ -27,15 +27,17 @@ img {{ max-width: 100%; background: #fff }} pre {{ overflow-x: auto; padding: 1r
 <table><tr><th>draft</th>{depth_cells}</tr><tr><th>before training</th>{before_cells}</tr>
 <tr><th>after it</th>{after_cells}</tr></table>
 <p>Each cell: the share of drafts that are right where all before them are.</p>
-{plot}<h2>Where it comes from</h2><pre>{facts}</pre></body></html>
+{speed}{plot}<h2>Where it comes from</h2><pre>{facts}</pre></body></html>
 """
 
 
-def write_report(folder: Path, settings: Mapping[str, Any], curve: Curve, facts: Mapping[str, Any]) -> None:
+def write_report(
+    folder: Path, settings: Mapping[str, Any], curve: Curve, facts: Mapping[str, Any], speed: Mapping[str, Any] | None
+) -> None:
     """Write both files into a head's folder; the plot is left out where matplotlib is not installed.
 
     Args:
-        settings: of the run. facts: where the head comes from.
+        settings: of the run. facts: where the head comes from. speed: of `measured`, where it was timed.
     """
     best, first = curve.best, curve.judged[0]
     found = {
@@ -45,6 +47,7 @@ def write_report(folder: Path, settings: Mapping[str, Any], curve: Curve, facts:
         "before": {"acceptance": first.acceptance, "tokens_per_pass": first.length},
         "steps": best.step,
         "minutes": curve.seconds / 60,
+        "speed": speed,
         "curve": [asdict(one) | {"tokens_per_pass": one.length} for one in curve.judged],
         "settings": settings,
         "provenance": facts,
@@ -65,9 +68,34 @@ def write_report(folder: Path, settings: Mapping[str, Any], curve: Curve, facts:
         before_cells=cells(first.acceptance),
         after_cells=cells(best.acceptance),
         plot=_plot(curve),
+        speed="" if speed is None else _speed(speed),
         facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
     )
     (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+def _speed(found: Mapping[str, Any]) -> str:
+    """A table of what was timed."""
+    names = {"plain": "plain decoding", "chain": f"{found['drafts']} drafts", "auto": "as many as pay (auto)"}
+    rows = []
+    for key, name in names.items():
+        one, over = found[key], found[key].get("over_plain")
+        rate = one["tokens_per_second"]
+        cells = [
+            name,
+            f"{rate['value']:.0f}" if rate else "",
+            f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f})" if over else "",
+            f"{one['tokens_per_pass']:.2f}" if "tokens_per_pass" in one else "",
+            f"{one['equal']} of {found['prompts']}" if "equal" in one else "",
+        ]
+        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
+    heads = ("", "tokens/s", "over plain (95 % interval)", "tokens a pass", "answers as plain decoding's")
+    return (
+        f"<h2>Speed</h2><p>Greedy, {found['prompts']} held-out prompts in turn, {found['max_tokens']} tokens each.</p>"
+        f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
+        + "".join(f"<tr>{row}</tr>" for row in rows)
+        + "</table>\n"
+    )
 
 
 def _plot(curve: Curve) -> str:

@@ -1,0 +1,71 @@
+"""What a drafter brings where it was not trained: tokens a pass and tokens per second, in turn with plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from paceline.bench import in_turn, speedup, tokens_per_second
+from paceline.config import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+CHAIN: Final = 3
+"""Drafts of a step where their number is fixed."""
+
+
+def measured(
+    llm: LLM, drafter: Mapping[str, Any], prompts: Sequence[Sequence[int]], *, depths: int, max_tokens: int
+) -> dict[str, Any]:
+    """Greedy answers to prompts (token ids), one at a time: plainly, with chains of drafts, and with as many as `auto`
+    finds worth it.
+
+    Args:
+        drafter: its speculative_config. depths: most drafts of a chain.
+        max_tokens: of an answer, of which the model's ends are no end.
+    Returns:
+        "plain", "chain" and "auto", each with tokens_per_second and, but for plain, over_plain (as `Estimate.to_dict`),
+        tokens_per_pass, and equal: how many answers are those of plain decoding.
+    """
+    length = min(CHAIN, depths)
+    fixed = {**drafter, "controller": "fixed", "num_speculative_tokens": length}
+    llms = {
+        "plain": llm.with_speculative_config(None),
+        "chain": llm.with_speculative_config(fixed),
+        "auto": llm.with_speculative_config({**drafter, "controller": "auto"}),
+    }
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+    def run(name: str, prompt: Sequence[int], repeat: int = 0) -> Any:
+        (output,) = llms[name].generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+        output.raise_for_error()
+        return output
+
+    for name in llms:
+        run(name, prompts[0])
+    turns = list(in_turn({name: partial(run, name) for name in llms}, prompts, 1))
+    tokens = {name: _column([len(turn.outputs[name].outputs[0].token_ids) for turn in turns]) for name in llms}
+    seconds = {name: _column([turn.seconds[name] for turn in turns]) for name in llms}
+    found: dict[str, Any] = {"prompts": len(prompts), "max_tokens": max_tokens, "drafts": length}
+    for name in llms:
+        rate = tokens_per_second(tokens[name], seconds[name])
+        found[name] = {"tokens_per_second": None if rate is None else rate.to_dict()}
+        if name == "plain":
+            continue
+        over = speedup(tokens["plain"], seconds["plain"], tokens[name], seconds[name])
+        outputs, plain = ([turn.outputs[one] for turn in turns] for one in (name, "plain"))
+        pairs = zip(outputs, plain, strict=True)
+        found[name] |= {
+            "over_plain": None if over is None else over.to_dict(),
+            "tokens_per_pass": float(np.mean([one.metrics.mean_acceptance_length for one in outputs])),
+            "equal": sum(one.outputs[0].token_ids == other.outputs[0].token_ids for one, other in pairs),
+        }
+    return found
+
+
+def _column(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array(values, dtype=np.float64)[:, None]
