@@ -48,10 +48,14 @@ def written_adapter(weights: Mapping[str, torch.Tensor], width: int, heads: int 
     return str(folder)
 
 
+QK_NORMS = ("q_norm.weight", "k_norm.weight")
+
+
 def head_weights(
     config: HeadConfig, *, shared: bool = True, scale: float = 1.0, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Random weights of a head, whose vocabulary, where it is reduced, is the target's first tokens.
+    """Random weights of a head, whose vocabulary, where it is reduced, is the target's first tokens, with a layer of
+    Llama's form.
 
     Args:
         shared: embedding and head are the target's, where the method allows it; no biases.
@@ -60,7 +64,7 @@ def head_weights(
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}
     for one in tensors_of(config):
-        if one.optional and (shared or one.name == "draft_to_target"):
+        if one.optional and (shared or one.name == "draft_to_target" or one.name.endswith(QK_NORMS)):
             continue
         if one.name == "draft_to_target":
             found[one.name] = torch.arange(config.draft_vocab_size)

@@ -30,6 +30,9 @@ def attention(config: HeadConfig, weights: Weights, x: torch.Tensor) -> torch.Te
     n, dim, groups = len(x), config.head_dim, config.layer["num_attention_heads"] // config.kv_heads
     at, theta = "layers.0.self_attn", config.layer.get("rope_theta", 10000.0)
     q, k, v = ((x @ weights[f"{at}.{name}_proj.weight"].T).view(n, -1, dim).transpose(0, 1) for name in "qkv")
+    if f"{at}.q_norm.weight" in weights:
+        eps = config.layer.get("rms_norm_eps", 1e-6)
+        q, k = (norm(x, weights[f"{at}.{name}_norm.weight"], eps) for x, name in ((q, "q"), (k, "k")))
     q, k, v = rotated(q, theta), rotated(k, theta).repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
     seen = torch.ones(n, n, dtype=torch.bool).tril()
     shares = (q @ k.transpose(1, 2) / dim**0.5).masked_fill(~seen, float("-inf")).softmax(-1)

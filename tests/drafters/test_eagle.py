@@ -4,7 +4,7 @@ true states alone, and the text stays the target's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,17 @@ class World:
     """One drafter over a target in float32, with what a plain forward pass needs."""
 
     def __init__(
-        self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, head: Mapping[str, Any] = {}, **options: Any
-    ) -> None:
+        self, folder: Path, name: str = "eagle", *, draft_vocab: int = 300, norm_before_residual: bool = False,
+        qk_norm: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         self.target = load_runner(str(folder), dtype="float32")
         info = self.target.info
-        self.config = config("eagle3" if name == "eagle3" else "eagle", info, draft_vocab_size=draft_vocab, **head)
+        more = {"draft_vocab_size": draft_vocab, "norm_before_residual": norm_before_residual}
+        self.config = config("eagle3" if name == "eagle3" else "eagle", info, **more)
         self.weights = head_weights(self.config)
+        if qk_norm:
+            norms = {f"layers.0.self_attn.{one}_norm.weight": 1 + torch.rand(self.config.head_dim) for one in "qk"}
+            self.weights |= norms
         if "draft_to_target" in self.weights:
             self.weights["draft_to_target"] = self.weights["draft_to_target"] * 7 + 3
         args = DrafterArgs(vocab_size=info.vocab_size, index=0, max_context=info.max_context, target=self.target)
@@ -140,18 +145,21 @@ def test_logits_are_those_of_a_plain_forward_pass(
 
 
 @pytest.mark.parametrize("size", ["folder", "wide"])
-def test_attention_may_be_added_to_the_normed_state(size: str, request: pytest.FixtureRequest) -> None:
-    """As in many heads of speculators."""
-    world = World(request.getfixturevalue(size), "eagle3", head={"norm_before_residual": True})
+@pytest.mark.parametrize("form", ["norm_before_residual", "qk_norm"])
+def test_layers_of_other_forms(size: str, form: str, request: pytest.FixtureRequest) -> None:
+    """As in many heads of speculators: attention is added to the normed state, or queries and keys are normed."""
+    world = World(request.getfixturevalue(size), "eagle3", **{form: True})
     state = world.begin(temperature=1.0)
     for own in (7, 8):
         tree = world.propose(state, 3)
         rows = [trial.row for node in (-1, 0, 1) for trial in tree.trials_of(node)]
         paths = [tuple(int(token) for token in tree.tokens[:n]) for n in range(3)]
         assert all(close(row, world.row(path).softmax(0)) for row, path in zip(rows, paths, strict=True))
-        world.config = replace(world.config, norm_before_residual=False)
+        config, weights = world.config, world.weights
+        world.config = replace(config, norm_before_residual=False)
+        world.weights = {name: one for name, one in weights.items() if "_norm.weight" not in name or "hidden" in name}
         assert not close(rows[0], world.row().softmax(0))
-        world.config = replace(world.config, norm_before_residual=True)
+        world.config, world.weights = config, weights
         world.commit(state, tree, (0,), own)
 
 

@@ -47,6 +47,18 @@ def test_what_is_written_for_others_is_read_again(method: str, to: str, tmp_path
     assert (torch.arange(10) + stored["d2t"]).tolist() == IDS.tolist() == stored["t2d"].nonzero().squeeze(1).tolist()
 
 
+def test_a_layer_of_qwen3_goes_to_speculators_alone(tmp_path: Path) -> None:
+    own = config("eagle3")
+    weights = whole(own) | {f"layers.0.self_attn.{name}_norm.weight": torch.randn(4) for name in "qk"}
+    folder = written(own, weights, "speculators", tmp_path)
+    layer = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    assert layer["model_type"] == "qwen3"
+    read = read_head(folder, INFO, dtype=torch.float32)[1]
+    assert all(torch.equal(read[name], weights[name]) for name in weights)
+    with pytest.raises(ConfigError, match="'eagle' has no place for norms of queries and keys"):
+        written(own, weights, "eagle", tmp_path / "eagle")
+
+
 def test_offsets_are_no_ids(tmp_path: Path) -> None:
     """The control: ids in place of offsets are seen."""
     own = config("eagle3")
@@ -163,8 +175,8 @@ def test_damage_is_named(
     method: Any, to: str, config_change: dict[str, Any], drop: tuple[str, ...], match: str, tmp_path: Path
 ) -> None:
     own = config(method, draft_vocab_size=20)
-    weights = head_weights(own, shared=False)
-    weights.pop("embed.weight", None)
+    weights = head_weights(own) | ({"prefix.norm.weight": torch.ones(8)} if method == "hydra++" else {})
+    weights |= {} if method == "mlp_speculator" else {"head.weight": torch.randn(20, 8)}
     folder = written(own, weights, to, tmp_path)
     found = json.loads((folder / "config.json").read_text()) | config_change
     (folder / "config.json").write_text(json.dumps(found))
@@ -196,6 +208,7 @@ def test_what_a_format_has_no_place_for_is_named() -> None:
         ({"speculators_model_type": "mtp"}, "type 'mtp' are not supported"),
         ({"norm_output": True}, "norm_output is not supported"),
         ({"draft_vocab_size": 11}, "must have shape"),
+        ({"transformer_layer_config": {"layer_types": ["sliding_attention"]}}, "sliding window are not supported"),
         ({"draft_vocab_size": None}, "draft_vocab_size"),
         ({"transformer_layer_config": {}}, "no key 'hidden_size'"),
         ({"transformer_layer_config": 3}, "does not describe a head"),

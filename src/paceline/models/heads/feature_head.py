@@ -58,7 +58,7 @@ class FeatureHead:
             raise CheckpointError(
                 f"the head {name} reads states before the final norm of {info.name}, so it needs a norm.weight"
             )
-        spec = layer_spec(config, UNUSED if own is None else config.draft_vocab_size)
+        spec = layer_spec(config, weights, "layers.0.", UNUSED if own is None else config.draft_vocab_size)
         self._make = _eagle3_inputs(weights, spec, config) if config.method == "eagle3" else _eagle_inputs(weights)
         self._norm = (
             make_norm(weights["norm.weight"], spec.norm_eps) if own is None and "norm.weight" in weights else None

@@ -11,7 +11,8 @@
                     first by input_layernorm, the second by hidden_norm; norm
     mlp_speculator  heads.K.embed, .proj, .norm, .head; head 0 alone where they are tied, and head 1's proj
 
-Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face. Embeddings of the target are meant as
+Matrices are (out, in). Decoder layers have the names of a Llama of Hugging Face, and may have a Qwen3's norms of
+queries and keys, both of them. Embeddings of the target are meant as
 its layers get them, with the family's multiplier.
 """
 
@@ -82,6 +83,8 @@ def _layer(config: HeadConfig, prefix: str, inputs: int, *, normed: bool) -> Ite
     q, k = config.layer["num_attention_heads"] * config.head_dim, config.kv_heads * config.head_dim
     for name, width in (("q", q), ("k", k), ("v", k)):
         yield from _linear(f"{prefix}self_attn.{name}_proj", width, inputs)
+    for name in "qk":
+        yield HeadTensor(f"{prefix}self_attn.{name}_norm.weight", (config.head_dim,), optional=True)
     yield from _linear(f"{prefix}self_attn.o_proj", d, q)
     yield HeadTensor(f"{prefix}input_layernorm.weight", (d,), optional=not normed)
     yield HeadTensor(f"{prefix}post_attention_layernorm.weight", (d,))

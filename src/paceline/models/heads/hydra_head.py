@@ -56,7 +56,7 @@ class HydraPlusHead(HydraHead):
 
     def _build(self, config: HeadConfig, weights: Weights) -> None:
         super()._build(config, weights)
-        spec = layer_spec(config)
+        spec = layer_spec(config, weights, "prefix.")
         self._norm = (
             make_norm(weights["prefix.norm.weight"], spec.norm_eps) if "prefix.norm.weight" in weights else None
         )

@@ -57,17 +57,26 @@ class StateLayer(NativeRunner):
         return logits, states
 
 
-def layer_spec(config: HeadConfig, rows: int = UNUSED) -> ModelSpec:
-    """The shape of a head's decoder layer, with so many rows of a head behind it."""
+def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED) -> ModelSpec:
+    """The shape of a head's decoder layer, with so many rows of a head behind it: a Llama's, or with norms of queries
+    and keys a Qwen3's.
+
+    Args:
+        weights: of the head; those of the layer begin with `prefix`.
+    """
     given: dict[str, Any] = {key: value for key, value in config.layer.items() if value is not None}
-    own = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    kind = "qwen3" if f"{prefix}self_attn.q_norm.weight" in weights else "llama"
+    own = {"model_type": kind, "num_hidden_layers": 1, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
     sizes = {"hidden_size": config.hidden_size, "vocab_size": rows, "tie_word_embeddings": False}
+    sizes |= {"head_dim": config.head_dim, "num_key_value_heads": config.kv_heads}
     return spec_from_config({**own, **given, **sizes})
 
 
 RENAMED: Final = {
     "self_attn.o_proj": "o",
     "mlp.down_proj": "down",
+    "self_attn.q_norm": "q_norm",
+    "self_attn.k_norm": "k_norm",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "mlp_norm",
 }

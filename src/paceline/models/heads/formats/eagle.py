@@ -28,6 +28,10 @@ NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.w
 
 LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
 
+Q_NORM: Final = "layers.0.self_attn.q_norm.weight"
+QWEN3: Final = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+"""A layer with norms of queries and keys."""
+
 
 class EagleFormat(HeadFormat):
     """Of EAGLE's authors."""
@@ -73,6 +77,8 @@ class EagleFormat(HeadFormat):
         self, config: HeadConfig, weights: Mapping[str, Tensor], target: Target
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         third = config.method == "eagle3"
+        if Q_NORM in weights:
+            raise self.lacks("norms of queries and keys")
         more = {LAYERS: _ids(config), "norm_before_residual": config.norm_before_residual} if third else {}
         return {
             **_llama(config),
@@ -98,6 +104,8 @@ class SpeculatorsFormat(EagleFormat):
             raise ConfigError(f"heads of type {method!r} are not supported; eagle3 is")
         _reject(found, "norm_before_fc", "fc_norm", "norm_output")
         layer = found["transformer_layer_config"]
+        if "sliding_attention" in (layer.get("layer_types") or ()):
+            raise ConfigError("layers with a sliding window are not supported")
         return HeadConfig(
             method="eagle3",
             hidden_size=layer["hidden_size"],
@@ -119,7 +127,7 @@ class SpeculatorsFormat(EagleFormat):
             "draft_vocab_size": config.draft_vocab_size,
             "norm_before_residual": config.norm_before_residual,
             LAYERS: _ids(config),
-            "transformer_layer_config": _llama(config),
+            "transformer_layer_config": _llama(config) | (QWEN3 if Q_NORM in weights else {}),
             "speculators_config": {
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",

@@ -69,6 +69,8 @@ class HydraFormat(HeadFormat):
         for name, what in (("draft_to_target", "a reduced vocabulary"), ("embed.weight", "an embedding of the head's")):
             if name in weights:
                 raise self.lacks(what)
+        if "prefix.self_attn.q_norm.weight" in weights:
+            raise self.lacks("norms of queries and keys")
         if plus and "prefix.norm.weight" not in weights:
             raise self.lacks("a prefix layer without a norm behind it")
         tensors = {}
