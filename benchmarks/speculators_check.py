@@ -4,9 +4,9 @@ usage: speculators_check.py HEAD --python PYTHON [--model smollm2] [--tokens 24]
 
 HEAD is a folder of `paceline train eagle3`; PYTHON an interpreter whose environment has speculators 0.9. The head is
 converted, loaded there, and given random states and tokens; its logits must be those of the head's layer here, in
-float32; likewise with `norm_before_residual`. A head that is made there with random weights and saved by the package is
-loaded here and compared in the same way. In the control the exported file has another fc, and must not agree. Results:
-`results/speculators.json`; exits with 1 where something differs.
+float32; likewise with `norm_before_residual`, and with norms of queries and keys. A head that is made there with random
+weights and saved by the package is loaded here and compared in the same way. In the control the exported file has
+another fc, and must not agree. Results: `results/speculators.json`; exits with 1 where something differs.
 """
 
 from __future__ import annotations
@@ -107,11 +107,14 @@ def measured(given: argparse.Namespace, llm: LLM, folder: Path) -> dict[str, Any
     found = {"ours there": distance(load_file(folder / "out")["logits"], mine)}
 
     config, weights = read_head(given.head, info)
-    normed = write_head(folder / "normed", replace(config, norm_before_residual=True), weights)
-    there(given.python, head=convert(llm, normed, "speculators", folder / "normed there"), **same)
-    found["ours there, norm before residual"] = distance(
-        load_file(folder / "out")["logits"], here(llm, normed, tokens, states)
-    )
+    qk_norms = {f"layers.0.self_attn.{name}_norm.weight": 1 + torch.rand(config.head_dim) for name in "qk"}
+    for form, changed, more in (
+        ("norm before residual", replace(config, norm_before_residual=True), {}),
+        ("a layer of Qwen3's form", config, qk_norms),
+    ):
+        other = write_head(folder / form, changed, weights | more)
+        there(given.python, head=convert(llm, other, "speculators", folder / f"{form} there"), **same)
+        found[f"ours there, {form}"] = distance(load_file(folder / "out")["logits"], here(llm, other, tokens, states))
 
     there(given.python, head=ours, made=folder / "theirs", **same)
     found["theirs here"] = distance(here(llm, folder / "theirs", tokens, states), load_file(folder / "out")["logits"])
