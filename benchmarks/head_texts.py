@@ -35,9 +35,9 @@ LONGEST = 380
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    opened = gzip.open(file, "rt") if file.suffix == ".gz" else file.open()
-    with opened as lines:
-        return [json.loads(line) for line in lines]
+    data = file.read_bytes()
+    text = gzip.decompress(data) if file.suffix == ".gz" else data
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def programs(data: Path) -> Iterator[str]:
@@ -119,7 +119,8 @@ def main() -> None:
         turns = [{"role": "user", "content": message},
                  {"role": "assistant", "content": llm.tokenizer.decode(one.answer)}]  # fmt: skip
         ended = one.answer[-1] in llm.defaults.eos_ids
-        lines.append(json.dumps({"messages": turns, "temperature": one.temperature, "ended": ended}, ensure_ascii=False))
+        row = {"messages": turns, "temperature": one.temperature, "ended": ended}
+        lines.append(json.dumps(row, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
     given.out.parent.mkdir(exist_ok=True)
     given.out.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
