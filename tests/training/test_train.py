@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams
 from paceline.bench import bundled_prompts
 from paceline.errors import ConfigError, PromptError
-from paceline.training import METHODS, Answer, Fitting, TrainConfig, answered, documents_of, packed, train
+from paceline.training import METHODS, Answer, Fitting, TrainConfig, answered, documents_of, packed, texts_of, train
 
 QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
 
@@ -135,6 +135,19 @@ def test_answers_are_gone_on_with_behind_a_torn_line(llm: LLM, tmp_path: Path) -
     file.write_text("[]\n")
     with pytest.raises(PromptError, match="something else than answers"):
         answered(llm, asked, file, max_tokens=6)
+
+
+def test_of_conversations_that_end_with_an_answer_only_that_is_learned(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "said.jsonl"
+    turns = [{"role": "user", "content": "Once upon a time"}, {"role": "assistant", "content": " there was a cat."}]
+    rows = [{"messages": turns}, {"text": "Once upon a time there was a cat."}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said, text = texts_of(llm, [file], most=None)
+    assert said.prompt == llm.chat_ids(turns[:1])
+    assert llm.tokenizer.decode(text.answer) == "Once upon a time there was a cat."
+    assert said.answer[-1] == llm.tokenizer.eos_id
+    assert llm.tokenizer.decode(said.answer[:-1]) == " there was a cat."
+    assert text.prompt == []
 
 
 def test_rows_hold_every_document_once_and_none_is_cut() -> None:

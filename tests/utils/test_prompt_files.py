@@ -4,6 +4,7 @@ line.
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,18 @@ def test_history_and_equal_ids(tmp_path: Path) -> None:
     assert found.conversations[0].history == ({"role": "system", "content": "Be brief."},)
 
 
+def test_an_answer_at_the_end_is_kept_apart_and_files_may_be_compressed(tmp_path: Path) -> None:
+    said = {"messages": [*MESSAGES["messages"], {"role": "assistant", "content": "Hi."}]}
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(said).encode() + b"\n" + json.dumps(said | {"ended": False}).encode()))
+    first, second = read_prompts(path).conversations
+    assert (first.turns, first.history, first.answer) == (("Hello",), (MESSAGES["messages"][0],), "Hi.")
+    assert (first.ended, second.ended) == (True, False)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(PromptError, match="cannot read the workload"):
+        read_prompts(path)
+
+
 def test_a_text_file_is_a_prompt_a_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("one\n\ntwo\n")
@@ -87,7 +100,7 @@ def test_a_text_file_is_a_prompt_a_line(tmp_path: Path) -> None:
         ("a.jsonl", '{"colour": 1}', "in no known format .* the keys colour"),
         ("a.jsonl", '{"prompt": 3}', "row 1 is not in the format jsonl .prompt is not text"),
         ("a.jsonl", '{"turns": ["a"]}', "row 1 is not in the format spec-bench .no key 'category'"),
-        ("a.jsonl", '{"messages": [{"role": "assistant", "content": "x"}]}', "not from the user"),
+        ("a.jsonl", '{"messages": [{"role": "assistant", "content": "x"}]}', "neither from the user nor"),
         ("a.txt", "\n\n", "no prompts"),
         ("a.csv", "a,b\n1,2\n", "row 1 is not a request"),
     ],

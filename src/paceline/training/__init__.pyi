@@ -1,5 +1,6 @@
 from .answers import Answer as Answer
 from .answers import answered as answered
+from .answers import texts_of as texts_of
 from .batches import Batch as Batch
 from .batches import Document as Document
 from .batches import documents_of as documents_of

@@ -67,8 +67,9 @@ def prompts_of(llm: LLM, files: Sequence[Path], *, most: int | None, longest: in
     return found
 
 
-def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None, longest: int) -> list[Answer]:
-    """Texts of files as they are, cut to `longest` tokens, for training without the target's own answers.
+def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None) -> list[Answer]:
+    """Texts of files as they are, for training without asking the target; of conversations
+    that end with an answer, that answer.
 
     Raises:
         PromptError: as above.
@@ -76,9 +77,9 @@ def texts_of(llm: LLM, files: Sequence[Path], *, most: int | None, longest: int)
     found: dict[str, Answer] = {}
     for file in files:
         for one in read_prompts(file).limited(most).conversations:
-            ids = _ids(llm, one)[:longest]
-            if len(ids) > 2:
-                found.setdefault(_name(ids), Answer(_name(ids), [], ids))
+            prompt, text = ([], _ids(llm, one)) if one.answer is None else (_ids(llm, one), _answer_ids(llm, one))
+            if len(text) > 2:
+                found.setdefault(_name(prompt or text), Answer(_name(prompt or text), prompt, text))
     if not found:
         raise PromptError(f"no text of three tokens in {', '.join(map(str, files))}; give others")
     return list(found.values())
@@ -124,6 +125,12 @@ def _ids(llm: LLM, one: Conversation) -> Ids:
     if one.chat and llm.tokenizer.has_chat_template:
         return llm.chat_ids([*one.history, {"role": "user", "content": one.turns[0]}])
     return llm.tokenizer.encode(one.turns[0])
+
+
+def _answer_ids(llm: LLM, one: Conversation) -> Ids:
+    ids = llm.tokenizer.encode(one.answer or "", add_special_tokens=False)
+    end = llm.tokenizer.eos_id
+    return [*ids, end] if one.ended and end is not None else ids
 
 
 def _name(ids: Sequence[int]) -> str:

@@ -74,15 +74,16 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     drafter = head.speculative_config(folder)
     speed = None
     if speed_prompts:
-        prompts = [prompt_of(one, config.texts) for one in held_out[:speed_prompts]]
+        prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
         speed = measured(llm, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
     write_report(folder, config.as_json(), curve, facts, speed)
     return Trained(folder, curve, drafter, speed)
 
 
-def prompt_of(document: Document, text: bool) -> tuple[int, ...]:
-    """What is asked to see how an answer goes on: the prompt, or the first half of a text."""
-    return document.tokens[: max(2, len(document.tokens) // 2) if text else document.first]
+def prompt_of(document: Document) -> tuple[int, ...]:
+    """What is asked to see how an answer goes on: the prompt, or the first half of a text that has none."""
+    half = max(2, len(document.tokens) // 2)
+    return document.tokens[: document.first if document.first > 2 else half]
 
 
 def split(answers: Sequence[Answer], share: float, length: int) -> tuple[list[Document], list[Document]]:
@@ -105,7 +106,7 @@ def split(answers: Sequence[Answer], share: float, length: int) -> tuple[list[Do
 def _answers(llm: LLM, config: TrainConfig, run: Path) -> list[Answer]:
     length = config.fitting.row_tokens
     if config.texts:
-        return texts_of(llm, config.data, most=config.most_prompts, longest=length)
+        return texts_of(llm, config.data, most=config.most_prompts)
     prompts = prompts_of(llm, config.data, most=config.most_prompts, longest=length // 2)
     return answered(
         llm, prompts, run / "answers.jsonl", max_tokens=config.max_tokens, sampled_share=config.sampled_share

@@ -54,8 +54,9 @@ class TrainConfig:
 
     Attributes:
         method: one of METHODS.
-        data: files of prompts in the formats of `paceline bench`. texts: they are learned as they are; otherwise the
-            model answers them first, and its answers alone are learned.
+        data: files of prompts in the formats of `paceline bench`. texts: they are learned as they are, of
+            conversations that end with an answer only that; otherwise the model answers first, and only its answers
+            are learned.
         most_prompts: of each file. max_tokens: of an answer. sampled_share: of answers that are drawn at temperature
             0.8. held_out_share: of prompts that are judged by and not trained on; their answers are greedy.
         draft_vocab_size: tokens that the head can draft, those that are written most often.

@@ -10,12 +10,15 @@ Formats are told apart by the keys of the first row:
     question                gsm8k: a word problem
     input_length            trace: {"timestamp", "input_length", "output_length"}, JSONL or CSV
     prompt, text, messages  jsonl: a message, a text to go on with, or a conversation whose last message is from the
-                            user
+                            user, or the answer to it
+Any of them may be compressed (.gz).
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +48,7 @@ class Conversation:
             on with.
         token_ids: the prompt itself, for synthetic ones.
         max_tokens: most new tokens, where the workload says so; then end tokens are ignored.
+        answer: to the turn, where the file holds one. ended: whether that answer goes no further.
     """
 
     id: str
@@ -54,6 +58,8 @@ class Conversation:
     chat: bool = True
     token_ids: tuple[int, ...] | None = None
     max_tokens: int | None = None
+    answer: str | None = None
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +126,9 @@ def read_prompts(path: Path, format: str | None = None) -> Workload:
     if format is not None and format not in PROMPT_FORMATS:
         raise ConfigError(f"the format must be one of {', '.join(PROMPT_FORMATS)}, got {format!r}")
     text = _text(path)
-    if format == "text" or (format is None and path.suffix not in (".json", ".jsonl", ".csv")):
+    if format == "text" or (format is None and _kind(path) not in (".json", ".jsonl", ".csv")):
         return _workload(path, "text", _texts(text))
-    if format == "trace" or path.suffix == ".csv":
+    if format == "trace" or _kind(path) == ".csv":
         return _trace(path, text)
     rows = _rows(path, text)
     format = format or recognise(rows, path)
@@ -166,16 +172,23 @@ def recognise(rows: Sequence[Row], path: Path) -> str:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MOST_BYTES:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
             raise PromptError(f"{str(path)!r} is larger than {MOST_BYTES} bytes; give a part of it")
-        return path.read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
             f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}); give a text"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file") from None
+
+
+def _kind(path: Path) -> str:
+    """The end of its name, that of compression left out."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
 def _rows(path: Path, text: str) -> list[Row]:
@@ -212,7 +225,7 @@ def _workload(path: Path, format: str, made: Sequence[Conversation]) -> Workload
 
 
 def _trace(path: Path, text: str) -> Workload:
-    arrivals = parse_trace(text, path.name, csv=path.suffix == ".csv")
+    arrivals = parse_trace(text, path.name, csv=_kind(path) == ".csv")
     return Workload(name=path.stem, format="trace", source=path.name, arrivals=tuple(arrivals))
 
 
@@ -254,9 +267,14 @@ def _plain(row: Row, number: int) -> Conversation:
         history = [
             {"role": _words(m["role"], "role"), "content": _words(m["content"], "content")} for m in row["messages"]
         ]
+        answered = len(history) > 1 and history[-1]["role"] == "assistant"
+        answer = history.pop()["content"] if answered else None
         if not history or history[-1]["role"] != "user":
-            raise ValueError("the last of messages is not from the user")
-        return Conversation(id=name, task=task, turns=(history[-1]["content"],), history=tuple(history[:-1]))
+            raise ValueError("the last of messages is neither from the user nor an answer to the user")
+        return Conversation(
+            id=name, task=task, turns=(history[-1]["content"],), history=tuple(history[:-1]), answer=answer,
+            ended=bool(row.get("ended", True)),
+        )  # fmt: skip
     if "prompt" in row:
         return Conversation(id=name, task=task, turns=(_words(row["prompt"], "prompt"),))
     return Conversation(id=name, task=task, turns=(_words(row["text"], "text"),), chat=False)
