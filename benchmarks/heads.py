@@ -37,7 +37,7 @@ from paceline.training import Fitting, TrainConfig, train
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
-STEPS = {"eagle3": 500}
+STEPS = {"eagle3": 400, "eagle": 500, "medusa": 900, "hydra": 600, "hydra++": 500, "mlp_speculator": 600}
 """Steps of 20 minutes."""
 EAGLES = ("eagle", "eagle3")
 """They grow EAGLE-2's trees; others have static trees of their own."""
