@@ -157,6 +157,35 @@ def test_everything_has_a_name_and_is_reached_by_keyboard(tab: Any, keyed: Live)
     assert tab.evaluate("document.querySelectorAll('[aria-live=assertive]').length") == 0
 
 
+def test_the_focus_stays_in_the_chat_and_enter_checks_as_the_button_does(tab: Any, keyed: Live) -> None:
+    focused = "document.activeElement.id"
+    enter(tab)
+    tab.wait_for_function(f"() => {focused} === 'question'")
+    tab.fill("#temperature", "-3")
+    tab.focus("#question")
+    tab.keyboard.type("Tell a story")
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(focused) == "temperature"  # the browser says there what is wrong
+    assert tab.inner_text("#log") == ""
+    tab.fill("#temperature", "0")
+    tab.evaluate("busy(true)")
+    tab.focus("#stop")
+    tab.evaluate("busy(false, 'Stopped.')")
+    assert tab.evaluate(focused) == "question"
+
+
+def test_a_long_conversation_begins_with_a_question(tab: Any, keyed: Live) -> None:
+    """Templates that want both sides in turn rejected all that came after the first forty messages."""
+    enter(tab)
+    roles = """() => {
+        for (let i = 0; i < 50; i++) { asked("q"); conversation.push({ role: "assistant", content: "a" }); }
+        return asked("q")[1].messages.map((one) => one.role);
+    }"""
+    found = tab.evaluate(roles)
+    assert len(found) < 41
+    assert found == ["user", "assistant"] * (len(found) // 2) + ["user"]
+
+
 def test_it_asks_nothing_while_nobody_sees_it(tab: Any, keyed: Live) -> None:
     enter(tab)
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true})"

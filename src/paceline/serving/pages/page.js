@@ -100,7 +100,7 @@ class Chart {
         const value = rate.at(i);
         if (!(value >= 0)) continue;
         const x = left + ((width - left - right) * i) / (KEPT - 1), y = top + (height - top - bottom) * (1 - Math.min(value / most, 1));
-        path += `${i - last > GAP ? "M" : "L"}${x.toFixed(1)} ${y.toFixed(1)}` + (i - last > GAP ? "h0" : "");
+        path += i - last > GAP ? `M${(x - 1).toFixed(1)} ${y.toFixed(1)}h2` : `L${x.toFixed(1)} ${y.toFixed(1)}`;
         last = i;
       }
       this.lines[number].line.setAttribute("d", path);
@@ -254,10 +254,11 @@ async function look() {
       needKey(stored() ? "The server does not know this key." : "");
     } else if (!answer.ok) throw new Error("it answers " + answer.status);
     else {
-      const found = await answer.json();
+      const found = await answer.json(), entered = at("door").contains(document.activeElement);
       at("door").hidden = true;
       at("live").hidden = false;
       at("forget").hidden = !stored();
+      if (entered) at("question").focus();
       if (at("trouble").textContent) at("trouble").textContent = "";
       take(found);
     }
@@ -324,7 +325,7 @@ class Growing {
 
 function trim() {
   const log = at("log");
-  while (conversation.length > MOST_MESSAGES) conversation.shift();
+  while (conversation.length > MOST_MESSAGES) conversation.splice(0, 2); // a question with its answer: many templates want them in turn
   while (log.querySelectorAll(".who").length > MOST_MESSAGES) {
     do log.firstChild.remove(); while (log.firstChild && !log.firstChild.classList.contains("who"));
   }
@@ -391,10 +392,11 @@ function told(usage) {
 }
 
 function busy(on, text) {
+  const here = [document.body, at("stop")].includes(document.activeElement); // a button that is disabled loses the focus
   at("send").disabled = on;
   at("stop").disabled = !on;
   at("said").textContent = on ? "Answering \u2026" : text;
-  if (!on) { running = null; if (document.activeElement === document.body) at("question").focus(); }
+  if (!on) { running = null; if (here) at("question").focus(); }
 }
 
 function submit(event) {
@@ -425,7 +427,9 @@ function listen() {
   at("as-table").addEventListener("toggle", () => { if (at("as-table").open && state && state.tree) drawNodes(state.tree.step); });
   at("ask").addEventListener("submit", submit);
   at("question").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    at("ask").requestSubmit(); // so that the browser checks the temperature
   });
   at("stop").addEventListener("click", () => running && running.abort());
   at("clear").addEventListener("click", clear);
