@@ -167,6 +167,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "away": (["--url", "http://127.0.0.1:9", "--retry-for", "0"], "no server answers at http://127.0.0.1:9"),
     "other": (["--url", "http://127.0.0.1:9", "-o", "in.jsonl"], "must be three files"),
     "folder": (["-o", "."], "--output must be a file"),
+    "device": (["-o", "/dev/null"], "--output must be a file on a disk"),
+    "device of failures": (["--errors", "/dev/null"], "--errors must be a file on a disk"),
     "template": (["--chat-template", "/no/such"], "chat_template"),
 }
 

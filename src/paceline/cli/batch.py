@@ -228,6 +228,10 @@ def _checked(source: Path, output: Path, errors: Path | None) -> Path:
     must_be_writable("--output", output)
     failures = errors or output.with_name(f"{output.name.removesuffix('.jsonl')}.errors.jsonl")
     must_be_writable("--errors", failures)
+    for flag, path in (("--output", output), ("--errors", failures), ("the file of requests", source)):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            why = "since it is read again where a run goes on"
+            raise ConfigError(f"{flag} must be a file on a disk, {why}, got {str(path)!r}; name one")
     places = [path.resolve() for path in (source, output, failures)]
     if len(set(places)) < len(places):
         raise ConfigError("the requests, --output and --errors must be three files; name another one")
@@ -335,7 +339,8 @@ def _tell(requests: Requests, output: Path, failures: Path, summary: Summary) ->
     from rich.text import Text
 
     total = len(requests)
-    say(f"{total - summary.failed} of {counted(total, 'request')} are answered in {output}")
+    is_are = "is" if total == 1 else "are"
+    say(f"{total - summary.failed} of {counted(total, 'request')} {is_are} answered in {output}")
     if not summary.failed:
         return
     remark(f"{counted(summary.failed, 'request')} failed, see {failures}; the same command tries them again:")
