@@ -69,6 +69,17 @@ def test_many_mistakes_are_told_as_such(live: Live) -> None:
     assert live.error(CHAT, messages=HELLO, logit_bias={"1": ""})["param"] == "logit_bias.1"
 
 
+def test_an_error_repeats_little_of_what_was_sent(live: Live) -> None:
+    """A field's name of 8 MB was answered with 16 MB."""
+    long = "x" * 100_000
+    for path, body in ((CHAT, {long: 1}), (CHAT, {"model": long}), ("/v1/messages", {"model": long, "max_tokens": 1})):
+        answer = live.post(path, messages=HELLO, **body)
+        assert answer.status_code in (400, 404)
+        assert "xxx" in answer.json()["error"]["message"]
+        assert len(answer.content) < 5000
+    assert "known: bundled" in live.error(CHAT, 404, messages=HELLO, model=long)["message"]
+
+
 def test_logprobs_of_the_whole_vocabulary_are_not_for_strangers(live: Live) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         for count in (-1, 21):

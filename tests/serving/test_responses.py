@@ -364,6 +364,25 @@ def test_unknown_models_and_responses_are_404(live: Live) -> None:
     assert live.error(PATH, 404, input="a", previous_response_id="resp_0")["param"] == "previous_response_id"
 
 
+def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
+    for field, value in (("background", True), ("conversation", "conv_1"), ("max_tool_calls", 3)):
+        error = live.error(PATH, input="Hi", **{field: value})
+        assert error["message"] == f"{field} is not supported; leave it out"
+        assert error["code"] == "unsupported_field"
+    for empty in ("", []):
+        assert live.error(PATH, input=empty)["message"] == "input must not be empty"
+    assert live.error(PATH, input="Hi", truncation="auto")["message"] == "truncation: Input should be 'disabled'"
+
+
+def test_pages_of_input_have_a_limit_that_is_checked(live: Live) -> None:
+    """Thousands of digits were an internal error."""
+    items = f"{PATH}/{live.ok(PATH, input='Hi', max_output_tokens=1)['id']}/input_items"
+    for limit in ("0", "101", "-1", "x", "9" * 5000):
+        answer = live.http.get(items, params={"limit": limit})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+    assert live.http.get(items, params={"limit": "100"}).status_code == 200
+
+
 # ------------------------------------------------------------------------------------------------ the store
 
 

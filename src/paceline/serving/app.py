@@ -40,6 +40,7 @@ from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
 from paceline.serving.runs import CLOSED, Run, json_response
 from paceline.serving.translation import Outgoing
+from paceline.utils import shortened
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline.serving")
@@ -74,7 +75,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
             known = ", ".join(self.names)
-            raise ApiError(f"the model {name!r} is not served here; known: {known}", status=404, param="model",
+            raise ApiError(f"the model {shortened(name)} is not served here; known: {known}", status=404, param="model",
                            code="model_not_found")  # fmt: skip
 
     @property

@@ -51,6 +51,10 @@ MAX_ERRORS: Final = 64
 """Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
 
 
+MAX_MESSAGE: Final = 2000
+"""Characters of an error's message, and of its field: both may repeat what a client sent."""
+
+
 class _Quick(FailFast):
     """The first wrong item of a list is told: millions of them would be an error each. May be part of a union."""
 
@@ -332,7 +336,8 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.param, self.code, self.headers = message, status, param, code, headers or {}
+        self.message, self.param = _cut(message), None if param is None else _cut(param)
+        self.status, self.code, self.headers = status, code, headers or {}
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
         """The same error in an API that has other names for these fields."""
@@ -352,6 +357,10 @@ class ApiError(Exception):
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -381,6 +390,8 @@ def invalid_field(errors: Sequence[Any]) -> ApiError:
         )
     words = [part for part in path if part.isdecimal() or (part.isidentifier() and not part[0].isupper())]
     param = ".".join(word for word in words if word != "str") or None
-    if first["type"] == "extra_forbidden":
-        return ApiError(f"{param} is not supported; leave it out", param=param, code="unsupported_field")
+    if first["type"] in ("extra_forbidden", "none_required") or first.get("ctx") == {"expected": "False"}:
+        return ApiError(f"{_cut(str(param))} is not supported; leave it out", param=param, code="unsupported_field")
+    if first["type"] == "too_short" and first["ctx"]["actual_length"] == 0:
+        return ApiError(f"{param} must not be empty", param=param)
     return ApiError(f"{param or 'the body'}: {first['msg']}", param=param)

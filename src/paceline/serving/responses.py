@@ -21,6 +21,7 @@ from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
 from paceline.serving.runs import Json, Run, json_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+from paceline.utils import shortened
 
 CHAT_NAMES: Final = {
     "messages": "input",
@@ -449,16 +450,16 @@ class ResponseRoutes:
         _only(http, ("after", "limit", "order"))
         asked = http.query_params
         limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
-        if not limit.isdecimal() or not 1 <= int(limit) <= 100:
-            raise ApiError(f"limit must be in 1..100, got {limit!r}", param="limit")
+        if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= 100:
+            raise ApiError(f"limit must be in 1..100, got {shortened(limit)}", param="limit")
         if order not in ("asc", "desc"):
-            raise ApiError(f"order must be asc or desc, got {order!r}", param="order")
+            raise ApiError(f"order must be asc or desc, got {shortened(order)}", param="order")
         items = (await self._found(name, http)).input
         items = items if order == "asc" else items[::-1]
         if after is not None:
             ids = [item["id"] for item in items]
             if after not in ids:
-                raise ApiError(f"after must be the id of an item, got {after!r}", param="after")
+                raise ApiError(f"after must be the id of an item, got {shortened(after)}", param="after")
             items = items[ids.index(after) + 1 :]
         page = items[: int(limit)]
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
@@ -473,7 +474,7 @@ class ResponseRoutes:
 
 
 def _missing(name: str, param: str = "response_id", code: str = "response_not_found") -> ApiError:
-    return ApiError(f"no response {name!r} is stored here", status=404, param=param, code=code)
+    return ApiError(f"no response {shortened(name)} is stored here", status=404, param=param, code=code)
 
 
 def _only(http: Request, names: Sequence[str]) -> None:
