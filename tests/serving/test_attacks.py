@@ -135,6 +135,20 @@ def test_long_texts_are_encoded_one_by_one_and_hold_up_no_short_one(
     assert min(took) < 0.3
 
 
+def test_texts_beside_the_prompt_may_not_be_long(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions of 7 MB were encoded all at once, with most of a gigabyte each."""
+    monkeypatch.setattr("paceline.serving.answers.LONG", 100)
+    for length, status in ((100, 200), (101, 400)):
+        text = "a" * length
+        parts = [{"type": "text", "text": text[:50]}, {"type": "text", "text": text[50:]}]
+        predictions = ({"prediction": {"type": "content", "content": one}} for one in (text, parts))
+        for body in (*predictions, {"bad_words": [text[:50], text[50:]]}):
+            answer = live.post(CHAT, messages=HELLO, max_tokens=1, **body)
+            assert answer.status_code == status, answer.text
+            assert status == 200 or answer.json()["error"]["param"] in body
+    assert live.error(COMPLETIONS, prompt="a", prediction="a" * 101)["param"] == "prediction"
+
+
 def test_a_burst_does_not_pass_the_limit_of_waiting_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = llm.tokenizer.encode
 

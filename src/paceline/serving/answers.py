@@ -241,12 +241,22 @@ class Answers:
     def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
         own: Json = {}
         if prediction is not None:
+            self._short("prediction", [prediction] if isinstance(prediction, str) else _texts(prediction))
             own["prediction"] = prediction if isinstance(prediction, str) else prediction.model_dump()
         if (salt := tenant_of(owner, request.cache_salt, request.prompt_cache_key)) is not None:
             own["cache_salt"] = salt
         if "speculative_config" in request.model_fields_set:  # null is plain decoding
             own["speculative_config"] = request.speculative_config
         return own
+
+    def _short(self, name: str, texts: Sequence[str]) -> None:
+        """Texts that are encoded without a turn may not be long.
+
+        Raises:
+            ApiError: they are, together.
+        """
+        if (length := sum(map(len, texts))) > LONG:
+            raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
     def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:
         given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
@@ -260,6 +270,7 @@ class Answers:
             if not 0 <= given.get(name, 0) <= MAX_LOGPROBS:
                 param = "top_logprobs" if name in more and isinstance(request, ChatRequest) else name
                 raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
+        self._short("bad_words", request.bad_words or ())
         try:
             bound = self._constraint(request)
             return self._llm.default_sampling_params(
@@ -290,6 +301,12 @@ class Answers:
         if found and "json" in found[0] and "strict" not in found[0]:
             found[0] = {**found[0], "strict": self._config.strict_schemas}
         return found[0] if found else None
+
+
+def _texts(prediction: Prediction) -> list[str]:
+    if isinstance(prediction.content, str):
+        return [prediction.content]
+    return [text for part in prediction.content if isinstance(text := part.get("text"), str)]
 
 
 def _prompts(given: Any) -> list[Any]:
