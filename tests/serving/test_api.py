@@ -271,6 +271,9 @@ def test_tokens_go_there_and_back(live: Live, llm: LLM) -> None:
 
 def test_keys_open_every_route_but_health_and_keep_tenants_apart(locked: Live) -> None:
     assert locked.http.get("/health").status_code == 200
+    for path in ("/health", "/"):
+        assert (locked.http.head(path).status_code, locked.http.head(path).text) == (200, "")
+    assert locked.http.head("/v1/models").status_code in (401, 405)
     for path in ("/v1/models", "/metrics", "/version"):
         assert locked.http.get(path).status_code == 401
     body = {"prompt": "The quick brown fox jumps over the lazy dog. " * 8, "max_tokens": 2, "temperature": 0}

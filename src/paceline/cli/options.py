@@ -62,7 +62,7 @@ SERVER_HELP = {
     "max_body_bytes": "Maximum length of a request.",
     "max_n": "Maximum number of outputs of a request.",
     "max_prompts": "Maximum number of prompts of a request.",
-    "max_request_tokens": "Maximum number of new tokens of an output; default: the context.",
+    "max_request_tokens": "Maximum number of new tokens that a request may ask for; default: any.",
     "receive_timeout": "Seconds in which a request's head, and then its body, must have arrived.",
     "request_timeout": "Seconds that a request may take.",
     "response_file": "File that stored responses are kept in; default: memory.",

@@ -245,6 +245,7 @@ class Routes:
         for method, routes in (("POST", posts), ("GET", gets)):
             for path, handler in routes.items():
                 app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
+        app.add_api_route("/health", self.health, methods=["HEAD"], response_model=None, include_in_schema=False)
 
     async def chat(self, request: ChatRequest, http: Request) -> Response:
         return await self.conversation(request, http)

@@ -299,7 +299,7 @@ class LivePage:
     def add(self, app: FastAPI) -> None:
         """Bind them to their paths."""
         for path, name in (("/", "page.html"), *((f"/static/{name}", name) for name in PAGE_FILES)):
-            app.add_api_route(path, _file(name), methods=["GET"], response_model=None, include_in_schema=False)
+            app.add_api_route(path, _file(name), methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
         app.add_api_route("/page/state", self.state, methods=["GET"], response_model=None, include_in_schema=False)
 
     async def state(self, http: Request) -> Response:
