@@ -146,7 +146,6 @@ IDLE_CALLS: Final[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(
 ATTRIBUTES: Final[Mapping[str, str]] = {
     "llm_engine": "see config, runner.info and engine",
     "model_config": "see config and runner.info",
-    "beam_search": "beam search is not available; SamplingParams(n=...) draws several outputs",
     **dict.fromkeys(("encode", "embed", "classify", "reward", "score"), "models generate text here"),
     **dict.fromkeys(("sleep", "wake_up", "shutdown"), "close() frees the memory"),
     **dict.fromkeys(("collective_rpc", "apply_model"), "the model is runner, in this process"),

@@ -359,4 +359,18 @@ CONTROLLERS: Mapping[str, Entry] = {
     ),
 }
 
-FAMILIES: Mapping[str, Mapping[str, Entry]] = {"drafters": DRAFTERS, "verifiers": VERIFIERS, "controllers": CONTROLLERS}
+SEARCHES: Mapping[str, Entry] = {
+    "beam": Entry("paceline.search.beam:BeamSearch", "beam", paper="as `generate(num_beams=...)` of transformers"),
+    "diverse_beam": Entry(
+        "paceline.search.beam:DiverseBeamSearch",
+        "beam",
+        paper="Diverse Beam Search: Decoding Diverse Solutions from Neural Sequence Models (arXiv:1610.02424)",
+    ),
+}
+
+FAMILIES: Mapping[str, Mapping[str, Entry]] = {
+    "drafters": DRAFTERS,
+    "verifiers": VERIFIERS,
+    "controllers": CONTROLLERS,
+    "searches": SEARCHES,
+}

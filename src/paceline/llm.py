@@ -45,7 +45,8 @@ from paceline.models.denoiser import is_denoiser
 from paceline.models.loading import BUNDLED_FOLDER, GenerationDefaults, Tokenizer, check_names, read_config, resolve
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
-from paceline.utils import choice, clear_calls, need, request_bar
+from paceline.search import BeamSearchOutput, BeamSearchParams, SearchConfig, run_searches
+from paceline.utils import Advance, choice, clear_calls, integer, need, request_bar
 
 logger = logging.getLogger("paceline")
 
@@ -263,6 +264,7 @@ class LLM(metaclass=Named):
         use_tqdm: bool | Callable[..., Any] | None = None,
         *,
         lora_request: None = None,
+        search: Mapping[str, Any] | str | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts to their ends; results in the order of the prompts.
 
@@ -274,12 +276,15 @@ class LLM(metaclass=Named):
             use_tqdm: show a progress bar; None shows one for several prompts on a terminal. A class or function is
                 called in the place of tqdm.
             lora_request: vLLM's; must be None (an adapter is merged into the weights, `lora`).
+            search: a method of search, or a dict with its options: {"method": "beam", "beam_width": 4}
+                (`paceline.search.SearchConfig`). The best `n` texts of each prompt are its outputs, each with a score;
+                nothing is drafted. None decodes token by token.
         Raises:
             PromptError, ConfigError: before anything runs.
         """
         self._must_be_open()
         read = [read_prompt(item, self.tokenizer.encode) for item in as_list(prompts)]
-        return self._run(read, sampling_params, use_tqdm, lora_request)
+        return self._run(read, sampling_params, use_tqdm, lora_request, search)
 
     def _run(
         self,
@@ -287,6 +292,7 @@ class LLM(metaclass=Named):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool | Callable[..., Any] | None,
         lora_request: object,
+        search: Mapping[str, Any] | str | None,
     ) -> list[RequestOutput]:
         rule = "be None: an adapter is merged into the weights, with LLM(model, lora=FOLDER)"
         need(lora_request is None, "lora_request", rule, lora_request)
@@ -294,7 +300,10 @@ class LLM(metaclass=Named):
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
         params = self._params(sampling_params, len(prompts))
         requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        run = self.diffusion.run if self.diffusion else self._serving(requests).run
+        if search is not None:
+            run = self._searching(search, params)
+        else:
+            run = self.diffusion.run if self.diffusion else self._serving(requests).run
         with request_bar(len(requests), use_tqdm) as advance:
             run(requests, advance)
         results = [request.result() for request in requests]
@@ -307,6 +316,48 @@ class LLM(metaclass=Named):
             )
         return results
 
+    def _searching(
+        self, given: Mapping[str, Any] | str, params: Sequence[SamplingParams]
+    ) -> Callable[[Sequence[Request], Advance | None], None]:
+        """What decodes requests with these parameters by a search."""
+        self._must_draft("search")
+        config = SearchConfig.parse(given)
+        for one in params:
+            config.check(one)
+
+        def run(requests: Sequence[Request], advance: Advance | None) -> None:
+            searches = [config.open() for _ in requests]
+            run_searches(self.engine, self._turns, requests, searches, budget=config.budget, advance=advance)
+
+        return run
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool | Callable[..., Any] | None = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Beam search in vLLM's form: the `beam_width` likeliest texts of each prompt, best first.
+
+        Args:
+            concurrency_limit: prompts that are searched for side by side; None is all.
+        Raises:
+            PromptError, ConfigError: before anything runs.
+        """
+        need(isinstance(params, BeamSearchParams), "params", "be BeamSearchParams", params)
+        if concurrency_limit is not None:
+            integer("concurrency_limit", concurrency_limit, 1)
+        listed, found = as_list(prompts), list[RequestOutput]()
+        size = concurrency_limit or max(1, len(listed))
+        for start in range(0, len(listed), size):
+            found += self.generate(
+                listed[start : start + size], params.sampling_params(), use_tqdm, lora_request=lora_request,
+                search=params.search(),
+            )  # fmt: skip
+        return [BeamSearchOutput.of(one) for one in found]
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -316,13 +367,14 @@ class LLM(metaclass=Named):
         lora_request: None = None,
         chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        search: Mapping[str, Any] | str | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the checkpoint's own chat template.
 
         Args:
             messages: dicts with "role" and "content", or lists of such dicts.
-            sampling_params, use_tqdm, lora_request: as in `generate`.
+            sampling_params, use_tqdm, lora_request, search: as in `generate`.
             chat_template_content_format: "auto": contents go to the template in the form that it takes.
             chat_template_kwargs: names for the template, such as `enable_thinking`.
             template: `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools`
@@ -340,7 +392,7 @@ class LLM(metaclass=Named):
         talks: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
         texts = [self.tokenizer.apply_chat_template(talk, **{**template, **more}) for talk in talks]
         prompts = [ReadPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), []) for text in texts]
-        return self._run(prompts, sampling_params, use_tqdm, lora_request)
+        return self._run(prompts, sampling_params, use_tqdm, lora_request, search)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
         """Decode one prompt and yield what each step adds.

@@ -10,6 +10,7 @@ held back until it completes, or until it is clear that it never will.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class IncrementalDetokenizer:
         self._shown = len(shown)  # characters of the window's decode that are out already
         self._piece = 0  # where in the window the piece of text starts that is not complete yet
         self._waiting = 0  # tokens in a row that ended in a broken character and completed none
+
+    def fork(self) -> IncrementalDetokenizer:
+        """Another one at the same point."""
+        twin = copy(self)
+        twin._window = list(self._window)
+        return twin
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Append tokens; returns the text they complete, possibly ""."""

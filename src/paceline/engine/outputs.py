@@ -150,6 +150,8 @@ class CompletionOutput:
         finish_reason: "stop", "length", "abort" (cancelled), "error" (see `error`), or None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for an end token or a limit.
         error: one line, for finish_reason "error"; what was produced before it is kept.
+        score: by which a search has chosen it; then `cumulative_logprob` is the sum of the tokens' logprobs as the
+            sampling parameters shape them.
     """
 
     index: int
@@ -160,6 +162,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    score: float | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -175,6 +178,7 @@ class RequestOutput:
         metrics: steps, drafted and accepted tokens, times; outputs of one request together.
         num_cached_tokens: prompt tokens whose keys and values were taken over from earlier requests; None without a
             prefix cache.
+        search: of a search, its `paceline.search.SearchTree`.
     """
 
     request_id: str
@@ -184,6 +188,7 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
+    search: Any | None = None
 
     @property
     def finished(self) -> bool:
@@ -220,8 +225,11 @@ class RequestOutput:
         if len(self.outputs) > 1:
             found["outputs"] = [
                 {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
+                | ({} if o.score is None else {"score": o.score})
                 for o in self.outputs
             ]
+        if self.search is not None:
+            found |= {"score": first.score, "search": self.search.to_dict()}
         return found | ({"error": first.error} if first.error else {})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
@@ -73,6 +74,7 @@ class StopChecker:
             `include_stop_str_in_output`.
         finish_reason: None while the output goes on, "stop" (end token, stop token, stop string) or "length".
         stop_reason: the stop token id or stop string; None for an end token or a limit.
+        end_ids: end and stop tokens.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class StopChecker:
         self._stop_ids = frozenset(params.stop_token_ids)
         self._stops: tuple[str, ...] = tuple(params.stop)
         self._sorted_stops = sorted(self._stops)
-        self._ends = self._eos_ids | self._stop_ids
+        self.end_ids = self._eos_ids | self._stop_ids
         self._include, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
         limits = [limit for limit in (params.max_tokens, max_new_tokens) if limit is not None]
         self._limit = min(limits) if limits else None
@@ -116,11 +118,19 @@ class StopChecker:
             return len(self.text)
         return len(self.text) - open_length(self.text, self._sorted_stops)
 
+    def fork(self) -> StopChecker:
+        """Another one at the same point."""
+        twin = copy(self)
+        twin._unread = list(self._unread)
+        if self._detokenizer is not None:
+            twin._detokenizer = self._detokenizer.fork()
+        return twin
+
     def push(self, tokens: Sequence[int]) -> int:
         """Take newly committed tokens in order; returns how many are kept. Those after the end are not looked at."""
         before, count = self.num_tokens, len(tokens)
         roomy = self._limit is None or before + count < self._limit
-        if roomy and self.quiet and self.finish_reason is None and self._ends.isdisjoint(tokens):
+        if roomy and self.quiet and self.finish_reason is None and self.end_ids.isdisjoint(tokens):
             self.num_tokens += count
             self._unread += tokens
             return count

@@ -1,0 +1,15 @@
+from .base import BudgetSpentError as BudgetSpentError
+from .base import Search as Search
+from .base import Steps as Steps
+from .base import continued as continued
+from .base import mean_logprob as mean_logprob
+from .beam_params import BeamSearchOutput as BeamSearchOutput
+from .beam_params import BeamSearchParams as BeamSearchParams
+from .beam_params import BeamSearchSequence as BeamSearchSequence
+from .branch import Branch as Branch
+from .branch import Found as Found
+from .branch import Rows as Rows
+from .driver import SearchBudget as SearchBudget
+from .driver import run_searches as run_searches
+from .results import SearchTree as SearchTree
+from .search_config import SearchConfig as SearchConfig

@@ -1,0 +1,96 @@
+"""What a search method is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from paceline.search.branch import Branch, Found, Rows
+
+if TYPE_CHECKING:
+    from paceline.config import SamplingParams
+
+T = TypeVar("T")
+
+Steps = Generator[Sequence[Branch], Rows, T]
+"""Yields the branches whose rows are wanted, none of which has ended, and is sent them; returns a T.
+
+The caches of branches that are not asked for are freed, unless they are held (`Branch.held`).
+"""
+
+
+class BudgetSpentError(Exception):
+    """Thrown into a search that has used up its tokens or seconds."""
+
+
+class Search(ABC):
+    """One search, of one prompt.
+
+    Attributes:
+        name: of the method.
+        alive: branches that go on; with `found`, what there is where the budget ends early.
+        found: texts so far.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.alive: list[Branch] = []
+        self.found: list[Found] = []
+
+    @classmethod
+    def check(cls, params: SamplingParams) -> None:
+        """Reject parameters that the method cannot honour: here none.
+
+        Raises:
+            ConfigError: naming the parameter.
+        """
+        del params
+
+    @abstractmethod
+    def steps(self, root: Branch) -> Steps[None]:
+        """Search from a prompt; what was found is in `found`."""
+
+    def run(self, root: Branch) -> Steps[list[Found]]:
+        """What the search finds, best first; where its budget ends, what it has by then."""
+        try:
+            yield from self.steps(root)
+        except BudgetSpentError:
+            self.found += [Found(one, self.score(one)) for one in self.alive if one.length]
+        return sorted(self.found, key=lambda one: -one.score)
+
+    def score(self, branch: Branch) -> float:
+        """Of a text that has not ended, in the same measure as those of `found`: by default the mean log-probability of
+        its tokens.
+        """
+        return mean_logprob(branch)
+
+
+def mean_logprob(branch: Branch) -> float:
+    """Of its tokens, as the request's parameters shape them; 0 without any."""
+    return branch.logprob / max(1, branch.length)
+
+
+def continued(
+    branches: Sequence[Branch], indices: Sequence[int], *, until: Callable[[Branch], bool] = lambda _: False,
+    alive: Callable[[list[Branch]], None] = lambda _: None,
+) -> Steps[list[Branch]]:  # fmt: skip
+    """Sample each branch on, side by side, until it ends or `until` is true of it.
+
+    Args:
+        indices: of the outputs whose randomness each follows.
+        alive: told the branches after every token.
+    Returns:
+        The branches that they became.
+    """
+    made = list(branches)
+    going = [i for i, one in enumerate(made) if not one.ended]
+    while going:
+        rows = yield [made[i] for i in going]
+        for row, i in enumerate(going):
+            token = made[i].draw(rows.logprobs[row], indices[i])
+            made[i] = made[i].child(token, float(rows.logprobs[row, token]))
+        alive(made)
+        going = [i for i in going if not (made[i].ended or until(made[i]))]
+    return made

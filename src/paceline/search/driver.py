@@ -1,0 +1,161 @@
+"""Runs the searches of one call side by side: one pass over all branches that they ask for, until each has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
+from paceline.errors import NumericsError, PacelineError
+from paceline.search.base import BudgetSpentError, Search, Steps
+from paceline.search.branch import Branch, Found, Rows
+from paceline.search.forest import Forest
+from paceline.search.results import SearchTree
+
+if TYPE_CHECKING:
+    from paceline.utils import Advance
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBudget:
+    """What a search may spend on a prompt; it then ends with what it has.
+
+    Attributes:
+        tokens: rows that are computed for it. seconds: of wall time since it began.
+    """
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+class _Running:
+    """One search on its way."""
+
+    def __init__(self, request: Request, search: Search, root: Branch, budget: SearchBudget) -> None:
+        self.request, self.root, self.budget, self.tree = request, root, budget, SearchTree(search.name)
+        self.steps: Steps[list[Found]] = search.run(root)
+        self.asked: Sequence[Branch] = ()
+        self.ended = False
+        self.start = perf_counter()
+        self._take(lambda: next(self.steps))
+
+    def send(self, rows: Rows) -> None:
+        """Hand it what it asked for."""
+        self.tree.num_tokens += len(self.asked)
+        self.tree.num_passes += 1
+        spent = self._spent()
+        bad = bool(rows.logits.isnan().any())
+        if bad:
+            self._take(lambda: self.steps.throw(NumericsError("the model's logits are not numbers")))
+        elif spent:
+            self.tree.budget_spent = True
+            self._take(lambda: self.steps.throw(BudgetSpentError()))
+        else:
+            self._take(lambda: self.steps.send(rows))
+
+    def fail(self, error: PacelineError) -> None:
+        """End it with an error; what it produced before is lost to it."""
+        self.steps.close()
+        self._end([], str(error))
+
+    def _spent(self) -> bool:
+        tokens, seconds = self.budget.tokens, self.budget.seconds
+        out_of_tokens = tokens is not None and self.tree.num_tokens >= tokens
+        return out_of_tokens or (seconds is not None and perf_counter() - self.start >= seconds)
+
+    def _take(self, step: Callable[[], Sequence[Branch]]) -> None:
+        try:
+            self.asked = list(dict.fromkeys(step()))
+            for one in self.asked:
+                self.tree.note(one)
+        except StopIteration as end:
+            self._end(end.value)
+        except PacelineError as error:
+            self._end([], str(error))
+
+    def _end(self, found: Sequence[Found], error: str | None = None) -> None:
+        self.ended, self.asked = True, ()
+        request, self.tree.seconds = self.request, perf_counter() - self.start
+        best = found[: request.params.n]
+        self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
+        request.outputs = [output_of(one, index) for index, one in enumerate(best)]
+        if not best:
+            why = error or "the search has found nothing"
+            request.outputs = [CompletionOutput(0, finish_reason="error", error=why)]
+        metrics = request.metrics
+        metrics.num_steps = self.tree.num_passes
+        metrics.num_generation_tokens = sum(len(one.token_ids) for one in request.outputs)
+        metrics.generation_time = self.tree.seconds
+        request.result().search = self.tree
+
+
+def output_of(found: Found, index: int) -> CompletionOutput:
+    """A text as an output of its request; one that has not ended was ended by the search."""
+    branch, stops = found.branch, found.branch.stops
+    if not stops.finished:
+        stops.cut_off()
+    return CompletionOutput(
+        index, stops.text, branch.tokens(), branch.logprob, None, stops.finish_reason or "abort", stops.stop_reason,
+        score=found.score,
+    )  # fmt: skip
+
+
+def run_searches(
+    engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
+    advance: Advance | None = None,
+) -> None:  # fmt: skip
+    """Search for every request's outputs, which it then has; the searches of all prompts share their passes.
+
+    Args:
+        engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
+        searches: one for each request. advance: told how far they are.
+    Raises:
+        ConfigError, PromptError: a request that cannot be decoded, before anything runs.
+    """
+    for request in requests:
+        engine.check(request)
+    forest = Forest(engine.parts.runner, engine.scheduler.config.max_num_batched_tokens)
+    try:
+        running = [_begun(engine, *pair, budget) for pair in zip(requests, searches, strict=True)]
+        while running := [one for one in running if not one.ended]:
+            with turns.turn():
+                _step(forest, running)
+            if advance is not None:
+                tell(advance, requests)
+    finally:
+        with turns.turn():
+            forest.close()
+
+
+def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget) -> _Running:
+    rules, scheduler = request.rules, engine.scheduler
+    assert rules is not None
+    stops = StopChecker(
+        request.params, scheduler.eos_ids, scheduler.tokenizer, request.prompt_ids,
+        max_new_tokens=request.max_tokens, at_once=True,
+    )  # fmt: skip
+    request.metrics.num_prompt_tokens = len(request.prompt_ids)
+    return _Running(request, search, Branch(request, rules, stops), budget)
+
+
+def _step(forest: Forest, running: Sequence[_Running]) -> None:
+    """One pass for all; where memory is short, the searches that ask for most end with an error."""
+    going = list(running)
+    while going:
+        try:
+            rows = forest.rows([one for run in going for one in run.asked])
+            break
+        except PacelineError as error:
+            widest = max(going, key=lambda one: len(one.asked))
+            widest.fail(error)
+            forest.close(widest.request.id)
+            going.remove(widest)
+    start = 0
+    for run in going:
+        at = slice(start, start + len(run.asked))
+        start = at.stop
+        run.send(Rows(rows.logits[at], rows.logprobs[at]))
+        if run.ended:
+            forest.close(run.request.id)

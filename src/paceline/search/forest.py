@@ -1,0 +1,134 @@
+"""The caches of branches: shared as far as their texts are, made when they are asked for, freed when they are not.
+
+A branch that was scored has all its tokens in its cache, which its children fork. Where a cache was given up, because
+nobody held it or memory ran short, the branch is computed anew from the nearest ancestor that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from paceline.errors import PromptError
+from paceline.models import memory_of
+from paceline.search.branch import Branch, Rows
+from paceline.tree import EMPTY_TREE
+
+if TYPE_CHECKING:
+    from paceline.models import Runner, SequenceCache
+
+MOST_ROWS: Final = 256
+"""Branches of a pass."""
+
+
+class Forest:
+    """The branches of all searches of one call.
+
+    Args:
+        chunk: tokens of a pass that fills caches.
+    """
+
+    def __init__(self, runner: Runner, chunk: int) -> None:
+        self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
+        self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
+        self.passes = 0
+
+    def rows(self, branches: Sequence[Branch]) -> Rows:
+        """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
+        their caches.
+
+        Raises:
+            PromptError: memory for keys and values that they do not fit into.
+        """
+        self._seat(branches)
+        asked = set(branches)
+        self._free([one for one in self._seated if not (one.held or one in asked)])
+        self._make_room(branches)
+        parts = []
+        for start in range(0, len(branches), MOST_ROWS):
+            part = branches[start : start + MOST_ROWS]
+            caches = [_cache(one) for one in part]
+            scores = self._runner.score(caches, [one.token for one in part], [EMPTY_TREE] * len(part))
+            self._runner.commit(caches, [()] * len(part))
+            parts.append(scores.logits.to(torch.float32, copy=True))
+            self.passes += 1
+        logits = torch.cat(parts).cpu()
+        return Rows(logits, _shaped(branches, logits))
+
+    def hold(self, branch: Branch) -> None:
+        """Keep the cache of a branch though it is not asked for, unless memory runs short."""
+        branch.held = True
+        self._seat([branch])
+
+    def close(self, request_id: str | None = None) -> None:
+        """Free the caches of a request's branches, or of all."""
+        self._free([one for one in self._seated if request_id in (None, one.request.id)])
+
+    def _seat(self, branches: Sequence[Branch]) -> None:
+        """Give each a cache of its text without the last token."""
+        for one in branches:
+            if one.cache is None:
+                one.cache = self._forked(one)
+                self._seated[one] = None
+            if one.cache.length >= one.size:
+                self._runner.truncate(one.cache, one.size - 1)
+        self._fill([one for one in branches if _cache(one).length < one.size - 1])
+
+    def _forked(self, branch: Branch) -> SequenceCache:
+        for one in branch.ancestors():
+            if one.cache is not None:
+                cache = self._runner.fork(one.cache)
+                if cache.length >= branch.size:
+                    self._runner.truncate(cache, branch.size - 1)
+                return cache
+        return self._runner.open()
+
+    def _fill(self, branches: Sequence[Branch]) -> None:
+        """Compute what is not in their caches, all but the last token."""
+        going = {one: one.text()[_cache(one).length : -1] for one in branches}
+        while going:
+            left, caches, chunks = self._chunk, [], []
+            for one, tokens in list(going.items()):
+                if left <= 0:
+                    break
+                caches.append(_cache(one))
+                chunks.append(tokens[:left])
+                going[one], left = tokens[left:], left - len(tokens)
+                if not going[one]:
+                    del going[one]
+            self._runner.extend(caches, chunks)
+
+    def _make_room(self, branches: Sequence[Branch]) -> None:
+        if self._memory is None:
+            return
+        wanted = set(branches)
+        needed = sum(self._memory.need(_cache(one), 1) for one in branches)
+        for one in [one for one in self._seated if one not in wanted]:
+            if needed <= self._memory.left():
+                return
+            self._free([one])
+        if needed > self._memory.left():
+            raise PromptError(
+                f"{len(branches)} branches need more memory for keys and values than there is; let fewer go on at once,"
+                " shorten the prompt or raise kv_cache_memory_bytes"
+            )
+
+    def _free(self, branches: Iterable[Branch]) -> None:
+        for one in branches:
+            cache, one.cache = _cache(one), None
+            self._seated.pop(one, None)
+            self._runner.release(cache)
+
+
+def _cache(branch: Branch) -> SequenceCache:
+    assert branch.cache is not None
+    return branch.cache
+
+
+def _shaped(branches: Sequence[Branch], logits: torch.Tensor) -> torch.Tensor:
+    if all(one.rules.trivial for one in branches):
+        return logits.log_softmax(-1)
+    shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
+    return torch.cat(shaped).log_softmax(-1)

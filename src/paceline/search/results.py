@@ -1,0 +1,61 @@
+"""What a search made of a prompt, beside its texts: the branches that were scored, as a tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from paceline.search.branch import Branch
+
+MOST_NODES: Final = 100_000
+"""Of a tree; branches beyond are not noted."""
+
+
+@dataclass(slots=True)
+class SearchTree:
+    """The branches that a search has scored or found, parents before children.
+
+    Attributes:
+        parents: of each branch, -1 for the prompt alone; one that joins on several tokens further is a child of the
+            last noted one. tokens: its last token. logprobs: sums of the log-probabilities of its tokens.
+        outputs: the branches that became outputs, best first; scores: theirs.
+        num_tokens: rows that were computed for it, `num_passes` passes of the model.
+        seconds: from its beginning to its end, other searches of the call beside it.
+        budget_spent: whether it was ended early.
+    """
+
+    method: str = ""
+    parents: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    num_passes: int = 0
+    seconds: float = 0.0
+    budget_spent: bool = False
+
+    def note(self, branch: Branch) -> int:
+        """Number of a branch, which is added if it is new; -1 where there is no room."""
+        if branch.number < 0 and len(self.tokens) < MOST_NODES:
+            parent = next((one.number for one in branch.ancestors() if one.number >= 0), -1)
+            branch.number = len(self.tokens)
+            self.parents.append(parent)
+            self.tokens.append(branch.token)
+            self.logprobs.append(branch.logprob)
+        return branch.number
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "method": self.method,
+            "parents": list(self.parents),
+            "tokens": list(self.tokens),
+            "logprobs": [round(one, 5) for one in self.logprobs],
+            "outputs": list(self.outputs),
+            "scores": list(self.scores),
+            "num_tokens": self.num_tokens,
+            "num_passes": self.num_passes,
+            "seconds": round(self.seconds, 4),
+            "budget_spent": self.budget_spent,
+        }

@@ -1,0 +1,101 @@
+"""The `search` argument: a method's name, or a dict with its options and what a search may spend."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from paceline import registry
+from paceline.config import SamplingParams
+from paceline.errors import ConfigError
+from paceline.search.base import Search
+from paceline.search.driver import SearchBudget
+from paceline.utils import integer, json_value, need, number, reject_unknown
+
+MEANT: Final = MappingProxyType(
+    {
+        "num_beams": "beam_width",
+        "width": "beam_width",
+        "max_tokens": "it is a sampling parameter, of each text; budget_tokens limits a whole search",
+        "n": "it is a sampling parameter: how many texts are returned, the best ones",
+    }
+)
+"""Names of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """How to search.
+
+    Attributes:
+        method: a name of `registry.table("searches")`, or "module:Class" of a `Search`. options: of its class.
+        budget: of a prompt, keys `budget_tokens` and `budget_seconds`.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    budget: SearchBudget = field(default_factory=SearchBudget)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | str) -> SearchConfig:
+        """From a dict, its JSON, or the name of a method.
+
+        Raises:
+            ConfigError: no such method, no such option, or a value outside its range.
+        """
+        if not isinstance(given, str):
+            read: Any = given
+        else:
+            read = json_value("search", given) if given.lstrip().startswith("{") else {"method": given}
+        rule = 'be the name of a method, or a dict as {"method": "beam", "beam_width": 4}'
+        need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "search", rule, given)
+        options = {key: value for key, value in read.items() if key not in ("method", *BUDGET)}
+        if "num_beams" in options:
+            options["beam_width"] = options.pop("num_beams")
+        found = cls(read["method"], options, _budget(read))
+        found.open()
+        return found
+
+    def open(self) -> Search:
+        """A search of one prompt.
+
+        Raises:
+            ConfigError: as `parse`.
+        """
+        made = self._class()
+        known = list(inspect.signature(made).parameters)
+        reject_unknown(f"option of search method {self.method!r}", self.options, [*known, *BUDGET], meant=MEANT)
+        try:
+            return made(**self.options)
+        except TypeError as error:
+            raise ConfigError(f"search method {self.method!r}: {error}") from None
+
+    def check(self, params: SamplingParams) -> None:
+        """Reject parameters that a search, or this one, cannot honour.
+
+        Raises:
+            ConfigError: naming the parameter.
+        """
+        for name in ("logprobs", "prompt_logprobs"):
+            need(getattr(params, name) is None, name, "be left out with search", getattr(params, name))
+        self._class().check(params)
+
+    def _class(self) -> type[Search]:
+        found = registry.load("searches", self.method)
+        registry.check_derives("searches", self.method, found, Search)
+        return found  # type: ignore[no-any-return]
+
+
+BUDGET: Final = ("budget_tokens", "budget_seconds")
+
+
+def _budget(given: Mapping[str, Any]) -> SearchBudget:
+    tokens, seconds = (given.get(name) for name in BUDGET)
+    if tokens is not None:
+        integer("budget_tokens", tokens, 1)
+    if seconds is not None:
+        number("budget_seconds", seconds, 0.0, 1e9, "be above 0", open_low=True)
+    return SearchBudget(tokens, seconds)
