@@ -366,6 +366,38 @@ SEARCHES: Mapping[str, Entry] = {
         "beam",
         paper="Diverse Beam Search: Decoding Diverse Solutions from Neural Sequence Models (arXiv:1610.02424)",
     ),
+    "self_consistency": Entry(
+        "paceline.search.voting:SelfConsistency",
+        "selection",
+        paper="Self-Consistency Improves Chain of Thought Reasoning in Language Models (arXiv:2203.11171)",
+    ),
+    "complexity_voting": Entry(
+        "paceline.search.voting:ComplexityVoting",
+        "selection",
+        paper="Complexity-Based Prompting for Multi-Step Reasoning (arXiv:2210.00720)",
+    ),
+    "first_finish": Entry(
+        "paceline.search.first_finish:FirstFinish",
+        "selection",
+        paper="First Finish Search: Efficient Test-Time Scaling in Large Language Models (arXiv:2505.18149)",
+    ),
+    "cautious": Entry(
+        "paceline.search.cautious:CautiousPrediction",
+        "lookahead",
+        paper="Cautious Next Token Prediction (arXiv:2507.03038)",
+    ),
+    "adadec": Entry(
+        "paceline.search.adadec:AdaDec",
+        "lookahead",
+        paper="Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance (arXiv:2506.08980)",
+    ),
+    "a_star": Entry(
+        "paceline.search.a_star:AStar",
+        "tree search",
+        ("approximate", "approximate"),
+        ("a reward",),
+        "A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672)",
+    ),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {

@@ -91,11 +91,11 @@ def test_scores_and_the_tree_tell_of_every_output(llm: LLM) -> None:
     assert tree is not None
     assert tree.num_passes <= TOKENS
     assert [one.score for one in result.outputs] == tree.scores == sorted(tree.scores, reverse=True)
-    for one, number in zip(result.outputs, tree.outputs, strict=True):
-        path = []
-        while tree.parents[number] >= 0:
-            path.append(tree.tokens[number])
-            number = tree.parents[number]
+    for one, node in zip(result.outputs, tree.outputs, strict=True):
+        path, at = [], node
+        while tree.parents[at] >= 0:
+            path.append(tree.tokens[at])
+            at = tree.parents[at]
         assert path[::-1] == one.token_ids
         assert one.cumulative_logprob == pytest.approx(one.score * len(one.token_ids))
     assert result.to_dict()["search"]["method"] == "beam"

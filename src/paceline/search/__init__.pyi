@@ -1,3 +1,4 @@
+from .adadec import learned_threshold as learned_threshold
 from .base import BudgetSpentError as BudgetSpentError
 from .base import Search as Search
 from .base import Steps as Steps

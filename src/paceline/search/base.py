@@ -7,16 +7,19 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from paceline.search.branch import Branch, Found, Rows
+from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
+    from paceline.models.loading import Tokenizer
 
 T = TypeVar("T")
 
 Steps = Generator[Sequence[Branch], Rows, T]
-"""Yields the branches whose rows are wanted, none of which has ended, and is sent them; returns a T.
+"""Yields the branches whose rows are wanted, none of which has ended, and is sent a row for each; returns a T. A branch
+that is named several times is computed once.
 
-The caches of branches that are not asked for are freed, unless they are held (`Branch.held`).
+The caches of branches that are not asked for are freed, but for those in `Search.kept`.
 """
 
 
@@ -31,11 +34,15 @@ class Search(ABC):
         name: of the method.
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
+        kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
+        tokenizer: of the model, there when it begins.
     """
 
     name: ClassVar[str]
+    tokenizer: Tokenizer
 
     def __init__(self) -> None:
+        self.kept: list[Branch] = []
         self.alive: list[Branch] = []
         self.found: list[Found] = []
 
@@ -65,6 +72,15 @@ class Search(ABC):
         its tokens.
         """
         return mean_logprob(branch)
+
+
+def need_draws(method: str, params: SamplingParams) -> None:
+    """Reject parameters at which all samples are the same.
+
+    Raises:
+        ConfigError: temperature 0.
+    """
+    need(not params.greedy, "temperature", f"be above 0 with search method {method!r}, which samples", 0)
 
 
 def mean_logprob(branch: Branch) -> float:

@@ -151,12 +151,9 @@ class DiverseBeamSearch(Search):
         going = self.groups
         while going := [one for one in going if one.alive and not one.over(root.request.max_tokens)]:
             self.alive = [beam for group in going for beam in group.alive]
-            asked = list(dict.fromkeys(self.alive))
-            rows = yield asked
-            place = {one: i for i, one in enumerate(asked)}
-            used = torch.zeros(rows.logprobs.shape[1])
-            for group in going:
-                logprobs = rows.logprobs[[place[one] for one in group.alive]]
+            rows = yield self.alive
+            used, parts = torch.zeros(rows.logprobs.shape[1]), rows.logprobs.split([len(one.alive) for one in going])
+            for group, logprobs in zip(going, parts, strict=True):
                 group.choose(logprobs, self.penalty * used)
                 for beam in group.alive:
                     used[beam.token] += 1.0

@@ -27,11 +27,10 @@ class Branch:
         logprob: sum of the log-probabilities of these tokens, as the request's parameters shape them.
         stops: where the text ends by the request's parameters (end tokens, stop strings, limits).
         cache: of the runner, of all tokens but the last or, once it was scored, of all; None where it has none now.
-        held: its cache stays though it is not asked for.
         number: of the branch in its `SearchTree`; -1 where it is not in it.
     """
 
-    __slots__ = ("cache", "held", "length", "logprob", "number", "parent", "request", "rules", "stops", "token")
+    __slots__ = ("cache", "length", "logprob", "number", "parent", "request", "rules", "stops", "token")
 
     def __init__(
         self, request: Request, rules: Rules, stops: StopChecker, *, parent: Branch | None = None,
@@ -41,7 +40,7 @@ class Branch:
         self.token = request.prompt_ids[-1] if token is None else token
         self.length: int = 0 if parent is None else parent.length + 1
         self.cache: SequenceCache | None = None
-        self.held, self.number = False, -1
+        self.number = -1
 
     def child(self, token: int, logprob: float) -> Branch:
         """The text one token longer.
@@ -78,6 +77,14 @@ class Branch:
     def text(self) -> list[int]:
         """Prompt and tokens."""
         return [*self.request.prompt_ids, *self.tokens()]
+
+    def written(self) -> str:
+        """The text behind the prompt, cut at a stop string."""
+        stops = self.stops
+        if not stops.finished:
+            stops = stops.fork()
+            stops.cut_off()
+        return stops.text
 
     def draw(self, logprobs: torch.Tensor, index: int) -> int:
         """The next token for output number `index` of the request, from log-probabilities (v,): the likeliest at

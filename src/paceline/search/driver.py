@@ -34,9 +34,10 @@ class _Running:
     """One search on its way."""
 
     def __init__(self, request: Request, search: Search, root: Branch, budget: SearchBudget) -> None:
-        self.request, self.root, self.budget, self.tree = request, root, budget, SearchTree(search.name)
+        self.request, self.search, self.budget, self.tree = request, search, budget, SearchTree(search.name)
         self.steps: Steps[list[Found]] = search.run(root)
-        self.asked: Sequence[Branch] = ()
+        self.asked: Sequence[Branch] = ()  # each once
+        self._places: list[int] = []  # in these, of what it asked for
         self.ended = False
         self.start = perf_counter()
         self._take(lambda: next(self.steps))
@@ -53,7 +54,9 @@ class _Running:
             self.tree.budget_spent = True
             self._take(lambda: self.steps.throw(BudgetSpentError()))
         else:
-            self._take(lambda: self.steps.send(rows))
+            whole = len(self._places) == len(self.asked)
+            mine = rows if whole else Rows(rows.logits[self._places], rows.logprobs[self._places])
+            self._take(lambda: self.steps.send(mine))
 
     def fail(self, error: PacelineError) -> None:
         """End it with an error; what it produced before is lost to it."""
@@ -67,7 +70,10 @@ class _Running:
 
     def _take(self, step: Callable[[], Sequence[Branch]]) -> None:
         try:
-            self.asked = list(dict.fromkeys(step()))
+            asked = step()
+            self.asked = list(dict.fromkeys(asked))
+            place = {one: i for i, one in enumerate(self.asked)}
+            self._places = [place[one] for one in asked]
             for one in self.asked:
                 self.tree.note(one)
         except StopIteration as end:
@@ -137,6 +143,7 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
         max_new_tokens=request.max_tokens, at_once=True,
     )  # fmt: skip
     request.metrics.num_prompt_tokens = len(request.prompt_ids)
+    search.tokenizer = scheduler.tokenizer
     return _Running(request, search, Branch(request, rules, stops), budget)
 
 
@@ -145,7 +152,8 @@ def _step(forest: Forest, running: Sequence[_Running]) -> None:
     going = list(running)
     while going:
         try:
-            rows = forest.rows([one for run in going for one in run.asked])
+            kept = [one for run in going for one in run.search.kept]
+            rows = forest.rows([one for run in going for one in run.asked], kept)
             break
         except PacelineError as error:
             widest = max(going, key=lambda one: len(one.asked))

@@ -1,7 +1,7 @@
 """The caches of branches: shared as far as their texts are, made when they are asked for, freed when they are not.
 
 A branch that was scored has all its tokens in its cache, which its children fork. Where a cache was given up, because
-nobody held it or memory ran short, the branch is computed anew from the nearest ancestor that has one.
+nobody wanted it or memory ran short, the branch is computed anew from the nearest ancestor that has one.
 """
 
 from __future__ import annotations
@@ -35,16 +35,21 @@ class Forest:
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self.passes = 0
 
-    def rows(self, branches: Sequence[Branch]) -> Rows:
+    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> Rows:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
+        Args:
+            kept: branches whose caches stay; those of all others are freed.
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
         self._seat(branches)
-        asked = set(branches)
-        self._free([one for one in self._seated if not (one.held or one in asked)])
+        self._seat(
+            [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
+        )
+        stay = {*branches, *kept}
+        self._free([one for one in self._seated if one not in stay])
         self._make_room(branches)
         parts = []
         for start in range(0, len(branches), MOST_ROWS):
@@ -56,11 +61,6 @@ class Forest:
             self.passes += 1
         logits = torch.cat(parts).cpu()
         return Rows(logits, _shaped(branches, logits))
-
-    def hold(self, branch: Branch) -> None:
-        """Keep the cache of a branch though it is not asked for, unless memory runs short."""
-        branch.held = True
-        self._seat([branch])
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""

@@ -1,0 +1,144 @@
+"""A*-decoding: the text that a reward of partial answers finds most promising is gone on with, step by step.
+
+A step is what is sampled up to a delimiter. Steps that were left behind stay in the queue, and the search may come back
+to them. The paper leaves open what a path costs and how far from its goal it is; both forms that fit its words are
+here. Source: A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from math import log
+from typing import TYPE_CHECKING, Final
+
+from paceline.errors import ConfigError
+from paceline.search.base import Search, Steps, continued, need_draws
+from paceline.search.branch import Branch, Found
+from paceline.search.named import named
+from paceline.utils import choice, integer, number
+
+if TYPE_CHECKING:
+    from paceline.config import SamplingParams
+
+LEAST: Final = 1e-6
+"""A reward below counts as this where its logarithm is taken."""
+
+Reward = Callable[[Sequence[str]], Sequence[float]]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A partial answer in the queue.
+
+    Attributes:
+        path: cost of its steps so far. ahead: estimate of what is left. stream: whose randomness its first child goes
+            on with.
+    """
+
+    branch: Branch
+    path: float
+    ahead: float
+    stream: int
+
+
+class AStar(Search):
+    """Best-first search over steps.
+
+    Args:
+        reward: of texts so far (behind the prompt), numbers in 0..1, one each: a callable that takes a list, or
+            "module:function". It is asked once for every step sampled.
+        branching: steps sampled from a text; equal ones count once.
+        delimiter: where a step ends, or after step_tokens.
+        heuristic: what is left, "shortfall" (1 - reward) or "log" (-log reward).
+        cost: of a step, "shortfall" or "surprisal", the mean negative log-probability of its tokens.
+        path_weight: of the cost of the steps so far; 0 is greedy best-first search.
+        finished: end once so many ended texts were taken from the queue.
+    Raises:
+        ConfigError: a value outside its range, no reward.
+    """
+
+    name = "a_star"
+
+    def __init__(
+        self,
+        reward: Reward | str | None = None,
+        *,
+        branching: int = 4,
+        delimiter: str = "\n",
+        step_tokens: int = 64,
+        heuristic: str = "shortfall",
+        cost: str = "shortfall",
+        path_weight: float = 1.0,
+        finished: int = 1,
+    ) -> None:
+        super().__init__()
+        integer("branching", branching, 1, 256)
+        integer("step_tokens", step_tokens, 1)
+        integer("finished", finished, 1)
+        choice("heuristic", heuristic, ("shortfall", "log"))
+        choice("cost", cost, ("shortfall", "surprisal"))
+        number("path_weight", path_weight, 0.0, 1e6, "be 0 or more")
+        self.reward, self.branching, self.delimiter = named("reward", reward), branching, delimiter
+        self.longest, self.heuristic, self.cost = step_tokens, heuristic, cost
+        self.weight, self.wanted = path_weight, finished
+        self.rewarded = 0
+        self._queue: list[tuple[float, int, _Node]] = []
+        self._order, self._streams = count(), count(1)
+
+    @classmethod
+    def check(cls, params: SamplingParams) -> None:
+        need_draws(cls.name, params)
+
+    def steps(self, root: Branch) -> Steps[None]:
+        self._push(_Node(root, 0.0, 0.0, 0))
+        while self._queue:
+            total, _, node = heappop(self._queue)
+            if node.branch.ended:
+                self.found.append(Found(node.branch, -total))
+                if len(self.found) >= self.wanted:
+                    break
+                continue
+            streams = [node.stream, *(next(self._streams) for _ in range(self.branching - 1))]
+            made = yield from self._sampled(node.branch, streams)
+            self._push(*self._judged(node, made))
+            self.alive = [one.branch for _, _, one in self._queue]
+        self.alive = self.kept = []
+
+    def score(self, branch: Branch) -> float:
+        """Minus its total in the queue."""
+        return next(-total for total, _, node in self._queue if node.branch is branch)
+
+    def _push(self, *nodes: _Node) -> None:
+        for node in nodes:
+            heappush(self._queue, (self.weight * node.path + node.ahead, next(self._order), node))
+        self.kept = [node.branch for _, _, node in self._queue if not node.branch.ended]
+
+    def _sampled(self, branch: Branch, streams: Sequence[int]) -> Steps[dict[tuple[int, ...], tuple[Branch, int]]]:
+        """Different continuations by one step, each with its stream."""
+        begin = branch.length
+
+        def over(one: Branch) -> bool:
+            step = self.tokenizer.decode(one.tokens()[begin:], False)
+            return one.length - begin >= self.longest or self.delimiter in step.lstrip()
+
+        made = yield from continued([branch] * len(streams), streams, until=over)
+        found: dict[tuple[int, ...], tuple[Branch, int]] = {}
+        for one, stream in zip(made, streams, strict=True):
+            found.setdefault(tuple(one.tokens()[begin:]), (one, stream))
+        return found
+
+    def _judged(self, node: _Node, made: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_Node]:
+        rewards = [float(one) for one in self.reward([branch.written() for branch, _ in made.values()])]
+        self.rewarded += len(rewards)
+        if len(rewards) != len(made) or not all(0.0 <= one <= 1.0 for one in rewards):
+            raise ConfigError(f"reward must give a number in 0..1 for each of {len(made)} texts, got {rewards[:4]}")
+        found = []
+        for (branch, stream), reward in zip(made.values(), rewards, strict=True):
+            ahead = 1 - reward if self.heuristic == "shortfall" else -log(max(reward, LEAST))
+            surprisal = (node.branch.logprob - branch.logprob) / max(1, branch.length - node.branch.length)
+            step = 1 - reward if self.cost == "shortfall" else surprisal
+            found.append(_Node(branch, node.path + step, ahead, stream))
+        return found

@@ -1,0 +1,216 @@
+"""Searches that sample: each collapses to plain decoding where its card says so, and chooses as it says elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.engine import RequestOutput
+from paceline.errors import ConfigError
+from paceline.search import learned_threshold
+
+PROMPT = "def fib(n):"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(dtype="float32", speculative_config=None)
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.9, "top_p": 0.95, "max_tokens": 24, "seed": 7, **changes})
+
+
+def searched(llm: LLM, how: SamplingParams, prompt: str = PROMPT, **search: Any) -> RequestOutput:
+    (result,) = llm.generate(prompt, how, search=search)
+    result.raise_for_error()
+    return result
+
+
+def sampled(llm: LLM, how: SamplingParams, prompt: str = PROMPT) -> list[Any]:
+    (result,) = llm.generate(prompt, how)
+    return result.outputs
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"method": "cautious", "most_trials": 1},
+        {"method": "cautious", "low_entropy": 20.0, "high_entropy": 30.0},
+        {"method": "self_consistency", "num_samples": 1},
+        {"method": "first_finish", "num_samples": 1},
+        {"method": "a_star", "branching": 1, "reward": "tests.search.test_sampled_searches:half"},
+    ],
+)
+def test_one_sample_is_plain_sampling(llm: LLM, search: dict[str, Any]) -> None:
+    for seed in (1, 2, 3):
+        (plain,) = sampled(llm, params(seed=seed))
+        assert searched(llm, params(seed=seed), **search).outputs[0].token_ids == plain.token_ids
+    (other,) = sampled(llm, params(seed=4))
+    assert other.token_ids != plain.token_ids
+
+
+def half(texts: Sequence[str]) -> list[float]:
+    return [0.5] * len(texts)
+
+
+def test_self_consistency_counts_the_samples_of_the_same_seeds(llm: LLM) -> None:
+    samples = sampled(llm, params(n=12))
+    answers = Counter(one.text.count("return") for one in samples)
+    found = searched(llm, params(n=12), method="self_consistency", num_samples=12, answer=lambda t: t.count("return"))
+    shares = [one.score for one in found.outputs]
+    assert shares == sorted((count / 12 for count in answers.values()), reverse=True)
+    texts = {one.text for one in samples}
+    assert all(one.text in texts for one in found.outputs)
+    assert found.outputs[0].text.count("return") == answers.most_common(1)[0][0]
+
+
+def test_the_most_complex_alone_is_the_longest_and_the_unparsed_never_vote(llm: LLM) -> None:
+    samples = sampled(llm, params(n=10))
+    longest = max(samples, key=lambda one: len(one.text))
+    found = searched(
+        llm, params(), method="complexity_voting", num_samples=10, keep=1, complexity=len, answer=lambda text: text
+    )
+    assert found.outputs[0].text == longest.text
+    parsed = [one for one in samples if "return" not in one.text]
+    assert 0 < len(parsed) < 10
+    found = searched(
+        llm, params(n=10), method="complexity_voting", num_samples=10, keep=10, complexity=len,
+        answer=lambda text: None if "return" in text else text,
+    )  # fmt: skip
+    assert {one.text for one in found.outputs} == {one.text for one in parsed}
+
+
+def test_the_first_to_finish_is_the_shortest_and_costs_no_more_than_its_length_each(llm: LLM) -> None:
+    lengths = [len(one.token_ids) for one in sampled(llm, params(n=8, max_tokens=60)) if one.finish_reason == "stop"]
+    found = searched(llm, params(max_tokens=60), method="first_finish", num_samples=8)
+    shortest = min(lengths)
+    assert len(found.outputs[0].token_ids) == shortest < max(lengths)
+    assert found.search is not None
+    assert found.search.num_tokens == 8 * shortest - 7  # the prompt's row is computed once
+    picky = searched(llm, params(max_tokens=60), method="first_finish", num_samples=8, accept=lambda t: len(t) > 60)
+    assert len(picky.outputs[0].text) > 60
+
+
+def test_trials_are_made_where_the_model_is_unsure_and_the_likeliest_is_kept(llm: LLM) -> None:
+    plain = searched(llm, params(), method="cautious", most_trials=1)
+    cautious = searched(llm, params(), method="cautious", most_trials=8)
+    assert plain.search is not None
+    assert cautious.search is not None
+    assert cautious.search.num_tokens > 1.5 * plain.search.num_tokens
+    means = []
+    for setting in (1, 8):
+        found = [
+            searched(llm, params(seed=seed), method="cautious", most_trials=setting).outputs[0] for seed in range(8)
+        ]
+        means.append(sum(one.score or 0.0 for one in found) / 8)
+    assert means[1] > means[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    "search", [{"threshold": 1e9}, {"threshold": 0.0, "candidates": 1}, {"threshold": 0.0, "lookahead": 0}]
+)
+def test_adadec_collapses_to_greedy_decoding(llm: LLM, search: dict[str, Any]) -> None:
+    greedy = params(temperature=0.0)
+    (plain,) = sampled(llm, greedy)
+    assert searched(llm, greedy, method="adadec", **search).outputs[0].token_ids == plain.token_ids
+
+
+def test_adadec_ranks_by_the_tokens_ahead(llm: LLM) -> None:
+    """With a lookahead of one token each choice is that of the best mean over two tokens, found by hand."""
+    greedy = params(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompt = "Once upon a time"
+    search = {"method": "adadec", "threshold": 0.0, "candidates": 4, "lookahead": 1}
+    found = searched(llm, greedy, prompt, **search).outputs[0].token_ids
+    text, expected = llm.tokenizer.encode(prompt), list[int]()
+
+    def logprobs(ids: list[int]) -> torch.Tensor:
+        cache = llm.runner.open()
+        logits = llm.runner.extend([cache], [ids]).logits[0].float()
+        llm.runner.release(cache)
+        return logits.log_softmax(-1)
+
+    for place in range(6):
+        top = logprobs([*text, *expected]).topk(4)
+        ahead = [0.0 if place == 5 else float(logprobs([*text, *expected, int(t)]).max()) for t in top.indices]
+        means = [(float(v) + a) / (1 if place == 5 else 2) for v, a in zip(top.values, ahead, strict=True)]
+        expected.append(int(top.indices[max(range(4), key=means.__getitem__)]))
+    assert found == expected
+    (plain,) = sampled(llm, greedy, prompt)
+    assert found != plain.token_ids
+
+
+def test_the_threshold_is_learned_from_right_and_wrong_places() -> None:
+    generator = torch.Generator().manual_seed(0)
+    entropies = (torch.rand(4000, generator=generator) * 3).tolist()
+    coins = torch.rand(4000, generator=generator).tolist()
+    right = [coin < 1 / (1 + math.exp(4 * (one - 1.2))) for one, coin in zip(entropies, coins, strict=True)]
+    assert learned_threshold(entropies, right) == pytest.approx(1.2, abs=0.25)
+    assert learned_threshold([2 * one for one in entropies], right) == pytest.approx(2.4, abs=0.5)
+    with pytest.raises(ConfigError, match="10 places of each kind"):
+        learned_threshold([1.0] * 20, [True] * 20)
+
+
+def returns_early(texts: Sequence[str]) -> list[float]:
+    return [0.9 if "return" in text else 0.1 for text in texts]
+
+
+def test_a_star_follows_its_reward_and_asks_it_once_a_step(llm: LLM) -> None:
+    asked: list[str] = []
+
+    def reward(texts: Sequence[str]) -> list[float]:
+        asked.extend(texts)
+        return returns_early(texts)
+
+    rewarded = searched(llm, params(max_tokens=40), method="a_star", reward=reward, branching=4, path_weight=0.1)
+    assert "return" in rewarded.outputs[0].text
+    assert len(asked) == len(set(asked)) or len(asked) > 4
+    indifferent = [
+        searched(llm, params(max_tokens=40, seed=seed), method="a_star", reward=half, branching=1).outputs[0].text
+        for seed in range(8)
+    ]
+    hits = [
+        "return"
+        in searched(llm, params(max_tokens=40, seed=seed), method="a_star", reward=returns_early).outputs[0].text
+        for seed in range(8)
+    ]
+    assert sum(hits) > sum("return" in text for text in indifferent)
+
+
+def test_a_budget_ends_a_search_with_what_it_has(llm: LLM) -> None:
+    found = searched(llm, params(max_tokens=60, ignore_eos=True), method="self_consistency", budget_tokens=40)
+    assert found.search is not None
+    assert found.search.budget_spent
+    assert 40 <= found.search.num_tokens <= 40 + 16
+    assert found.outputs[0].finish_reason == "abort"
+    assert 0 < len(found.outputs[0].token_ids) < 60
+    whole = searched(llm, params(max_tokens=8, ignore_eos=True), method="self_consistency", budget_tokens=4000)
+    assert whole.search is not None
+    assert not whole.search.budget_spent
+
+
+@pytest.mark.parametrize("method", ["self_consistency", "complexity_voting", "first_finish", "cautious"])
+def test_temperature_zero_is_rejected_where_samples_are_needed(llm: LLM, method: str) -> None:
+    with pytest.raises(ConfigError, match=f"temperature must be above 0 with search method '{method}'"):
+        searched(llm, params(temperature=0.0), method=method)
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"method": "a_star"}, "reward must be a function"),
+        ({"method": "a_star", "reward": "no.such:thing"}, "reward: cannot import"),
+        ({"method": "a_star", "reward": lambda texts: [2.0] * len(texts)}, "reward must give a number in 0..1"),
+        ({"method": "complexity_voting", "num_samples": 4, "keep": 5}, "keep must be an integer in 1..4"),
+        ({"method": "cautious", "high_entropy": 0.0}, "high_entropy must be above low_entropy"),
+    ],
+)
+def test_bad_options_get_one_line(llm: LLM, search: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        searched(llm, params(), **search)
