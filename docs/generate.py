@@ -128,8 +128,15 @@ def where(family: str, name: str) -> str:
 
 
 def summary(family: str, name: str) -> str:
-    module = inspect.getmodule(registry.load(family, name))
-    return prose(paragraphs(inspect.getdoc(module) or name)[0])
+    return prose(told_of(family, name)[0])
+
+
+def told_of(family: str, name: str) -> list[str]:
+    """What is said of a method, in paragraphs: by its module, or where a module holds several, by its class."""
+    found = registry.load(family, name)
+    if family == "searches":
+        return [one for one in paragraphs(re.split(r"\n(?:Args|Raises):", inspect.getdoc(found) or name)[0]) if one]
+    return paragraphs(inspect.getdoc(inspect.getmodule(found)) or name)
 
 
 def index(known: Mapping[str, Any]) -> str:
@@ -139,6 +146,10 @@ def index(known: Mapping[str, Any]) -> str:
         "drafters": ("Drafters", "propose tokens. Key `method`."),
         "verifiers": ("Verifiers", "decide which drafted tokens are accepted. Key `acceptance_method`."),
         "controllers": ("Controllers", "decide how much is drafted. Key `controller`."),
+        "searches": (
+            "Searches",
+            "go on with several texts at once ([searching](../search.md)). Key `method` of `search`.",
+        ),
     }
     for family, (title, text) in heads.items():
         lines += [f"## {title}", "", f"{title} {text}", "", "| name | what it does |", "|---|---|"]
@@ -157,7 +168,7 @@ def index(known: Mapping[str, Any]) -> str:
 def method(family: str, name: str, entry: registry.Entry, told: Mapping[str, str]) -> str:
     """The page of one method."""
     found = registry.load(family, name)
-    module = paragraphs(inspect.getdoc(inspect.getmodule(found)) or name)
+    module = told_of(family, name)
     parts = sections(inspect.getdoc(found) or "")
     lines = [f"# {name}", "", prose(module[0]), ""]
     lines += [f"**When it helps.** {told['helps']}", ""] if "helps" in told else []
@@ -174,6 +185,9 @@ def method(family: str, name: str, entry: registry.Entry, told: Mapping[str, str
 
 def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, str]) -> str:
     """An example that can be typed; where a method needs a checkpoint of the user's, its name is a placeholder."""
+    if family == "searches":
+        wanted = {"method": name, **json.loads(told.get("config", "{}"))}
+        return f"paceline generate \"def fibonacci(n):\" --temperature 0.8 \\\n    --search '{json.dumps(wanted)}'"
     key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
     config = {key: name, **(entry.published if family == "drafters" else {}), **json.loads(told.get("config", "{}"))}
     ordered = dict(sorted(config.items(), key=lambda item: (item[0] != "method", item[0] != key)))
@@ -184,7 +198,7 @@ def facts(family: str, name: str, entry: registry.Entry) -> list[str]:
     """What is declared of a method."""
     greedy, sampled = entry.exactness
     lines = [f"- Kind: {entry.kind}"] if family == "drafters" else []
-    if family != "controllers":
+    if family in ("drafters", "verifiers"):
         lines.append(
             f"- Exactness at temperature 0: {greedy}; above it: {sampled} ([exactness]({up(family)}exactness.md))"
         )

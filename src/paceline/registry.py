@@ -105,7 +105,12 @@ def lookup(family: str, name: str) -> Entry:
         )
     near = get_close_matches(name.lower(), entries, n=3, cutoff=0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(entries))}"
-    raise ConfigError(f"unknown {family.removesuffix('s')} {name!r}; {hint}")
+    raise ConfigError(f"unknown {_kind(family)} {name!r}; {hint}")
+
+
+def _kind(family: str) -> str:
+    """What a member of a family is called."""
+    return "search method" if family == "searches" else family.removesuffix("s")
 
 
 def load(family: str, name: str) -> Any:
@@ -121,7 +126,7 @@ def load(family: str, name: str) -> Any:
         return pkgutil.resolve_name(entry.target)
     except Exception as error:  # a third party's module may raise anything
         where = "" if entry.target == name else f" from {entry.target!r}"
-        raise ConfigError(f"cannot import {family.removesuffix('s')} {name!r}{where}: {error}") from error
+        raise ConfigError(f"cannot import {_kind(family)} {name!r}{where}: {error}") from error
 
 
 def check_derives(family: str, name: str, factory: Any, base: type) -> None:
@@ -135,7 +140,7 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
         ConfigError: no class that derives from it, or one that leaves a method of it abstract.
     """
     made = factory.func if isinstance(factory, partial) else factory
-    kind, where = family.removesuffix("s"), f"{base.__module__}.{base.__name__}"
+    kind, where = _kind(family), f"{base.__module__}.{base.__name__}"
     if not (isinstance(made, type) and issubclass(made, base)):
         raise ConfigError(
             f"{name!r} is not a {kind} class: {made!r:.200} does not derive from {where}; give module:Class of one "
@@ -158,7 +163,7 @@ def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) ->
     made = factory.func if isinstance(factory, partial) else factory
     lacking = [part for part in methods if not callable(getattr(made, part, None))]
     if not callable(factory) or (lacking and not hasattr(made, "__getattr__")):
-        kind = family.removesuffix("s")
+        kind = _kind(family)
         raise ConfigError(
             f"{name!r} is not a {kind} class: {made!r:.200} has no {', '.join(lacking)}; give module:Class of a class "
             f"with the methods of paceline.{family}.base.{kind.capitalize()}"

@@ -140,7 +140,7 @@ def test_a_large_penalty_makes_first_tokens_distinct_and_the_first_group_is_beam
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        ({"method": "beams"}, "unknown searche? 'beams'; did you mean beam"),
+        ({"method": "beams"}, "unknown search method 'beams'; did you mean beam"),
         ({"method": "beam", "width": 3}, "beam_width"),
         ({"method": "beam", "beam_width": 0}, "beam_width must be an integer"),
         ({"method": "beam", "early_stopping": "always"}, "early_stopping must be one of never"),

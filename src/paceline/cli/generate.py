@@ -48,10 +48,21 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: text, token_ids, finish_reason, metrics.")
     ] = False,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            "--search",
+            metavar="METHOD",
+            help='Search for the --n best texts: a method, as beam, or JSON, as {"method": "beam", "beam_width": 4}.',
+        ),
+    ] = None,
+    show_tree: Annotated[bool, typer.Option("--tree", help="Draw the branches of a search.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
     check_sampling(given)
+    if show_tree and (search is None or as_json):
+        raise ConfigError("--tree draws what --search has made; give --search, and leave --json out")
     text = read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
     llm = open_llm(given, diffusion=True)
@@ -65,10 +76,51 @@ def command(
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
+    if search is not None:
+        show_search(llm, llm.generate(what, params, use_tqdm=False, search=search)[0], as_json, show_tree)
+        return
     chunks = llm.stream({**what, "prediction": expected}, params)
     if "max_tokens" in given:
         chunks = with_cut_told(chunks, given["max_tokens"], llm)
     finish(_as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks))
+
+
+def show_search(llm: LLM, result: RequestOutput, as_json: bool, show_tree: bool) -> None:
+    """Print what a search has found, best first."""
+    if as_json:
+        print(json.dumps(result.to_dict()))
+        result.raise_for_error()
+        return
+    result.raise_for_error()
+    if show_tree:
+        draw_tree(llm, result)
+    printer = StreamPrinter()
+    for one in result.outputs:
+        if len(result.outputs) > 1:
+            printer.heading(f"--- {one.index + 1} of {len(result.outputs)}, score {one.score:.3f} ---")
+        printer.show([(one.text, None)])
+        printer.end()
+    made = result.search
+    if printer.console.is_terminal and made is not None:
+        ended = "; its budget ended it" if made.budget_spent else ""
+        remark(f"{made.method}: {made.num_tokens} tokens in {made.num_passes} passes, {made.seconds:.1f} s{ended}")
+
+
+def draw_tree(llm: LLM, result: RequestOutput) -> None:
+    """The branches of a search as a tree of texts, its outputs with their scores."""
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    console = Console(highlight=False, soft_wrap=True)
+    drawn = [Tree(Text("the prompt", style="dim"), guide_style="dim")]
+    for above, tokens, rank in result.search.runs() if result.search is not None else ():
+        text = json.dumps(llm.tokenizer.decode(tokens, False), ensure_ascii=False)[1:-1].translate(HARMLESS)
+        line = Text(text, style="bold" if rank == 0 else "")
+        if rank >= 0:
+            line.append(f"  [{rank + 1}: {result.outputs[rank].score:.3f}]", style="green")
+        drawn.append(drawn[above + 1].add(line))
+    console.print(drawn[0])
 
 
 def check_prediction(expected: str | None, llm: LLM) -> None:

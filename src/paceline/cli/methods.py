@@ -23,6 +23,7 @@ FAMILIES = {
     "drafters": 'Drafters propose tokens: speculative_config key "method"',
     "verifiers": 'Verifiers accept or reject them: key "acceptance_method" (greedy at temperature 0)',
     "controllers": 'Controllers decide how many are drafted: key "controller"',
+    "searches": 'Searches go on with several texts at once: argument "search", key "method"',
 }
 AUTO = ("prediction", "grammar", "suffix", "draft_model")
 """What `auto` drafts with where a draft model is at hand."""
@@ -110,8 +111,8 @@ def _row(family: str, name: str, entry: Entry) -> dict[str, Any]:
         "name": name,
         "family": family,
         "kind": entry.kind,
-        "exactness_greedy": greedy,
-        "exactness_sampling": sampled,
+        "exactness_greedy": None if family == "searches" else greedy,
+        "exactness_sampling": None if family == "searches" else sampled,
         "needs": list(entry.needs),
         "paper": entry.paper,
     }
@@ -125,6 +126,8 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
     )
     if family == "controllers":
         exactness = "that of the drafters and the verifier"
+    if family == "searches":
+        exactness = "texts are chosen, not drawn from the model's distribution"
     values = {
         "kind": entry.kind,
         "exactness": exactness,

@@ -51,7 +51,7 @@ class AStar(Search):
         reward: of texts so far (behind the prompt), numbers in 0..1, one each: a callable that takes a list, or
             "module:function". It is asked once for every step sampled.
         branching: steps sampled from a text; equal ones count once.
-        delimiter: where a step ends, or after step_tokens.
+        delimiter: where a step ends. step_tokens: after so many tokens it ends without one.
         heuristic: what is left, "shortfall" (1 - reward) or "log" (-log reward).
         cost: of a step, "shortfall" or "surprisal", the mean negative log-probability of its tokens.
         path_weight: of the cost of the steps so far; 0 is greedy best-first search.

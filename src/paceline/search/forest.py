@@ -6,7 +6,8 @@ nobody wanted it or memory ran short, the branch is computed anew from the neare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -44,11 +45,11 @@ class Forest:
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
-        self._seat(branches)
-        self._seat(
-            [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
-        )
+        if self._memory is not None:
+            self._memory.save(lean=True)  # branches share what they have in common, however short it is
         stay = {*branches, *kept}
+        near = [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
+        self._seat([*branches, *(one for one in near if one not in set(branches))], stay)
         self._free([one for one in self._seated if one not in stay])
         self._make_room(branches)
         parts = []
@@ -66,11 +67,20 @@ class Forest:
         """Free the caches of a request's branches, or of all."""
         self._free([one for one in self._seated if request_id in (None, one.request.id)])
 
-    def _seat(self, branches: Sequence[Branch]) -> None:
-        """Give each a cache of its text without the last token."""
+    def _seat(self, branches: Sequence[Branch], stay: Collection[Branch]) -> None:
+        """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
+        is not in `stay`, for the last of its children the parent's own.
+        """
+        waiting = Counter(one.parent for one in branches if one.cache is None)
         for one in branches:
             if one.cache is None:
-                one.cache = self._forked(one)
+                waiting[one.parent] -= 1
+                parent = one.parent
+                if parent is not None and parent.cache is not None and parent not in stay and not waiting[parent]:
+                    one.cache, parent.cache = parent.cache, None
+                    del self._seated[parent]
+                else:
+                    one.cache = self._forked(one)
                 self._seated[one] = None
             if one.cache.length >= one.size:
                 self._runner.truncate(one.cache, one.size - 1)

@@ -45,6 +45,26 @@ class SearchTree:
             self.logprobs.append(branch.logprob)
         return branch.number
 
+    def runs(self) -> list[tuple[int, list[int], int]]:
+        """The tree with what does not branch put together, parents before children: for each run of tokens the run that
+        it goes on from (-1: the prompt), its tokens, and which output it leads to, -1 for none.
+        """
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        rank = {node: i for i, node in reversed(list(enumerate(self.outputs)))}
+        found: list[tuple[int, list[int], int]] = []
+        waiting = [(-1, child) for root in children.get(-1, []) for child in reversed(children.get(root, []))]
+        while waiting:
+            above, node = waiting.pop()
+            tokens = [self.tokens[node]]
+            while node not in rank and len(children.get(node, ())) == 1:
+                (node,) = children[node]
+                tokens.append(self.tokens[node])
+            found.append((above, tokens, rank.get(node, -1)))
+            waiting += [(len(found) - 1, child) for child in reversed(children.get(node, []))]
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
