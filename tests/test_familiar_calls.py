@@ -168,8 +168,8 @@ def test_a_closed_model(llm: LLM) -> None:
 
 
 def test_what_is_missing_says_what_to_do_instead(llm: LLM) -> None:
-    with pytest.raises(AttributeError, match="no attribute 'beam_search'; beam search is not available"):
-        llm.beam_search(["x"])
+    with pytest.raises(ConfigError, match="params must be BeamSearchParams"):
+        llm.beam_search(["x"], SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = llm.nonsense
     with pytest.raises(AttributeError, match=r"LLM has no attribute 'from_pretrained'; call LLM\(model\)"):
