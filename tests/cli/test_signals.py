@@ -1,6 +1,7 @@
 """Ctrl-C and pipes that close, in processes of their own, since only those get signals.
 
-Decoding is slowed down by a drafter that sleeps, so that the text is still on its way when the signal comes.
+Decoding is slowed down as soon as there is text, so that more of it is still to come when the signal does: a thousand
+tokens take sixty steps at least.
 
 A process that was started with Ctrl-C ignored (nohup, a shell's background job) hands that on to its children, and
 programs respect it. So these tests say what they start from: a handler of ours, which a new process begins without.
@@ -43,7 +44,7 @@ step, texts = Engine.step, []
 def slow(self):
     if any(texts):  # the last step's is printed
         open(sys.argv[1], "w").close()
-    time.sleep(0.02)
+        time.sleep(0.2)
     chunks = step(self)
     texts.extend(chunk.output.outputs[0].text for chunk in chunks)
     return chunks

@@ -70,7 +70,7 @@ CELLS = list(claims.cells())
 EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
 IN_DISTRIBUTION = [cell for cell in CELLS if cell.claim == "equal in distribution"]
 APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
-OUTPUTS, EACH, LENGTH, DRAFT_NODES = {"plain": 1536, "fast": 320}, 32, 2, 4
+OUTPUTS, EACH, LENGTH, DRAFT_NODES = {"plain": 1536, "fast": 256}, 32, 2, 4
 FIRST_SEED = {"plain": 10_000, "fast": 50_000}
 
 
@@ -119,12 +119,17 @@ def drafted(cell: Cell, parameter: str, batch: str, seed: int = 3) -> list[Any]:
 DRAWN = sorted({*TOUCHED} - LIKE_OTHERS)
 
 
+EXACT = sorted({cell.verifier for cell in EQUAL if cell.mode != "greedy"})
+
+
 def parameters_of(cell: Cell, every: list[str]) -> list[str]:
-    """What a cell is tested with: all under the verifiers that are the defaults, else every third, so that each drafter
-    meets each of them, and so does each verifier.
+    """What a cell is tested with: all at temperature 0. Above it the exact verifiers take turns, so that each of them
+    meets every parameter, and so does each drafter in every mode; of the approximate one drafters take a quarter each.
     """
-    turn = list(registry.DRAFTERS).index(cell.drafter)
-    return every if cell.verifier in {"greedy", "rejection_sampler"} else every[turn % 3 :: 3]
+    if cell.mode == "greedy":
+        return every
+    turn = list(registry.DRAFTERS).index(cell.drafter) + [*EXACT, cell.verifier].index(cell.verifier)
+    return every[turn % len(EXACT) :: len(EXACT)]
 
 
 @named(EQUAL)
@@ -169,10 +174,14 @@ def test_equal_in_distribution(cell: Cell) -> None:
         assert p_value(cell, verifier(cell.verifier), parameter) > ERROR, parameter
 
 
-def test_every_verifier_meets_every_parameter() -> None:
-    for cells, every in ((EQUAL, list(CASES)), (IN_DISTRIBUTION, DRAWN), (APPROXIMATE, TOUCHED)):
-        met = {(cell.verifier, parameter) for cell in cells for parameter in parameters_of(cell, every)}
-        assert met == set(product({cell.verifier for cell in cells}, every))
+@pytest.mark.parametrize("cells", [EQUAL, IN_DISTRIBUTION, APPROXIMATE], ids=lambda cells: cells[0].claim)
+def test_every_verifier_meets_every_parameter_and_every_drafter_does_in_every_mode(cells: list[Cell]) -> None:
+    every = {id(EQUAL): list(CASES), id(IN_DISTRIBUTION): DRAWN}.get(id(cells), TOUCHED)
+    met = [(cell, parameter) for cell in cells for parameter in parameters_of(cell, every)]
+    assert {(cell.verifier, one) for cell, one in met} == set(product({cell.verifier for cell in cells}, every))
+    if cells is not APPROXIMATE:
+        found = {((cell.drafter, cell.mode), one) for cell, one in met}
+        assert found == set(product({(cell.drafter, cell.mode) for cell in cells}, every))
 
 
 class Bounded(TypicalAcceptance):

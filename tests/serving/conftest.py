@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,32 @@ def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
         yield Live(listening.url, model, http)
     server.should_exit = True
     thread.join(20)
+
+
+@contextmanager
+def slowed(model: LLM) -> Iterator[None]:
+    """A step of decoding takes a tenth of a second more: 1,900 tokens take more than ten seconds, since a step brings
+    seventeen at most, and are not through before the test has done what it does meanwhile.
+    """
+    engine, over = model.engine, threading.Event()
+    step = engine.step
+
+    def slow() -> Any:
+        over.wait(0.1)
+        return step()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine, "step", slow)
+        yield
+        over.set()
+
+
+def comes(what: Callable[[], bool]) -> bool:
+    """Whether something is so, within half a minute."""
+    end = time.monotonic() + 30
+    while not (found := what()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,10 @@ import json
 import re
 import socket
 import threading
-import time
 from typing import Any
 
-import httpx
 import pytest
-from serving.conftest import Live, serve
+from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.models import memory_of
@@ -293,8 +291,9 @@ def test_keys_open_every_route_but_health_and_keep_tenants_apart(locked: Live) -
 
 def test_a_key_may_run_only_so_many_requests_at_once(locked: Live) -> None:
     headers = {"authorization": "Bearer first-key"}
-    long = {"prompt": "One day", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    long = {"prompt": "One day", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with (
+        slowed(locked.model.llm),
         locked.http.stream("POST", COMPLETIONS, json=long, headers=headers) as first,
         locked.http.stream("POST", COMPLETIONS, json=long, headers=headers) as second,
     ):
@@ -307,25 +306,34 @@ def test_a_key_may_run_only_so_many_requests_at_once(locked: Live) -> None:
 
 
 def settled(live: Live) -> bool:
-    """Whether nothing runs any more, within a few seconds."""
-    for _ in range(300):
-        if not live.model.llm.engine.has_work:
-            return True
-        time.sleep(0.01)
-    return False
+    """Whether nothing runs any more, within some seconds."""
+    return comes(lambda: not live.model.llm.engine.has_work)
+
+
+def asked(live: Live, key: str = "", **body: Any) -> socket.socket:
+    """A connection on which completions were asked for; nothing is read."""
+    host, port = live.url.removeprefix("http://").split(":")
+    text, authorization = json.dumps(body), f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\n{authorization}Content-Type: application/json\r\n"
+    raw = socket.create_connection((host, int(port)))
+    raw.settimeout(60)
+    raw.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+    return raw
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_slot(live: Live, stream: bool) -> None:
-    body = {"prompt": "One day", "max_tokens": 1900, "ignore_eos": True, "stream": stream, "temperature": 0}
-    if stream:
-        with live.http.stream("POST", COMPLETIONS, json=body) as answer:
-            next(answer.iter_lines())
+    def left_early() -> float:
+        return counted(live, 'request_success_total{finished_reason="abort"}')
+
+    before, made = left_early(), counted(live, "generation_tokens_total")
+    with slowed(live.model.llm):
+        body = {"prompt": "One day", "max_tokens": 1900, "ignore_eos": True, "stream": stream, "temperature": 0}
+        with asked(live, **body):
+            assert comes(lambda: counted(live, "generation_tokens_total") > made)
             assert live.model.llm.engine.has_work
-    else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(live.url + COMPLETIONS, json=body, timeout=0.2)
-    assert settled(live)
+        assert settled(live)
+    assert comes(lambda: left_early() == before + 1), "it went on to its end"
 
 
 def test_requests_at_once_get_what_each_gets_alone(live: Live, llm: LLM) -> None:
@@ -346,14 +354,17 @@ def test_requests_at_once_get_what_each_gets_alone(live: Live, llm: LLM) -> None
     assert [found[i] for i in range(len(prompts))] == expected
 
 
-def test_metrics_count_what_was_served_under_vllms_stems(live: Live) -> None:
-    def value(name: str) -> float:
-        lines = [line for line in live.http.get("/metrics").text.splitlines() if line.startswith(f"paceline:{name}")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+def counted(live: Live, name: str) -> float:
+    """What the metrics say of a counter; all its labels together, where none is named."""
+    lines = [line for line in live.http.get("/metrics").text.splitlines() if line.startswith(f"paceline:{name}")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    before = value("generation_tokens_total"), value("prompt_tokens_total"), value("e2e_request_latency_seconds_count")
+
+def test_metrics_count_what_was_served_under_vllms_stems(live: Live) -> None:
+    names = ("generation_tokens_total", "prompt_tokens_total", "e2e_request_latency_seconds_count")
+    before = [counted(live, name) for name in names]
     live.ok(COMPLETIONS, prompt=[5, 6, 7], temperature=0, max_tokens=9, ignore_eos=True)
-    after = value("generation_tokens_total"), value("prompt_tokens_total"), value("e2e_request_latency_seconds_count")
+    after = [counted(live, name) for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [9, 3, 1]
     live.error(COMPLETIONS, prompt="a", temperature=-1)
     assert 'status="400"' in live.http.get("/metrics").text
@@ -415,13 +426,8 @@ def test_what_came_before_a_fault_is_streamed(live: Live, monkeypatch: pytest.Mo
 
 
 def test_a_slot_is_free_again_where_the_client_left_before_the_first_event(locked: Live) -> None:
-    body = json.dumps({"prompt": "One day", "max_tokens": 200, "ignore_eos": True, "stream": True}).encode()
-    host, port = locked.url.removeprefix("http://").split(":")
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer second-key\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     for _ in range(8):
-        with socket.create_connection((host, int(port))) as raw:
-            raw.sendall(head.encode() + body)
+        asked(locked, "second-key", prompt="One day", max_tokens=200, ignore_eos=True, stream=True).close()
     assert settled(locked)
     answer = locked.http.post(
         COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, headers={"authorization": "Bearer second-key"}

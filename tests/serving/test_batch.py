@@ -197,11 +197,24 @@ def test_a_wrong_key_and_a_foreign_output_end_the_run(run: Command, plain: Live,
     assert "answers 'r1', which is another request in" in found.line
 
 
+SLOW = """
+import sys, time
+from paceline.cli.main import main
+from paceline.engine.loop import Engine
+step = Engine.step
+def slow(self):
+    time.sleep(0.03)
+    return step(self)
+Engine.step = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_a_run_that_is_killed_goes_on(run: Command, tmp_path: Path) -> None:
-    lines = [line(number, max_tokens=48, ignore_eos=True) for number in range(12)]
+    lines = [line(number, max_tokens=24, ignore_eos=True) for number in range(12)]
     source, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     more = ("batch", "run", source, "-o", out, *OWN, "--concurrency", "2")
-    process = subprocess.Popen([sys.executable, "-m", "paceline", *map(str, more)], stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *map(str, more)], stderr=subprocess.PIPE)
     while not out.exists() or out.read_bytes().count(b"\n") < 3:
         assert process.poll() is None
         time.sleep(0.005)

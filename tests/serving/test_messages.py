@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.conftest import Live, serve
+from serving.conftest import Live, serve, slowed
 
 from paceline import LLM, AsyncLLM
 
@@ -220,12 +220,8 @@ def test_errors_have_anthropics_shape(live: Live, llm: LLM) -> None:
     assert live.error(f"{PATH}/batches", 404)["type"] == "not_found_error"
     for slow in serve(AsyncLLM(llm), request_timeout=0.1):
         body: Any = {"model": "bundled", "messages": HELLO, "max_tokens": 1800, "stop_sequences": ["zzzz"]}
-        for i in range(20):  # until one is longer than a tenth of a second
-            with slow.http.stream("POST", PATH, json={**body, "stream": True}) as answer:
-                lines = [line for line in answer.iter_lines() if line]
-            if "event: error" in lines:
-                break
-            body["messages"] = [{"role": "user", "content": f"Tell {i}"}]
+        with slowed(llm), slow.http.stream("POST", PATH, json={**body, "stream": True}) as answer:
+            lines = [line for line in answer.iter_lines() if line]
         error = json.loads(lines[-1].removeprefix("data: "))
         assert (error["type"], error["error"]["type"]) == ("error", "timeout_error")
         assert "longer than this server allows" in error["error"]["message"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.conftest import Live, serve
+from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
 from paceline.errors import ConfigError
@@ -267,45 +267,40 @@ def test_keys_that_change_places_keep_what_is_theirs(llm: LLM, tmp_path: Path) -
 
 def test_a_running_response_is_seen_and_cancelled(openai: Any, live: Live) -> None:
     client, found, name = client_of(openai, live), list[Any](), ""
-    stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})
-    for one in stream:
-        found.append(one)
-        if one.type == "response.output_text.delta" and not name:
-            name = found[0].response.id
-            assert client.responses.retrieve(name).status == "in_progress"
-            assert live.http.delete(f"{PATH}/{name}").status_code == 409
-            assert client.responses.cancel(name).status == "cancelled"
+    with slowed(live.model.llm):
+        stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})
+        for one in stream:
+            found.append(one)
+            if one.type == "response.output_text.delta" and not name:
+                name = found[0].response.id
+                assert client.responses.retrieve(name).status == "in_progress"
+                assert live.http.delete(f"{PATH}/{name}").status_code == 409
+                assert client.responses.cancel(name).status == "cancelled"
     assert found[-1].response.status == "cancelled"
     assert found[-1].response.output[0].status == "incomplete"
     assert client.responses.retrieve(name).output_text == found[-1].response.output_text != ""
     assert client.responses.cancel(name).status == "cancelled"
-    for _ in range(300):
-        if not live.model.llm.engine.has_work:
-            break
-        time.sleep(0.01)
-    assert not live.model.llm.engine.has_work
+    assert comes(lambda: not live.model.llm.engine.has_work)
 
 
 def test_a_client_that_goes_away_leaves_nothing(openai: Any, live: Live) -> None:
     client = client_of(openai, live)
-    stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})
-    name = next(iter(stream)).response.id
-    stream.close()
-    for _ in range(300):
-        if live.http.get(f"{PATH}/{name}").status_code == 404:
-            break
-        time.sleep(0.01)
-    assert live.http.get(f"{PATH}/{name}").status_code == 404
+    with slowed(live.model.llm):
+        stream = client.responses.create(model="bundled", input="Hi", stream=True, extra_body={"ignore_eos": True})
+        name = next(iter(stream)).response.id
+        stream.close()
+        assert comes(lambda: live.http.get(f"{PATH}/{name}").status_code == 404)
 
 
 def test_a_failure_is_an_event_and_an_error(llm: LLM) -> None:
     for live in serve(AsyncLLM(llm), request_timeout=0.15):
         body = {"input": "Hi", "ignore_eos": True}
-        found = events(live, **body)
+        with slowed(llm):
+            found = events(live, **body)
+            assert live.error(PATH, 504, **body)["code"] == "timeout"
         assert found[-1]["type"] == "response.failed"
         assert "longer than this server allows" in found[-1]["response"]["error"]["message"]
         assert live.http.get(f"{PATH}/{found[0]['response']['id']}").json()["status"] == "failed"
-        assert live.error(PATH, 504, **body)["code"] == "timeout"
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

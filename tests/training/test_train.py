@@ -90,18 +90,23 @@ train(LLM(dtype="float32"), config, sys.argv[2], speed_prompts=0)
 """
 
 
-def run(prompts: Path, folder: Path, seed: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(prompts), str(folder), str(seed)])
+def run(monkeypatch: pytest.MonkeyPatch, prompts: Path, folder: Path, seed: int) -> None:
+    """The script, in this process."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "argv", ["", str(prompts), str(folder), str(seed)])
+        exec(SCRIPT, {})
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(prompts: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path
+) -> None:
     calm, killed, other = tmp_path / "calm", tmp_path / "killed", tmp_path / "other"
-    assert run(prompts, calm, 0).wait() == 0
-    process = run(prompts, killed, 0)
+    run(monkeypatch, prompts, calm, 0)
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(prompts), str(killed), "0"])
     curve = killed / "run" / "curve.json"
     end = time.monotonic() + 120
     while not (curve.exists() and len(json.loads(curve.read_text())["judged"]) >= 3):
@@ -111,8 +116,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(prompts: Path, tmp_path: Path)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (killed / "model.safetensors").exists()
-    assert run(prompts, killed, 0).wait() == 0
-    assert run(prompts, other, 1).wait() == 0
+    run(monkeypatch, prompts, killed, 0)
+    run(monkeypatch, prompts, other, 1)
     same = [torch.equal(one, weights(killed)[name]) for name, one in weights(calm).items()]
     assert all(same)
     assert not all(torch.equal(one, weights(other)[name]) for name, one in weights(calm).items())

@@ -166,7 +166,7 @@ def test_a_choice_needs_an_interval_without_1_and_enough_runs(
     monkeypatch.setattr(
         "paceline.bench.tune.tuning.confirm", lambda *_, **__: ([Gain(0, 1.1) for _ in range(pairs)], False)
     )
-    found = run()
+    found = run(budget=10.0)
     assert found.chosen == {"best": found.best, "plain": Arm(None, found.threads), None: None}[chosen]
     assert (found.profile is None) == (chosen is None)
 
