@@ -1,4 +1,4 @@
-"""Training in several processes, a device each, as `accelerate launch` starts them; one is the usual case.
+"""Training in several processes, a device each, as `accelerate launch` or `torchrun` starts them; one is the usual case.
 
 Gradients are averaged by accelerate. A head is put where its target is. Precision is the loop's own matter
 (torch.autocast): accelerate fixes one for all runs of a process.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
+
+import torch
 
 from paceline.errors import ConfigError
 
@@ -31,12 +33,17 @@ def accelerator() -> Accelerator:
     except ImportError:
         raise ConfigError("training needs accelerate; pip install 'paceline[train]'") from None
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False), InitProcessGroupKwargs(timeout=WAIT)]
-    return Accelerator(kwargs_handlers=handlers)
+    return Accelerator(cpu=launched() and not torch.cuda.is_available(), kwargs_handlers=handlers)
+
+
+def launched() -> bool:
+    """Whether this process may be one of several."""
+    return "LOCAL_RANK" in os.environ
 
 
 def launched_device() -> str | None:
     """The device of this process where it is one of several; None where it was not launched as such."""
-    return str(accelerator().device) if "LOCAL_RANK" in os.environ else None
+    return str(accelerator().device).replace("cpu:0", "cpu") if launched() else None
 
 
 def agreed(value: float) -> float:
