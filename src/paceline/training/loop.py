@@ -192,10 +192,8 @@ class _Run:
         keep(self.folder / STATE, self.head, self.optimizer, Progress(self.at.step, self.spent / 60))
 
     def _batches(self) -> Iterator[Batch]:
-        size, held_out = (
-            self.how.batch_rows,
-            self.held_out[self.processes.process_index :: self.processes.num_processes],
-        )
+        size = self.how.batch_rows
+        held_out = self.held_out[self.processes.process_index :: self.processes.num_processes]
         for i in range(0, len(held_out), size):
             yield self.view.batch(held_out[i : i + size], self.how.row_tokens).to(self.device)
 
