@@ -18,7 +18,10 @@ from paceline.errors import ConfigError
 @with_flags(sampling=False)
 def command(
     method: Annotated[
-        str, typer.Argument(help="eagle3, eagle, hydra++, hydra, medusa, mlp_speculator or draft_model.")
+        str,
+        typer.Argument(
+            help="eagle3, eagle, hydra++, hydra, medusa, mlp_speculator, draft_model, kangaroo or layer_skip."
+        ),
     ],
     *,
     data: Annotated[
@@ -41,6 +44,15 @@ def command(
     layers: Annotated[
         str | None, typer.Option("--layers", help="Of the model, for draft_model: 0,4,9; a fifth of them by default.")
     ] = None,
+    hidden_size: Annotated[
+        int | None,
+        typer.Option("--hidden-size", min=64, help="Of a small Llama, for draft_model without --layers; 64, 128, ..."),
+    ] = None,
+    num_layers: Annotated[int, typer.Option("--num-layers", min=1, max=64, help="Of that Llama.")] = 1,
+    exit_layer: Annotated[
+        int | None,
+        typer.Option("--exit-layer", min=1, help="Layers that draft, for kangaroo (2) and layer_skip (a quarter)."),
+    ] = None,
     depths: Annotated[
         int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
     ] = None,
@@ -58,18 +70,28 @@ def command(
     eval_steps: Annotated[
         int, typer.Option("--eval-steps", min=1, help="Steps between two judgements on held-out prompts.")
     ] = 100,
+    feature_cache_gib: Annotated[
+        float, typer.Option("--feature-cache-gib", min=0.0, max=4096.0, help="Memory for the model's states.")
+    ] = 2.0,
+    feature_disk_gib: Annotated[
+        float,
+        typer.Option("--feature-disk-gib", min=0.0, max=65536.0, help="Space on disk for those beyond it."),
+    ] = 0.0,
+    keep_features: Annotated[bool, typer.Option("--keep-features", help="Leave them on the disk in the end.")] = False,
     speed_prompts: Annotated[
         int, typer.Option("--speed-prompts", min=0, max=1000, help="Held-out prompts on which it is timed in the end.")
     ] = 8,
     given: dict[str, Any],
 ) -> None:
     """Train a head that drafts for a model; run again after a stop, it goes on where it was."""
-    from paceline.training import Fitting, TrainConfig, train
+    from paceline.training import Fitting, TrainConfig, accelerator, launched_device, train
 
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
     if given.get("quantization") not in (None, "none"):
         raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
+    if (device := launched_device()) is not None:
+        given.setdefault("device", device)
     fitting = Fitting(
         minutes=minutes, steps=steps, row_tokens=row_tokens, batch_rows=batch_rows, learning_rate=learning_rate,
         eval_steps=eval_steps, seed=given.get("seed") or 0,
@@ -77,11 +99,14 @@ def command(
     config = TrainConfig(
         method=method, data=tuple(data), texts=texts, most_prompts=most_prompts, max_tokens=max_tokens,
         sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths,
-        layers=None if layers is None else numbers(layers),
-        fitting=fitting,
+        layers=None if layers is None else numbers(layers), hidden_size=hidden_size, num_layers=num_layers,
+        exit_layer=exit_layer, feature_cache_bytes=int(feature_cache_gib * 2**30),
+        feature_disk_bytes=int(feature_disk_gib * 2**30), keep_features=keep_features, fitting=fitting,
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
                   speed_prompts=speed_prompts)  # fmt: skip
+    if not accelerator().is_main_process:
+        return
     best, first = found.curve.best, found.curve.judged[0]
     say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
         f"pass ({first.length:.2f} before). The report is {found.folder / 'report.html'}.")  # fmt: skip
@@ -89,7 +114,8 @@ def command(
         chain, auto = _over(found.speed["chain"]), _over(found.speed["auto"])
         say(f"Timed on {counted(found.speed['prompts'], 'held-out prompt')}: {chain} with "
             f"{counted(found.speed['drafts'], 'draft')} a step, {auto} with as many as pay.")  # fmt: skip
-    say(f"Use it: paceline generate ... -s '{json.dumps(found.speculative_config)}'")
+    model = "..." if found.model is None else f"-m {found.model}"
+    say(f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'")
 
 
 def _over(one: Mapping[str, Any]) -> str:

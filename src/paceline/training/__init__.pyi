@@ -10,6 +10,7 @@ from .conversion import convert as convert
 from .head_training import train as train
 from .heads import HeadTrainer as HeadTrainer
 from .heads import Trainer as Trainer
+from .heads import trainer as trainer
 from .loop import fit as fit
 from .optimizing import Progress as Progress
 from .optimizing import groups as groups
@@ -19,6 +20,9 @@ from .optimizing import paced as paced
 from .optimizing import set_rate as set_rate
 from .optimizing import take_up as take_up
 from .optimizing import update as update
+from .processes import accelerator as accelerator
+from .processes import launched_device as launched_device
+from .state_shards import StateShards as StateShards
 from .train_config import METHODS as METHODS
 from .train_config import Fitting as Fitting
 from .train_config import TrainConfig as TrainConfig

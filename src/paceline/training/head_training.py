@@ -17,8 +17,10 @@ from paceline.training.answers import Answer, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, documents_of, draft_vocabulary, packed
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import Curve, fit
+from paceline.training.processes import accelerator
 from paceline.training.report import write_report
 from paceline.training.speed import measured
+from paceline.training.state_shards import StateShards
 from paceline.training.train_config import TrainConfig
 from paceline.utils import need
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = "training.json"
 """In a run's folder: what it is made of, so that another run does not go on with it."""
+
+SHARDS: Final = "states"
+"""In a run's folder: states of the model, while it lasts."""
 
 TIMED: Final = 64
 """Most tokens of a timed answer."""
@@ -38,17 +43,20 @@ class Trained:
 
     Attributes:
         folder: of what was trained, with report.json and report.html. curve: its judgements.
-        speculative_config: how it is drafted with. speed: what `measured` says of it, where it was timed.
+        speculative_config: how it is drafted with. model: the folder, where it is a model in place of the target.
+        speed: what `measured` says of it, where it was timed.
     """
 
     folder: Path
     curve: Curve
     speculative_config: Mapping[str, Any]
+    model: Path | None
     speed: Mapping[str, Any] | None
 
 
 def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "", speed_prompts: int = 8) -> Trained:
-    """Train a head for a model; a run that was stopped goes on where it was.
+    """Train a head for a model; a run that was stopped goes on where it was. Of several processes all call it; the
+    first one makes the answers, writes and times.
 
     Args:
         llm: the model, in bfloat16 or float32, on a CPU or GPU.
@@ -63,21 +71,36 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     folder = Path(output)
     run = folder / "run"
     run.mkdir(parents=True, exist_ok=True)
-    _claim(run / SETTINGS, {"model": llm.runner.info.fingerprint, **config.as_json()})
-    answers = _answers(llm, config, run)
+    processes = accelerator()
+    with processes.main_process_first():
+        _claim(run / SETTINGS, {"model": llm.runner.info.fingerprint, **config.as_json()})
+        answers = _answers(llm, config, run)
     length = config.fitting.row_tokens
     training, held_out = split(answers, config.held_out_share, length)
     head, view = _begun(llm, config, training)
+    if config.feature_disk_bytes:
+        own = run / f"{SHARDS}-{processes.process_index}"
+        view.shards = StateShards(own, config.feature_disk_bytes // processes.num_processes)
     curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
-    facts = _facts(llm, config, answers, command)
-    head.write(folder, llm, view, facts)
-    drafter = head.speculative_config(folder)
-    speed = None
-    if speed_prompts:
-        prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
-        speed = measured(llm, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
-    write_report(folder, config.as_json(), curve, facts, speed)
-    return Trained(folder, curve, drafter, speed)
+    if view.shards is not None and not config.keep_features:
+        view.shards.remove()
+    drafter, speed = head.speculative_config(folder), None
+    if processes.is_main_process:
+        facts = _facts(llm, config, answers, command)
+        head.write(folder, llm, view, facts)
+        if speed_prompts:
+            prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
+            target = replaced(llm, folder) if head.replaces_target else llm
+            speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
+        write_report(folder, config.as_json(), curve, facts, speed)
+    processes.wait_for_everyone()
+    return Trained(folder, curve, drafter, folder if head.replaces_target else None, speed)
+
+
+def replaced(llm: LLM, folder: Path) -> LLM:
+    """The model in a folder, run as another one is."""
+    info = llm.runner.info
+    return type(llm)(str(folder), dtype=str(info.dtype).removeprefix("torch."), device=str(info.device))
 
 
 def prompt_of(document: Document) -> tuple[int, ...]:
@@ -151,12 +174,14 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: st
 
 def _claim(path: Path, settings: Mapping[str, Any]) -> None:
     """Reject a folder in which a run of other settings has begun."""
+    text = json.dumps(settings, indent=2)
+    settings = json.loads(text)
     if path.is_file() and (known := json.loads(path.read_text())) != settings:
         other = sorted(key for key in known if known[key] != settings.get(key))
         raise ConfigError(
             f"{str(path.parent)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
         )
-    path.write_text(json.dumps(settings, indent=2))
+    path.write_text(text)
 
 
 def _check(llm: LLM) -> None:

@@ -40,10 +40,12 @@ class Trainer(nn.Module):
         rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
     Attributes:
         rate: usual peak of the learning rate.
+        replaces_target: what is written is a model in place of the target.
         depths: how many tokens ahead it is judged by.
     """
 
     rate: ClassVar[float] = 1e-3
+    replaces_target: ClassVar[bool] = False
     depths: int
     rows: Tensor
 
@@ -63,6 +65,10 @@ class Trainer(nn.Module):
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """What is made less, per learned token. `generator` is for noise."""
+
+    def forward(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """The loss, of which other processes know."""
+        return self.loss(batch, generator)
 
     @abstractmethod
     def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
