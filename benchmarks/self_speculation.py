@@ -4,7 +4,7 @@ usage: self_speculation.py --data FOLDER [--model smollm2] [--tasks spec-bench,h
                            [--exits 8,15,22] [--lengths 1,2,4] [--prompts 4] [--tokens 64] [--repeats 3] [--threads 2]
 
 SmolLM2 was not trained to exit early, so that its first layers guess badly: give a model that was, as what
-recipes/bundled_pair/early_exit.py makes. FOLDER holds the published prompt sets (`methods.py`). Plain decoding, DEL and
+`paceline train layer_skip` makes. FOLDER holds the published prompt sets (`methods.py`). Plain decoding, DEL and
 all fixed settings decode each prompt in turn. Outputs must equal those of plain decoding, or differ first at a near tie
 (counted); otherwise nothing is timed. Every task has its own engines, so that DEL comes to it without being told
 anything; what it learns from one prompt serves the next ones of the same turn. The fixed setting that it is compared

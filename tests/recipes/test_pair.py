@@ -13,12 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from paceline import training
 from recipes.bundled_pair import corpus as corpus_module
-from recipes.bundled_pair import distill, early_exit, evaluate, lessons, prepare, train, write
-from recipes.bundled_pair import exits as exits_module
+from recipes.bundled_pair import distill, evaluate, lessons, prepare, train, write
 from recipes.bundled_pair import sources as sources_module
 
 
@@ -211,114 +208,3 @@ def test_bad_options_stop_a_stage_before_it_starts(capsys: pytest.CaptureFixture
         prepare.main(["--no-such-option"])
     assert stopped.value.code == 2
     assert "unrecognized arguments" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def early(pair: Path) -> Path:
-    """The tiny target, tuned for early exits for a few steps."""
-    out = pair / "early_exit"
-    paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target"), "--out", str(out)]
-    small = [
-        "--batch",
-        "4",
-        "--length",
-        "32",
-        "--device",
-        "cpu",
-        "--tokens",
-        "5120",
-        "--measure-every",
-        "10",
-        "--rate",
-        "2e-3",
-    ]
-    early_exit.main([*paths, *small, "--rotation", "1"])
-    return out
-
-
-def test_tuning_makes_the_first_exit_better_and_keeps_the_layout(pair: Path, early: Path) -> None:
-    history = json.loads((early / "history.json").read_text())
-    assert [len(entry["heldout"]) for entry in history] == [2] * len(history)
-    assert history[-1]["heldout"][0] < history[0]["heldout"][0] - 0.1
-    assert json.loads((early / "config.json").read_text()) == json.loads((pair / "target" / "config.json").read_text())
-    assert (early / "tokenizer.json").read_bytes() == (pair / "target" / "tokenizer.json").read_bytes()
-
-
-def test_the_last_exits_loss_is_the_models_own(pair: Path) -> None:
-    model = corpus_module.load_model(pair / "target", dtype=torch.float32)
-    x_bt = torch.randint(4, 320, (3, 24), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        logits = model(input_ids=x_bt, use_cache=False).logits[:, :-1]
-    whole = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x_bt[:, 1:].flatten()).item()
-    first, last = exits_module.losses_by_exit(model, x_bt, 2)
-    assert last == pytest.approx(whole, rel=1e-4)
-    assert first != pytest.approx(whole, rel=1e-4)
-
-
-def test_exits_rotate_and_their_weights_sum_to_one() -> None:
-    exits = [exits_module.exits_of_step(step, 6, 3) for step in range(3)]
-    assert exits == [[0, 3, 5], [1, 4, 5], [2, 5]]
-    for equal in (True, False):
-        for chosen in exits:
-            weights = exits_module.exit_weights(chosen, 6, 0.2, equal=equal)
-            assert sum(weights) == pytest.approx(1.0)
-            assert weights[-1] == max(weights)
-    assert exits_module.exit_weights([1, 4, 5], 6, 0.2, equal=False) == pytest.approx([0.2 / 9.2, 2.0 / 9.2, 7.0 / 9.2])
-
-
-def test_layers_are_dropped_as_often_as_said(pair: Path) -> None:
-    rates = exits_module.dropout_rates(6, 0.1)
-    assert rates[0] == 0.0
-    assert rates[-1] == pytest.approx(0.1)
-    assert rates == sorted(rates)
-    model = corpus_module.load_model(pair / "target", dtype=torch.float32)
-    x_bt = torch.randint(4, 320, (400, 4), generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        first, second = exits_module.states_by_layer(model, x_bt, [0.0, 0.3])
-    kept = (first != second).flatten(1).any(1).float().mean().item()
-    assert 0.6 < kept < 0.8
-    with torch.no_grad():
-        first, second = exits_module.states_by_layer(model, x_bt)
-    assert (first != second).flatten(1).any(1).all()
-
-
-def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = ["--corpus", str(pair / "corpus"), "--target", str(pair / "target")]
-    small = [
-        "--batch",
-        "4",
-        "--length",
-        "32",
-        "--device",
-        "cpu",
-        "--tokens",
-        "1280",
-        "--measure-every",
-        "5",
-        "--minutes",
-        "1e9",
-    ]
-
-    def tuned(out: str) -> dict[str, torch.Tensor]:
-        early_exit.main([*paths, *small, "--dropout", "0.5", "--out", str(tmp_path / out)])
-        weights: dict[str, torch.Tensor] = load_file(tmp_path / out / "training.safetensors")
-        return weights
-
-    def cut(*given: Any) -> None:
-        training.keep(*given)
-        raise KeyboardInterrupt
-
-    whole = tuned("whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(early_exit, "keep", cut)
-        with pytest.raises(KeyboardInterrupt):
-            tuned("cut")
-    halfway = load_file(tmp_path / "cut" / "training.safetensors")
-    found = tuned("cut")
-    assert found.keys() == whole.keys()
-    assert all(torch.equal(found[name], whole[name]) for name in whole)
-    assert not all(torch.equal(halfway[name], whole[name]) for name in whole), "the cut run must have stopped early"
-    assert (tmp_path / "cut" / "history.json").read_text() == (tmp_path / "whole" / "history.json").read_text()

@@ -31,8 +31,18 @@ LIFT = {
     "hydra++": 0.1,
     "mlp_speculator": 0.05,
     "draft_model": 0.1,
+    "kangaroo": 0.1,
+    "layer_skip": 0.1,
+    "small_llama": 0.05,
 }
 """Tokens a pass that so little training must bring."""
+
+WANTED: dict[str, dict[str, Any]] = {
+    "small_llama": {"method": "draft_model", "hidden_size": 64},
+    "kangaroo": {"exit_layer": 1, "fitting": replace(QUICK, batch_rows=2)},
+    "layer_skip": {"exit_layer": 1, "fitting": replace(QUICK, steps=16, batch_rows=2, learning_rate=1e-3)},
+}
+"""Changes to `config`; the methods that learn the whole vocabulary take their time."""
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +64,12 @@ def config(prompts: Path, method: str = "eagle3", fitting: Fitting = QUICK) -> T
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, tmp_path: Path, method: str) -> None:
-    found = train(llm, config(prompts, method), tmp_path / "head", speed_prompts=2)
+@pytest.mark.parametrize("name", [*METHODS, "small_llama"])
+def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, tmp_path: Path, name: str) -> None:
+    wanted = replace(config(prompts), **{"method": name} | WANTED.get(name, {}))
+    found, method = train(llm, wanted, tmp_path / "head", speed_prompts=2), wanted.method
     first, best = found.curve.judged[0], found.curve.best
-    assert best.length > first.length + LIFT[method], (first, best)
+    assert best.length > first.length + LIFT[name], (first, best)
     report = json.loads((found.folder / "report.json").read_text())
     assert report["tokens_per_pass"] == best.length
     assert found.speed is not None
@@ -68,9 +79,11 @@ def test_a_trained_head_is_right_more_often_and_drafts(llm: LLM, prompts: Path, 
     assert "Learning curves" in (found.folder / "report.html").read_text()
     assert found.speculative_config["method"] == method
     fixed = {"num_speculative_tokens": 3, "controller": "fixed"}
-    drafting = llm.with_speculative_config({**found.speculative_config, **fixed})
+    target = llm if found.model is None else LLM(str(found.model), dtype="float32")
+    assert (found.model is None) == (method != "layer_skip")
+    drafting = target.with_speculative_config({**found.speculative_config, **fixed})
     asked, greedy = [bundled_prompts()[3].prompt], SamplingParams(temperature=0, max_tokens=40)
-    (out,), (plain,) = drafting.generate(asked, greedy), llm.generate(asked, greedy)
+    (out,), (plain,) = drafting.generate(asked, greedy), target.generate(asked, greedy)
     assert out.outputs[0].token_ids == plain.outputs[0].token_ids
     assert out.metrics.num_draft_tokens > 0
     assert out.metrics.num_accepted_tokens > 0 or method not in ("eagle", "eagle3")  # after so little training

@@ -18,7 +18,10 @@ from paceline.errors import ConfigError
 @with_flags(sampling=False)
 def command(
     method: Annotated[
-        str, typer.Argument(help="eagle3, eagle, hydra++, hydra, medusa, mlp_speculator or draft_model.")
+        str,
+        typer.Argument(
+            help="eagle3, eagle, hydra++, hydra, medusa, mlp_speculator, draft_model, kangaroo or layer_skip."
+        ),
     ],
     *,
     data: Annotated[
@@ -40,6 +43,15 @@ def command(
     ] = 8192,
     layers: Annotated[
         str | None, typer.Option("--layers", help="Of the model, for draft_model: 0,4,9; a fifth of them by default.")
+    ] = None,
+    hidden_size: Annotated[
+        int | None,
+        typer.Option("--hidden-size", min=64, help="Of a small Llama, for draft_model without --layers; 64, 128, ..."),
+    ] = None,
+    num_layers: Annotated[int, typer.Option("--num-layers", min=1, max=64, help="Of that Llama.")] = 1,
+    exit_layer: Annotated[
+        int | None,
+        typer.Option("--exit-layer", min=1, help="Layers that draft, for kangaroo (2) and layer_skip (a quarter)."),
     ] = None,
     depths: Annotated[
         int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
@@ -77,8 +89,8 @@ def command(
     config = TrainConfig(
         method=method, data=tuple(data), texts=texts, most_prompts=most_prompts, max_tokens=max_tokens,
         sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths,
-        layers=None if layers is None else numbers(layers),
-        fitting=fitting,
+        layers=None if layers is None else numbers(layers), hidden_size=hidden_size, num_layers=num_layers,
+        exit_layer=exit_layer, fitting=fitting,
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
                   speed_prompts=speed_prompts)  # fmt: skip
@@ -89,7 +101,8 @@ def command(
         chain, auto = _over(found.speed["chain"]), _over(found.speed["auto"])
         say(f"Timed on {counted(found.speed['prompts'], 'held-out prompt')}: {chain} with "
             f"{counted(found.speed['drafts'], 'draft')} a step, {auto} with as many as pay.")  # fmt: skip
-    say(f"Use it: paceline generate ... -s '{json.dumps(found.speculative_config)}'")
+    model = "..." if found.model is None else f"-m {found.model}"
+    say(f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'")
 
 
 def _over(one: Mapping[str, Any]) -> str:

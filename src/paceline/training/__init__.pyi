@@ -10,6 +10,7 @@ from .conversion import convert as convert
 from .head_training import train as train
 from .heads import HeadTrainer as HeadTrainer
 from .heads import Trainer as Trainer
+from .heads import trainer as trainer
 from .loop import fit as fit
 from .optimizing import Progress as Progress
 from .optimizing import groups as groups

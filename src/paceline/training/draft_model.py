@@ -1,8 +1,11 @@
-"""Training of a draft model: some of the target's own layers learn to say what all of them do.
+"""Training of a draft model, on texts that the target wrote: some of the target's own layers, or a small Llama.
 
-Embedding and head are the target's and stay as they are; the layers and the final norm learn the target's distribution
-over the draft vocabulary, on texts that it wrote. What is written is a checkpoint of the target's family with fewer
-layers, which any engine reads, and the draft vocabulary beside it.
+Either learns the target's distribution over the draft vocabulary. The layers keep the target's embedding and head as
+they are. The Llama's are linear maps of the target's, which are learned: so it knows tokens that training never met. It
+begins with the directions in which the rows of the target's head differ most.
+
+What is written is a checkpoint of the target's family or a Llama, which any engine reads, and the draft vocabulary
+beside it.
 
 Sources: FastDraft: how to train your draft (arXiv:2411.11055); Hinton et al. 2015 (arXiv:1503.02531).
 """
@@ -12,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -20,14 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CapabilityError
-from paceline.models.heads import write_folder
+from paceline.models.heads import target_rows, write_folder
 from paceline.models.loading import Checkpoint, read_config
 from paceline.training.batches import Batch, TargetView
-from paceline.training.heads import Trainer
+from paceline.training.next_token import NextTokenTrainer, decoded
 from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
+    from paceline.models import ModelInfo
     from paceline.training.train_config import TrainConfig
 
 VOCABULARY: Final = "draft_vocab.json"
@@ -38,76 +43,124 @@ COPIED: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.
 
 LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
+HEAD_DIM: Final = 64
+"""Of a small Llama's attention."""
 
-class DraftModelTrainer(Trainer):
-    """A draft of the target's layers.
+Tensors = dict[str, Tensor]
 
-    Args:
-        folder: of the target's checkpoint. layers: of it, ascending. rows: (v, hidden) of its head.
-        depths: how many tokens ahead it is judged by.
-    Raises:
-        CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
-    """
+
+class DraftModelTrainer(NextTokenTrainer):
+    """A decoder of transformers in training, `model`, whose input is `embedded`."""
 
     rate: ClassVar[float] = 3e-4
-
-    def __init__(self, folder: Path, layers: Sequence[int], rows: Tensor, depths: int = 5) -> None:
-        super().__init__(rows)
-        self.depths, self.made_of = depths, tuple(layers)
-        self.model, self.embed = _sliced(folder, layers)
+    model: nn.Module
 
     @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[DraftModelTrainer, TargetView]:
-        count = llm.runner.info.num_layers
-        layers = evenly(count) if config.layers is None else config.layers
-        need(max(layers) < count, "layers", f"be below {count}, the model's layers", layers)
         view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
-        depths = {} if config.depths is None else {"depths": config.depths}
-        return cls(llm.folder, layers, view.rows, **depths), view
+        info = llm.runner.info
+        if config.hidden_size is not None:
+            need(config.hidden_size <= info.hidden_size, "hidden_size", f"be at most {info.hidden_size}, the model's",
+                 config.hidden_size)  # fmt: skip
+            return SmallLlamaTrainer(info, config.hidden_size, config.num_layers, view.rows, config.depths), view
+        layers = evenly(info.num_layers) if config.layers is None else config.layers
+        need(max(layers) < info.num_layers, "layers", f"be below {info.num_layers}, the model's layers", layers)
+        return SlicedTrainer(llm.folder, layers, view.rows, config.depths), view
 
-    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        tokens = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
-        states = self._states(batch).flatten(0, 1)[tokens - 1]
-        return self.taught(batch).loss(states, self.rows, tokens) / max(1, len(tokens))
+    @abstractmethod
+    def embedded(self, batch: Batch) -> Tensor:
+        """(b, t, d) what the first layer reads."""
 
-    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        states = self._states(batch).flatten(0, 1)
-        for depth in range(self.depths):
-            at, _ = batch.learned(depth + 2)
-            yield at, self.logits(states[at + depth + 1]).argmax(-1)
+    @abstractmethod
+    def checkpoint(self, llm: LLM) -> tuple[dict[str, Any], Tensors]:
+        """Its config.json and weights, as transformers names them."""
+
+    def states(self, batch: Batch) -> Tensor:
+        return decoded(self.model, self.embedded(batch), batch)
 
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
-        """A checkpoint of the target's family."""
-        config, stored = read_config(llm.folder), Checkpoint(llm.folder)
-        trained = {f"model.{name}": one.detach() for name, one in self.model.named_parameters()}
-        tensors = {name: stored.tensor(name) for name in stored.entries if not LAYER.fullmatch(name)} | trained
-        dtype = llm.runner.info.dtype
-        provenance = {"layers": list(self.made_of), **facts}
-        write_folder(
-            folder,
-            shortened(config, self.made_of) | {"paceline_draft": provenance},
-            {name: one.to(dtype) for name, one in tensors.items()},
-        )
+        """A checkpoint, with the target's tokenizer."""
+        config, tensors = self.checkpoint(llm)
+        write_checkpoint(folder, llm, config | {"paceline_draft": dict(facts)}, tensors)
         (folder / VOCABULARY).write_text(json.dumps(view.vocabulary.tolist()), encoding="utf-8")
-        for name in COPIED:
-            if (llm.folder / name).is_file():
-                shutil.copyfile(llm.folder / name, folder / name)
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
         trimmed = {"draft_vocab_size": len(self.rows), "draft_vocab_file": str(folder / VOCABULARY)}
         return {"method": "draft_model", "model": str(folder), **trimmed}
 
-    def _states(self, batch: Batch) -> Tensor:
-        """(b, t, d) states behind the final norm."""
-        lowest = torch.finfo(torch.float32).min
-        hidden = torch.zeros(batch.visible().shape, device=batch.tokens.device)
-        mask = hidden.masked_fill(~batch.visible(), lowest)[:, None]
-        with torch.no_grad():
-            embedded = self.embed[0](batch.tokens)
-        made = self.model(
-            inputs_embeds=embedded, attention_mask=mask, position_ids=batch.positions, use_cache=False
-        ).last_hidden_state
-        return cast(Tensor, made)
+
+class SlicedTrainer(DraftModelTrainer):
+    """A draft of the target's layers.
+
+    Args:
+        folder: of the target's checkpoint. layers: of it, ascending. rows, depths: as above.
+    Raises:
+        CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
+    """
+
+    def __init__(self, folder: Path, layers: Sequence[int], rows: Tensor, depths: int | None = None) -> None:
+        super().__init__(rows, depths)
+        self.made_of = tuple(layers)
+        self.model, self.embed = sliced(folder, layers)
+
+    def embedded(self, batch: Batch) -> Tensor:
+        return embedding_of(self.embed, batch)
+
+    def checkpoint(self, llm: LLM) -> tuple[dict[str, Any], Tensors]:
+        config = shortened(read_config(llm.folder), self.made_of)
+        return config | {"paceline_layers": list(self.made_of)}, with_layers(llm.folder, self.model)
+
+
+class SmallLlamaTrainer(DraftModelTrainer):
+    """A Llama of its own on the target's vocabulary.
+
+    Args:
+        target: whose vocabulary and context it has. hidden: its width, a multiple of 64 and at most the target's.
+        layers: how many. rows, depths: as above.
+    """
+
+    rate: ClassVar[float] = 2e-3
+
+    def __init__(self, target: ModelInfo, hidden: int, layers: int, rows: Tensor, depths: int | None = None) -> None:
+        from transformers import LlamaConfig, LlamaModel
+
+        super().__init__(rows, depths)
+        self.shape = {
+            "vocab_size": target.vocab_size,
+            "hidden_size": hidden,
+            "intermediate_size": -(-8 * hidden // (3 * HEAD_DIM)) * HEAD_DIM,
+            "num_hidden_layers": layers,
+            "num_attention_heads": hidden // HEAD_DIM,
+            "num_key_value_heads": hidden // HEAD_DIM,
+            "head_dim": HEAD_DIM,
+            "max_position_embeddings": target.max_context,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+        }
+        self.model = LlamaModel(LlamaConfig(**self.shape))
+        self.model.set_input_embeddings(nn.Identity())
+        basis = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -hidden:].contiguous()
+        self.reads, self.says = nn.Parameter(basis.clone()), nn.Parameter(basis.clone())
+
+    def embedded(self, batch: Batch) -> Tensor:
+        return batch.embedded @ self.reads
+
+    def head_rows(self) -> Tensor:
+        return self.rows @ self.says
+
+    @torch.no_grad()
+    def checkpoint(self, llm: LLM) -> tuple[dict[str, Any], Tensors]:
+        info = llm.runner.info
+        every = range(info.vocab_size)
+        embedding = cast(Any, llm.runner).embed(every).float()
+        rows = target_rows(cast(Any, llm.runner), info, torch.tensor(every)).float()
+        tensors = {f"model.{name}": one for name, one in self.model.named_parameters()}
+        tensors["model.embed_tokens.weight"] = embedding @ self.reads.to(embedding.device)
+        tensors["lm_head.weight"] = rows @ self.says.to(rows.device)
+        stored = read_config(llm.folder)
+        ends = {key: stored[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in stored}
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **self.shape, **ends}, tensors
 
 
 def evenly(count: int) -> tuple[int, ...]:
@@ -127,8 +180,12 @@ def shortened(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any
     return {**config, **lists, "num_hidden_layers": len(layers)}
 
 
-def _sliced(folder: Path, layers: Sequence[int]) -> tuple[nn.Module, tuple[nn.Module]]:
-    """Layers and final norm in float32, and, where no module sees it, the embedding."""
+def sliced(folder: Path, layers: Sequence[int]) -> tuple[nn.Module, tuple[nn.Module]]:
+    """Layers and final norm of a checkpoint in float32, and, where no module sees it, the embedding.
+
+    Raises:
+        CapabilityError: they are not those of a causal model of Hugging Face.
+    """
     from transformers import AutoConfig, AutoModel
 
     config, stored = read_config(folder), Checkpoint(folder)
@@ -145,8 +202,29 @@ def _sliced(folder: Path, layers: Sequence[int]) -> tuple[nn.Module, tuple[nn.Mo
     absent = model.load_state_dict(weights, strict=False).missing_keys
     if absent:
         raise CapabilityError(
-            f"{folder} holds no {absent[0]}, so that its layers cannot be made a draft model; train a head instead"
+            f"{folder} holds no {absent[0]}, so that its layers cannot be trained; train a head instead"
         )
     embed = model.get_input_embeddings().requires_grad_(False)
     model.set_input_embeddings(nn.Identity())
     return model, (embed,)
+
+
+@torch.no_grad()
+def embedding_of(embed: tuple[nn.Module], batch: Batch) -> Tensor:
+    """(b, t, d) embeddings of a batch's tokens, of what `sliced` gives."""
+    return cast(Tensor, embed[0].to(batch.tokens.device)(batch.tokens))
+
+
+def with_layers(folder: Path, model: nn.Module) -> Tensors:
+    """The weights of a checkpoint, with the layers and the final norm of a model in place of its own."""
+    stored = Checkpoint(folder)
+    kept = {name: stored.tensor(name) for name in stored.entries if not LAYER.fullmatch(name)}
+    return kept | {f"model.{name}": one.detach() for name, one in model.named_parameters()}
+
+
+def write_checkpoint(folder: Path, llm: LLM, config: Mapping[str, Any], tensors: Tensors) -> None:
+    """A checkpoint in the target's dtype, with the target's tokenizer."""
+    write_folder(folder, config, {name: one.to(llm.runner.info.dtype) for name, one in tensors.items()})
+    for name in COPIED:
+        if (llm.folder / name).is_file():
+            shutil.copyfile(llm.folder / name, folder / name)

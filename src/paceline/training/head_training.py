@@ -38,12 +38,14 @@ class Trained:
 
     Attributes:
         folder: of what was trained, with report.json and report.html. curve: its judgements.
-        speculative_config: how it is drafted with. speed: what `measured` says of it, where it was timed.
+        speculative_config: how it is drafted with. model: the folder, where it is a model in place of the target.
+        speed: what `measured` says of it, where it was timed.
     """
 
     folder: Path
     curve: Curve
     speculative_config: Mapping[str, Any]
+    model: Path | None
     speed: Mapping[str, Any] | None
 
 
@@ -75,9 +77,16 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     speed = None
     if speed_prompts:
         prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
-        speed = measured(llm, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
+        target = replaced(llm, folder) if head.replaces_target else llm
+        speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
     write_report(folder, config.as_json(), curve, facts, speed)
-    return Trained(folder, curve, drafter, speed)
+    return Trained(folder, curve, drafter, folder if head.replaces_target else None, speed)
+
+
+def replaced(llm: LLM, folder: Path) -> LLM:
+    """The model in a folder, run as another one is."""
+    info = llm.runner.info
+    return type(llm)(str(folder), dtype=str(info.dtype).removeprefix("torch."), device=str(info.device))
 
 
 def prompt_of(document: Document) -> tuple[int, ...]:

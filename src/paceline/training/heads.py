@@ -40,10 +40,12 @@ class Trainer(nn.Module):
         rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
     Attributes:
         rate: usual peak of the learning rate.
+        replaces_target: what is written is a model in place of the target.
         depths: how many tokens ahead it is judged by.
     """
 
     rate: ClassVar[float] = 1e-3
+    replaces_target: ClassVar[bool] = False
     depths: int
     rows: Tensor
 

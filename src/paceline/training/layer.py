@@ -28,8 +28,8 @@ class RMSNorm(nn.Module):
         return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-class DecoderLayer(nn.Module):
-    """Attention and MLP, each with what it reads added to it.
+class AttentionLayer(nn.Module):
+    """Causal attention, of which the caller norms what it reads and adds what it makes.
 
     Args:
         layer: `HeadConfig.layer`. hidden: size of the states. inputs: width of what attention reads.
@@ -40,14 +40,11 @@ class DecoderLayer(nn.Module):
         self.heads = layer["num_attention_heads"]
         self.groups = layer.get("num_key_value_heads") or self.heads
         self.head_dim = layer.get("head_dim") or hidden // self.heads
-        self.theta, eps = layer.get("rope_theta") or 10000.0, layer.get("rms_norm_eps") or 1e-6
-        inner, queries, keys = layer["intermediate_size"], self.heads * self.head_dim, self.groups * self.head_dim
+        self.theta = layer.get("rope_theta") or 10000.0
+        queries, keys = self.heads * self.head_dim, self.groups * self.head_dim
         sizes = {"q_proj": (inputs, queries), "k_proj": (inputs, keys), "v_proj": (inputs, keys),
                  "o_proj": (queries, hidden)}  # fmt: skip
         self.self_attn = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
-        sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
-        self.mlp = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
 
     def read(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Keys]:
         """Queries (b, h, t, e), keys and values of inputs (b, t, inputs)."""
@@ -83,13 +80,6 @@ class DecoderLayer(nn.Module):
         made: Tensor = self.self_attn["o_proj"](found.transpose(1, 2).flatten(2))
         return made
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """(b, t, hidden) states behind the layer."""
-        x = x + attended
-        y = self.post_attention_layernorm(x)
-        made: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
-        return made
-
     def _parted(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
@@ -97,6 +87,24 @@ class DecoderLayer(nn.Module):
         dims = torch.arange(0, self.head_dim, 2, device=positions.device) / self.head_dim
         angle = positions[:, None, :, None] * self.theta**-dims
         return angle.cos(), angle.sin()
+
+
+class DecoderLayer(AttentionLayer):
+    """Attention and MLP, each with what it reads added to it."""
+
+    def __init__(self, layer: Mapping[str, Any], hidden: int, inputs: int) -> None:
+        super().__init__(layer, hidden, inputs)
+        inner = layer["intermediate_size"]
+        sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+        self.mlp = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+        self.post_attention_layernorm = RMSNorm(hidden, layer.get("rms_norm_eps") or 1e-6)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """(b, t, hidden) states behind the layer."""
+        x = x + attended
+        y = self.post_attention_layernorm(x)
+        made: Tensor = x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
+        return made
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

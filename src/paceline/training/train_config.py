@@ -16,6 +16,8 @@ METHODS: Final = {
     "hydra++": "hydra:HydraPlusTrainer",
     "mlp_speculator": "mlp_speculator:MLPSpeculatorTrainer",
     "draft_model": "draft_model:DraftModelTrainer",
+    "kangaroo": "kangaroo:KangarooTrainer",
+    "layer_skip": "layer_skip:LayerSkipTrainer",
 }
 """Method -> module and class of its `Trainer`."""
 
@@ -59,10 +61,13 @@ class TrainConfig:
             are learned.
         most_prompts: of each file. max_tokens: of an answer. sampled_share: of answers that are drawn at temperature
             0.8. held_out_share: of prompts that are judged by and not trained on; their answers are greedy.
-        draft_vocab_size: tokens that the head can draft, those that are written most often.
+        draft_vocab_size: tokens that the head can draft, those that are written most often; kangaroo and layer_skip can
+            draft all.
         depths: tokens ahead; None is the method's.
         taps: layers whose states are read, where the method reads several; None is the method's.
         layers: of the model, of which draft_model is made, ascending; None is a fifth of them.
+        hidden_size, num_layers: of a small Llama that draft_model is instead; hidden_size is a multiple of 64.
+        exit_layer: layers that run before kangaroo's adapter, or that draft by layer_skip; None is 2, or a quarter.
         feature_cache_bytes: memory for states that are kept between epochs.
         fitting: the loop's.
     Raises:
@@ -80,6 +85,9 @@ class TrainConfig:
     depths: int | None = None
     taps: tuple[int, ...] | None = None
     layers: tuple[int, ...] | None = None
+    hidden_size: int | None = None
+    num_layers: int = 1
+    exit_layer: int | None = None
     feature_cache_bytes: int = 2 << 30
     fitting: Fitting = field(default_factory=Fitting)
 
@@ -93,6 +101,7 @@ class TrainConfig:
         if self.depths is not None:
             integer("depths", self.depths, 1, 16)
         self._check_layers()
+        self._check_shape()
         integer("row_tokens", self.fitting.row_tokens, 16)
         integer("batch_rows", self.fitting.batch_rows, 1)
 
@@ -104,6 +113,18 @@ class TrainConfig:
             integer("layers", layer, 0)
         ascending = len(self.layers) > 0 and list(self.layers) == sorted(set(self.layers))
         need(ascending, "layers", "be one number or more, ascending", self.layers)
+
+    def _check_shape(self) -> None:
+        integer("num_layers", self.num_layers, 1, 64)
+        if self.exit_layer is not None:
+            fitting = self.method in ("kangaroo", "layer_skip")
+            need(fitting, "exit_layer", "be left out but for kangaroo and layer_skip", self.exit_layer)
+            integer("exit_layer", self.exit_layer, 1)
+        if self.hidden_size is not None:
+            alone = self.method == "draft_model" and self.layers is None
+            need(alone, "hidden_size", "be left out but for draft_model without layers", self.hidden_size)
+            need(self.hidden_size > 0 and self.hidden_size % 64 == 0, "hidden_size", "be a multiple of 64",
+                 self.hidden_size)  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """For the run's folder and the report."""

@@ -1,0 +1,63 @@
+"""What the trainers share whose states each say the token that follows, with the text as drafted so far as their input:
+draft models, adapters of early exits, early exits themselves. They learn the target's distribution of that token.
+
+Source: Hinton et al. 2015 (arXiv:1503.02531).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from paceline.training.batches import Batch
+from paceline.training.heads import Trainer
+
+
+class NextTokenTrainer(Trainer):
+    """Base of these.
+
+    Args:
+        rows: (v, hidden) of the target's head. depths: how many tokens ahead it is judged by.
+    """
+
+    def __init__(self, rows: Tensor, depths: int | None) -> None:
+        super().__init__(rows)
+        self.depths = depths or 5
+
+    @abstractmethod
+    def states(self, batch: Batch) -> Tensor:
+        """(b, t, d) states, whose products with `head_rows` are logits of the token behind each."""
+
+    def head_rows(self) -> Tensor:
+        """(v, d) rows of the head: the target's, which stay as they are, or its own."""
+        return self.rows
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        tokens = (batch.columns.flatten() >= 0).nonzero().squeeze(1)
+        states = self.states(batch).flatten(0, 1)[tokens - 1]
+        return self.taught(batch).loss(states, self.head_rows(), tokens) / max(1, len(tokens))
+
+    def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        likeliest = self.likeliest(self.states(batch).flatten(0, 1))
+        for depth in range(self.depths):
+            at, _ = batch.learned(depth + 2)
+            yield at, likeliest[at + depth + 1]
+
+    def likeliest(self, states: Tensor) -> Tensor:
+        """(m,) columns of the likeliest tokens behind states (m, d)."""
+        rows = self.head_rows().T.to(states.dtype)
+        return torch.cat([(part @ rows).argmax(-1) for part in states.split(1024)])
+
+
+def decoded(model: nn.Module, embedded: Tensor, batch: Batch) -> Tensor:
+    """(b, t, d) states behind the final norm of a decoder of transformers, whose documents do not see each other."""
+    visible = batch.visible()
+    mask = torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, torch.finfo(torch.float32).min)
+    made = model(
+        inputs_embeds=embedded, attention_mask=mask[:, None], position_ids=batch.positions, use_cache=False
+    ).last_hidden_state
+    return cast(Tensor, made)
