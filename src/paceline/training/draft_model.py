@@ -125,7 +125,7 @@ class SmallLlamaTrainer(DraftModelTrainer):
         from transformers import LlamaConfig, LlamaModel
 
         super().__init__(rows, depths)
-        self.shape = {
+        self.shape: dict[str, Any] = {
             "vocab_size": target.vocab_size,
             "hidden_size": hidden,
             "intermediate_size": -(-8 * hidden // (3 * HEAD_DIM)) * HEAD_DIM,
@@ -138,8 +138,9 @@ class SmallLlamaTrainer(DraftModelTrainer):
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
         }
-        self.model = LlamaModel(LlamaConfig(**self.shape))
-        self.model.set_input_embeddings(nn.Identity())
+        model = LlamaModel(LlamaConfig(**self.shape))
+        model.set_input_embeddings(nn.Identity())
+        self.model = model
         basis = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -hidden:].contiguous()
         self.reads, self.says = nn.Parameter(basis.clone()), nn.Parameter(basis.clone())
 
@@ -155,11 +156,11 @@ class SmallLlamaTrainer(DraftModelTrainer):
         every = range(info.vocab_size)
         embedding = cast(Any, llm.runner).embed(every).float()
         rows = target_rows(cast(Any, llm.runner), info, torch.tensor(every)).float()
-        tensors = {f"model.{name}": one for name, one in self.model.named_parameters()}
+        tensors: Tensors = {f"model.{name}": one for name, one in self.model.named_parameters()}
         tensors["model.embed_tokens.weight"] = embedding @ self.reads.to(embedding.device)
         tensors["lm_head.weight"] = rows @ self.says.to(rows.device)
         stored = read_config(llm.folder)
-        ends = {key: stored[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in stored}
+        ends = {key: value for key, value in stored.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **self.shape, **ends}, tensors
 
 

@@ -160,12 +160,14 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: st
 
 def _claim(path: Path, settings: Mapping[str, Any]) -> None:
     """Reject a folder in which a run of other settings has begun."""
+    text = json.dumps(settings, indent=2)
+    settings = json.loads(text)
     if path.is_file() and (known := json.loads(path.read_text())) != settings:
         other = sorted(key for key in known if known[key] != settings.get(key))
         raise ConfigError(
             f"{str(path.parent)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
         )
-    path.write_text(json.dumps(settings, indent=2))
+    path.write_text(text)
 
 
 def _check(llm: LLM) -> None:
