@@ -70,6 +70,14 @@ def command(
     eval_steps: Annotated[
         int, typer.Option("--eval-steps", min=1, help="Steps between two judgements on held-out prompts.")
     ] = 100,
+    feature_cache_gib: Annotated[
+        float, typer.Option("--feature-cache-gib", min=0.0, max=4096.0, help="Memory for the model's states.")
+    ] = 2.0,
+    feature_disk_gib: Annotated[
+        float,
+        typer.Option("--feature-disk-gib", min=0.0, max=65536.0, help="Space on disk for those beyond it."),
+    ] = 0.0,
+    keep_features: Annotated[bool, typer.Option("--keep-features", help="Leave them on the disk in the end.")] = False,
     speed_prompts: Annotated[
         int, typer.Option("--speed-prompts", min=0, max=1000, help="Held-out prompts on which it is timed in the end.")
     ] = 8,
@@ -90,7 +98,8 @@ def command(
         method=method, data=tuple(data), texts=texts, most_prompts=most_prompts, max_tokens=max_tokens,
         sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths,
         layers=None if layers is None else numbers(layers), hidden_size=hidden_size, num_layers=num_layers,
-        exit_layer=exit_layer, fitting=fitting,
+        exit_layer=exit_layer, feature_cache_bytes=int(feature_cache_gib * 2**30),
+        feature_disk_bytes=int(feature_disk_gib * 2**30), keep_features=keep_features, fitting=fitting,
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
                   speed_prompts=speed_prompts)  # fmt: skip

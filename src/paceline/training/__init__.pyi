@@ -20,6 +20,7 @@ from .optimizing import paced as paced
 from .optimizing import set_rate as set_rate
 from .optimizing import take_up as take_up
 from .optimizing import update as update
+from .state_shards import StateShards as StateShards
 from .train_config import METHODS as METHODS
 from .train_config import Fitting as Fitting
 from .train_config import TrainConfig as TrainConfig

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.models.heads import target_rows
 from paceline.training.answers import Answer
+from paceline.training.state_shards import States, StateShards
 
 if TYPE_CHECKING:
     from paceline.models import Runner
@@ -110,6 +111,7 @@ class TargetView:
         keep_bytes: states of so many bytes are kept between epochs.
     Attributes:
         rows: (v, d) float32 of the head.
+        shards: where states are kept for which memory has no room; None computes them again.
     """
 
     def __init__(self, runner: Runner, layers: Sequence[int], vocabulary: Tensor, *, keep_bytes: int) -> None:
@@ -117,8 +119,9 @@ class TargetView:
         self.rows = target_rows(cast(Any, runner), runner.info, vocabulary).float().clone()
         self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
         self._column[vocabulary] = torch.arange(len(vocabulary))
-        self._kept: dict[Document, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[Document, States] = {}
         self._left = keep_bytes
+        self.shards: StateShards | None = None
 
     def batch(self, rows: Sequence[Sequence[Document]], length: int) -> Batch:
         """Rows of at most `length` tokens, padded to it."""
@@ -144,17 +147,24 @@ class TargetView:
         """(vocabulary, d) float32 embeddings of all tokens."""
         return self.runner.embed(range(self.runner.info.vocab_size)).float().clone()  # type: ignore[attr-defined, no-any-return]
 
-    def _states(self, documents: Sequence[Document]) -> dict[Document, tuple[Tensor, Tensor]]:
-        found = {one: self._kept[one] for one in documents if one in self._kept}
+    def _states(self, documents: Sequence[Document]) -> dict[Document, States]:
+        found = {one: states for one in documents if (states := self._known(one)) is not None}
         missing = [one for one in dict.fromkeys(documents) if one not in found]
         for one, states in zip(missing, self._computed(missing), strict=True):
             found[one] = states
             size = sum(part.numel() * part.element_size() for part in states)
             if size <= self._left:
                 self._kept[one], self._left = states, self._left - size
+            elif self.shards is not None:
+                self.shards.put(one.tokens, states)
         return found
 
-    def _computed(self, documents: Sequence[Document]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _known(self, one: Document) -> States | None:
+        if one in self._kept or self.shards is None:
+            return self._kept.get(one)
+        return self.shards.get(one.tokens)
+
+    def _computed(self, documents: Sequence[Document]) -> Iterator[States]:
         if not documents:
             return
         last = self.runner.info.num_layers

@@ -19,6 +19,7 @@ from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import Curve, fit
 from paceline.training.report import write_report
 from paceline.training.speed import measured
+from paceline.training.state_shards import StateShards
 from paceline.training.train_config import TrainConfig
 from paceline.utils import need
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = "training.json"
 """In a run's folder: what it is made of, so that another run does not go on with it."""
+
+SHARDS: Final = "states"
+"""In a run's folder: states of the model, while it lasts."""
 
 TIMED: Final = 64
 """Most tokens of a timed answer."""
@@ -70,7 +74,11 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     length = config.fitting.row_tokens
     training, held_out = split(answers, config.held_out_share, length)
     head, view = _begun(llm, config, training)
+    if config.feature_disk_bytes:
+        view.shards = StateShards(run / SHARDS, config.feature_disk_bytes)
     curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
+    if view.shards is not None and not config.keep_features:
+        view.shards.remove()
     facts = _facts(llm, config, answers, command)
     head.write(folder, llm, view, facts)
     drafter = head.speculative_config(folder)

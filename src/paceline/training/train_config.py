@@ -68,7 +68,8 @@ class TrainConfig:
         layers: of the model, of which draft_model is made, ascending; None is a fifth of them.
         hidden_size, num_layers: of a small Llama that draft_model is instead; hidden_size is a multiple of 64.
         exit_layer: layers that run before kangaroo's adapter, or that draft by layer_skip; None is 2, or a quarter.
-        feature_cache_bytes: memory for states that are kept between epochs.
+        feature_cache_bytes: memory for states that are kept between epochs. feature_disk_bytes: space for further ones
+            in the run's folder, freed in the end unless keep_features; what is beyond is computed again.
         fitting: the loop's.
     Raises:
         ConfigError: a value outside its range.
@@ -89,6 +90,8 @@ class TrainConfig:
     num_layers: int = 1
     exit_layer: int | None = None
     feature_cache_bytes: int = 2 << 30
+    feature_disk_bytes: int = 0
+    keep_features: bool = False
     fitting: Fitting = field(default_factory=Fitting)
 
     def __post_init__(self) -> None:
@@ -102,6 +105,8 @@ class TrainConfig:
             integer("depths", self.depths, 1, 16)
         self._check_layers()
         self._check_shape()
+        integer("feature_cache_bytes", self.feature_cache_bytes, 0)
+        integer("feature_disk_bytes", self.feature_disk_bytes, 0)
         integer("row_tokens", self.fitting.row_tokens, 16)
         integer("batch_rows", self.fitting.batch_rows, 1)
 
