@@ -84,12 +84,14 @@ def command(
     given: dict[str, Any],
 ) -> None:
     """Train a head that drafts for a model; run again after a stop, it goes on where it was."""
-    from paceline.training import Fitting, TrainConfig, train
+    from paceline.training import Fitting, TrainConfig, accelerator, launched_device, train
 
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
     if given.get("quantization") not in (None, "none"):
         raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
+    if (device := launched_device()) is not None:
+        given.setdefault("device", device)
     fitting = Fitting(
         minutes=minutes, steps=steps, row_tokens=row_tokens, batch_rows=batch_rows, learning_rate=learning_rate,
         eval_steps=eval_steps, seed=given.get("seed") or 0,
@@ -103,6 +105,8 @@ def command(
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
                   speed_prompts=speed_prompts)  # fmt: skip
+    if not accelerator().is_main_process:
+        return
     best, first = found.curve.best, found.curve.judged[0]
     say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
         f"pass ({first.length:.2f} before). The report is {found.folder / 'report.html'}.")  # fmt: skip

@@ -20,6 +20,8 @@ from .optimizing import paced as paced
 from .optimizing import set_rate as set_rate
 from .optimizing import take_up as take_up
 from .optimizing import update as update
+from .processes import accelerator as accelerator
+from .processes import launched_device as launched_device
 from .state_shards import StateShards as StateShards
 from .train_config import METHODS as METHODS
 from .train_config import Fitting as Fitting

@@ -7,7 +7,7 @@ draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -81,6 +81,10 @@ class Batch:
     embedded: Tensor
     taps: Tensor
     final: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """On that device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
     def ahead(self, values: Tensor, steps: int) -> Tensor:
         """(b, t, ...) `values` of the token `steps` further on; zeros behind the row's end."""

@@ -52,7 +52,7 @@ class EagleTrainer(HeadTrainer):
         )
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        noise = torch.rand(batch.final.shape, generator=generator) - 0.5
+        noise = torch.rand(batch.final.shape, generator=generator).to(batch.final.device) - 0.5
         read = batch.final + noise * NOISE * LENGTH / batch.final.shape[1]
         made = next(self._unrolled(batch, read)).flatten(0, 1)
         at, columns = batch.learned(2)

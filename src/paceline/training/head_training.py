@@ -17,6 +17,7 @@ from paceline.training.answers import Answer, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, documents_of, draft_vocabulary, packed
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import Curve, fit
+from paceline.training.processes import accelerator
 from paceline.training.report import write_report
 from paceline.training.speed import measured
 from paceline.training.state_shards import StateShards
@@ -54,7 +55,8 @@ class Trained:
 
 
 def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "", speed_prompts: int = 8) -> Trained:
-    """Train a head for a model; a run that was stopped goes on where it was.
+    """Train a head for a model; a run that was stopped goes on where it was. Of several processes all call it; the
+    first one makes the answers, writes and times.
 
     Args:
         llm: the model, in bfloat16 or float32, on a CPU or GPU.
@@ -69,25 +71,29 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     folder = Path(output)
     run = folder / "run"
     run.mkdir(parents=True, exist_ok=True)
-    _claim(run / SETTINGS, {"model": llm.runner.info.fingerprint, **config.as_json()})
-    answers = _answers(llm, config, run)
+    processes = accelerator()
+    with processes.main_process_first():
+        _claim(run / SETTINGS, {"model": llm.runner.info.fingerprint, **config.as_json()})
+        answers = _answers(llm, config, run)
     length = config.fitting.row_tokens
     training, held_out = split(answers, config.held_out_share, length)
     head, view = _begun(llm, config, training)
     if config.feature_disk_bytes:
-        view.shards = StateShards(run / SHARDS, config.feature_disk_bytes)
+        own = run / f"{SHARDS}-{processes.process_index}"
+        view.shards = StateShards(own, config.feature_disk_bytes // processes.num_processes)
     curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
     if view.shards is not None and not config.keep_features:
         view.shards.remove()
-    facts = _facts(llm, config, answers, command)
-    head.write(folder, llm, view, facts)
-    drafter = head.speculative_config(folder)
-    speed = None
-    if speed_prompts:
-        prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
-        target = replaced(llm, folder) if head.replaces_target else llm
-        speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
-    write_report(folder, config.as_json(), curve, facts, speed)
+    drafter, speed = head.speculative_config(folder), None
+    if processes.is_main_process:
+        facts = _facts(llm, config, answers, command)
+        head.write(folder, llm, view, facts)
+        if speed_prompts:
+            prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
+            target = replaced(llm, folder) if head.replaces_target else llm
+            speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
+        write_report(folder, config.as_json(), curve, facts, speed)
+    processes.wait_for_everyone()
     return Trained(folder, curve, drafter, folder if head.replaces_target else None, speed)
 
 

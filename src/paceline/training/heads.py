@@ -66,6 +66,10 @@ class Trainer(nn.Module):
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """What is made less, per learned token. `generator` is for noise."""
 
+    def forward(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """The loss, of which other processes know."""
+        return self.loss(batch, generator)
+
     @abstractmethod
     def guesses(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """By depth, where the text goes on as drafted so far or not: (m,) flat positions of `Batch.learned`, and (m,)

@@ -3,6 +3,9 @@
 What a step does depends on its number and the seed alone: the order of rows, the noise. So a run of so many steps that
 goes on from its state on disk ends in the weights of one that was never stopped, bit for bit on one machine with as
 many threads. In a run of so many minutes the learning rate follows the clock.
+
+Of several processes (paceline.training.processes) each takes rows of its own in every step and judges a part of the
+held-out ones; the first one writes.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from paceline.training.batches import Document, TargetView
+from paceline.training.batches import Batch, Document, TargetView
 from paceline.training.heads import Trainer
 from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up
+from paceline.training.processes import accelerator, agreed
 from paceline.training.train_config import Fitting
 
 BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
@@ -90,6 +94,7 @@ def fit(head: Trainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting,
     """
     run = _Run(head, view, texts, how, folder)
     run.go()
+    run.processes.wait_for_everyone()
     head.load_state_dict(load_file(folder / BEST), strict=False)
     return run.curve
 
@@ -98,32 +103,37 @@ class _Run:
     def __init__(self, head: Trainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> None:
         self.head, self.view, self.how, (self.training, self.held_out) = head, view, how, texts
         self.folder, self.rate = folder, how.learning_rate or head.rate
+        self.device, self.processes = head.rows.device, accelerator()
+        self.head.to(self.device)
         self.optimizer = torch.optim.AdamW(groups(head, how.weight_decay), lr=self.rate, betas=(0.9, 0.95))
         self.curve = Curve.load(folder / CURVE)
         self.at = take_up(folder / STATE, head, self.optimizer)
         self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]  # a kill between the two
         self.seconds, self.start = 60 * self.at.minutes, perf_counter()
         self.losses: list[float] = []
-        self.bf16 = bf16_is_faster() if how.bf16 is None else how.bf16
+        self.bf16 = bool(agreed(bf16_is_faster())) if how.bf16 is None else how.bf16
+        self.loss = self.processes.prepare_model(head, device_placement=False)
+        self.done = self._progress()
 
     @property
     def spent(self) -> float:
         return self.seconds + perf_counter() - self.start
 
     def go(self) -> None:
-        with tqdm(total=100, desc="training", unit="%", disable=None, bar_format=BAR) as bar:
+        quiet = None if self.processes.is_main_process else True
+        with tqdm(total=100, desc="training", unit="%", disable=quiet, bar_format=BAR) as bar:
             if not self.curve.judged:
                 self._judge()
-            while self.progress < 1.0 and not self._stale():
+            while self.done < 1.0 and not self._stale():
                 self._step()
-                bar.update(min(100.0, 100 * self.progress) - bar.n)
-                if self.at.step % self.how.eval_steps == 0 or self.progress >= 1.0:
+                self.done = self._progress()
+                bar.update(min(100.0, 100 * self.done) - bar.n)
+                if self.at.step % self.how.eval_steps == 0 or self.done >= 1.0:
                     bar.set_postfix_str(f"step {self.at.step}, {self._judge().length:.2f} tokens a pass")
 
-    @property
-    def progress(self) -> float:
+    def _progress(self) -> float:
         """How much of the run is done, from 0 on."""
-        return self.at.step / self.how.steps if self.how.steps else self.spent / 60 / self.how.minutes
+        return self.at.step / self.how.steps if self.how.steps else agreed(self.spent / 60 / self.how.minutes)
 
     def _stale(self) -> bool:
         lengths = [one.length for one in self.curve.judged]
@@ -132,12 +142,12 @@ class _Run:
     def _step(self) -> None:
         head, step = self.head, self.at.step
         rows = [self.training[i] for i in self._picked(step)]
-        batch = self.view.batch(rows, self.how.row_tokens)
-        set_rate(self.optimizer, learning_rate(self.progress, step, self.rate, self.how.warmup_steps))
+        batch = self.view.batch(rows, self.how.row_tokens).to(self.device)
+        set_rate(self.optimizer, learning_rate(self.done, step, self.rate, self.how.warmup_steps))
         head.train()
         with self._precision():
-            loss = head.loss(batch, torch.Generator().manual_seed(self.how.seed * 1_000_003 + step))
-        loss.backward()
+            loss = self.loss(batch, torch.Generator().manual_seed(self.how.seed * 1_000_003 + step))
+        self.processes.backward(loss)
         torch.nn.utils.clip_grad_norm_(head.parameters(), self.how.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -145,39 +155,49 @@ class _Run:
         self.at.step = step + 1
 
     def _picked(self, step: int) -> list[int]:
-        """Rows of a step: every epoch has an order of its own."""
+        """Rows of a step, of this process: every epoch has an order of its own."""
         count, size = len(self.training), self.how.batch_rows
+        first = (step * self.processes.num_processes + self.processes.process_index) * size
         found = []
-        for place in range(step * size, (step + 1) * size):
+        for place in range(first, first + size):
             epoch, index = divmod(place, count)
             order = torch.randperm(count, generator=torch.Generator().manual_seed(self.how.seed * 7919 + epoch))
             found.append(int(order[index]))
         return found
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.head.rows.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def _judge(self) -> Judged:
         """Judge, and put state and curve on the disk; the best weights so far too."""
         with torch.no_grad(), self._precision():
-            acceptance = judged(self.head.eval(), self._batches())
-        tokens = self.at.step * self.how.batch_rows * self.how.row_tokens
-        made = Judged(self.at.step, tokens, sum(self.losses) / max(1, len(self.losses)), acceptance)
+            counts = counted(self.head.eval(), self._batches())
+        right, reached = self.processes.reduce(counts)
+        shares = (right / reached.clamp(min=1)).tolist()
+        tokens = self.at.step * self.processes.num_processes * self.how.batch_rows * self.how.row_tokens
+        made = Judged(self.at.step, tokens, sum(self.losses) / max(1, len(self.losses)), shares)
         self.losses = []
         self.curve.judged.append(made)
-        if made is self.curve.best:
+        self.curve.seconds = self.spent
+        if self.processes.is_main_process:
+            self._save(best=made is self.curve.best)
+        return made
+
+    def _save(self, *, best: bool) -> None:
+        if best:
             fresh = self.folder / f"{BEST}.new"
             save_file({name: one.detach().clone() for name, one in self.head.named_parameters()}, fresh)
             fresh.replace(self.folder / BEST)
-        self.curve.seconds = self.spent
         self.curve.save(self.folder / CURVE)
         keep(self.folder / STATE, self.head, self.optimizer, Progress(self.at.step, self.spent / 60))
-        return made
 
-    def _batches(self) -> Iterator[Any]:
-        size = self.how.batch_rows
-        for i in range(0, len(self.held_out), size):
-            yield self.view.batch(self.held_out[i : i + size], self.how.row_tokens)
+    def _batches(self) -> Iterator[Batch]:
+        size, held_out = (
+            self.how.batch_rows,
+            self.held_out[self.processes.process_index :: self.processes.num_processes],
+        )
+        for i in range(0, len(held_out), size):
+            yield self.view.batch(held_out[i : i + size], self.how.row_tokens).to(self.device)
 
 
 def bf16_is_faster() -> bool:
@@ -194,13 +214,13 @@ def bf16_is_faster() -> bool:
     return seconds[torch.bfloat16] < seconds[torch.float32]
 
 
-def judged(head: Trainer, batches: Iterator[Any]) -> list[float]:
-    """By depth, the share of likeliest drafts that are the text's own token where all before them are; a token that the
-    draft vocabulary lacks is never drafted.
+def counted(head: Trainer, batches: Iterator[Batch]) -> Tensor:
+    """(2, depths) float32: how many of the likeliest drafts are the text's own token where all before them are, and how
+    many there are; a token that the draft vocabulary lacks is never drafted.
     """
-    right, reached = torch.zeros(head.depths), torch.zeros(head.depths)
+    right, reached = counts = torch.zeros(2, head.depths, device=head.rows.device)
     for batch in batches:
-        alive = torch.ones(batch.tokens.numel(), dtype=torch.bool)
+        alive = torch.ones(batch.tokens.numel(), dtype=torch.bool, device=counts.device)
         for depth, (at, guessed) in enumerate(head.guesses(batch)):
             _, columns = batch.learned(depth + 2)
             hit = torch.zeros_like(alive)
@@ -210,5 +230,4 @@ def judged(head: Trainer, batches: Iterator[Any]) -> list[float]:
             reached[depth] += (alive & inside).sum()
             alive = alive & hit
             right[depth] += alive.sum()
-    shares: Tensor = right / reached.clamp(min=1)
-    return [float(share) for share in shares]
+    return counts

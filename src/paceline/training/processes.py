@@ -1,0 +1,47 @@
+"""Training in several processes, a device each, as `accelerate launch` starts them; one is the usual case.
+
+Gradients are averaged by accelerate. A head is put where its target is. Precision is the loop's own matter
+(torch.autocast): accelerate fixes one for all runs of a process.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+WAIT: Final = timedelta(days=7)
+"""Longest that processes wait for the first one, which makes the answers."""
+
+
+def accelerator() -> Accelerator:
+    """The processes of this run.
+
+    Raises:
+        ConfigError: accelerate is not installed.
+    """
+    try:
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+    except ImportError:
+        raise ConfigError("training needs accelerate; pip install 'paceline[train]'") from None
+    handlers = [DistributedDataParallelKwargs(broadcast_buffers=False), InitProcessGroupKwargs(timeout=WAIT)]
+    return Accelerator(kwargs_handlers=handlers)
+
+
+def launched_device() -> str | None:
+    """The device of this process where it is one of several; None where it was not launched as such."""
+    return str(accelerator().device) if "LOCAL_RANK" in os.environ else None
+
+
+def agreed(value: float) -> float:
+    """What the first process says, for numbers that each measures for itself."""
+    from accelerate.utils import broadcast_object_list
+
+    found: float = broadcast_object_list([value])[0]
+    return found
