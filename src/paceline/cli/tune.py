@@ -1,5 +1,5 @@
-"""`paceline tune`: measures which method and settings are fastest here, keeps the choice as a profile, and reports what
-it gains.
+"""`paceline tune`: measures which method and settings, or with --tree which static tree, are fastest here, keeps the
+choice as a profile, and reports what it gains.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import outputs
 from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import model_path, open_llm, with_flags
 from paceline.cli.prompts import Prompts, read_prompts
@@ -19,8 +20,10 @@ from paceline.cli.terminal import counted, progress_bar, width, wrapped
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.tune import Tuning
+    from paceline.bench.tune import Interval, TreeTuning, Tuning
     from paceline.llm import LLM
+
+EXAMPLE = """-s '{"method": "medusa", "model": "FOLDER"}'"""
 
 NO_SEARCH = "no search can find "
 """How the reason of a method begins that needs something of the user's."""
@@ -33,6 +36,9 @@ NAMED = 6
 
 SCATTER = 2.0
 """Upper over lower bound of a gain from which on a remark is made."""
+
+FEW_STEPS = 100
+"""Steps below which the chances of a tree are no good estimates."""
 
 LATE = 1.15
 """Time over budget from which on a remark is made."""
@@ -55,28 +61,64 @@ def command(
         int, typer.Option("--max-tokens", min=1, max=4096, help="Maximum number of new tokens per prompt.")
     ] = 128,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Prompts decoded together.")] = 1,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Find the static tree of the heads that --speculative-config names.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="With --tree: a page that draws the tree.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE even if it is not such a page.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report, but keep no profile.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
     given: dict[str, Any],
 ) -> None:
     """Find the fastest method and settings for a model on this machine, and keep them for later runs."""
-    if given.pop("speculative_config", None) is not None:
-        raise ConfigError("tune chooses the speculative_config itself; leave --speculative-config out")
-    texts = None if prompts is None else read_prompts(prompts)
+    config, texts = given.pop("speculative_config", None), None if prompts is None else read_prompts(prompts)
+    drafter = _drafter(config, tree=tree, draft_model=draft_model, html=html, force=force)
     _find(draft_model or [])
     llm = open_llm(given | {"speculative_config": "null"}, timed=True)
-    found = _measure(
-        llm,
-        _prompts(llm, texts, chat),
-        given,
-        drafts=draft_model or default_drafts(given),
-        budget=budget,
-        max_tokens=max_tokens,
-        batch_size=batch_size,
-    )
+    options: dict[str, Any] = {"budget": budget, "max_tokens": max_tokens, "batch_size": batch_size}
+    items, shaped = _prompts(llm, texts, chat), None
+    if drafter is None:
+        found = _measure(llm, items, given, drafts=draft_model or default_drafts(given), **options)
+    else:
+        shaped = _measure_tree(llm, items, given, drafter, **options)
+        found = shaped.tuning
+        if html is not None:
+            _write(html, shaped)
     path = found.profile.save() if found.profile is not None and not dry_run else None
-    print(json.dumps(found.to_dict() | {"path": path and str(path)}) if as_json else words(found, path))
+    if as_json:
+        print(json.dumps((shaped or found).to_dict() | {"path": path and str(path)}))
+    else:
+        print(words(found, path) if shaped is None else tree_words(shaped, path))
     raise typer.Exit(INTERRUPTED if found.interrupted else 0)
+
+
+def _drafter(
+    config: str | None, *, tree: bool, draft_model: list[str] | None, html: Path | None, force: bool
+) -> dict[str, Any] | None:
+    """What drafts the tree that is to be found; None without --tree.
+
+    Raises:
+        ConfigError: flags that do not go together, no drafter of static trees, or a file that is something else.
+    """
+    if not tree:
+        if config is not None:
+            raise ConfigError("tune chooses the speculative_config itself; leave --speculative-config out")
+        if html is not None:
+            raise ConfigError("--html draws the tree that --tree finds; add --tree, or leave --html out")
+        return None
+    if config is None:
+        raise ConfigError(f"--tree finds the tree of heads that you name; add {EXAMPLE}")
+    if draft_model:
+        raise ConfigError("--draft-model is not available with --tree; name what drafts with --speculative-config")
+    from paceline.bench.report import TREE_MARK
+    from paceline.bench.tune import drafter_of
+
+    found = drafter_of(config)
+    if html is not None:
+        outputs.must_be_page("--html", html, mark=TREE_MARK, command="tune --tree", force=force)
+    return found
 
 
 def _find(drafts: Sequence[str]) -> None:
@@ -116,6 +158,24 @@ def _measure(llm: LLM, items: list[Any], given: dict[str, Any], **options: Any) 
         return tune(llm, folder, items, cores=cores, progress=show, **options)
 
 
+def _measure_tree(
+    llm: LLM, items: list[Any], given: dict[str, Any], drafter: dict[str, Any], **options: Any
+) -> TreeTuning:
+    """The same for the tree of one drafter."""
+    from paceline.bench.tune import tune_tree
+
+    folder = model_path(given) if "model" in given else default_folder()
+    with _bar(options["budget"]) as show:
+        return tune_tree(llm, folder, items, drafter, progress=show, **options)
+
+
+def _write(html: Path, found: TreeTuning) -> None:
+    from paceline.bench.report import tree_html
+
+    with outputs.writing("--html", html):
+        html.write_text(tree_html(found), encoding="utf-8")
+
+
 def default_folder() -> Path:
     """Of the bundled model."""
     from paceline.llm import BUNDLED
@@ -136,20 +196,77 @@ def _bar(budget: float) -> Iterator[Callable[[str, float], None]]:
 
 def words(found: Tuning, path: Path | None) -> str:
     """The findings in sentences, no wider than the terminal."""
+    lines = [*_head(found), *([*_table(found), ""] if found.settings else []), *_remarks(found)]
+    return "\n".join([*lines, *wrapped(_verdict(found)), *_kept(found, path)])
+
+
+def tree_words(found: TreeTuning, path: Path | None) -> str:
+    """The same of a static tree."""
+    race, best = found.tuning, found.best
+    counts = (
+        f"By {counted(found.steps, 'step')} with large trees, the model takes ranks 0 to 3 of the first drafted token "
+        f"with chances {' '.join(f'{chance:.2f}' for chance in found.chances[0][:4])}."
+    )
+    counts += " That is little to go by: give more --budget, or more prompts." if found.steps < FEW_STEPS else ""
+    shape = (
+        f"The best tree has {counted(len(best.shape), 'node')}, by level: {', '.join(map(str, best.by_level))}. "
+        "Its configuration:"
+    )
+    lines = [*_head(race), *wrapped([counts]), "", *_tree_table(found), "", *_remarks(race)]
+    kept = ["No profile was written."] if path is None else _kept(race, path)
+    lines += [*wrapped(_tree_verdict(found)), *kept, "", *wrapped([shape])]
+    return "\n".join([*lines, f"-s '{json.dumps(found.speculative_config)}'"])
+
+
+def _tree_table(found: TreeTuning) -> list[str]:
+    """A line for each raced tree, and one for `auto`."""
+    race = found.tuning
+    lines = [f"{'':13}{'tokens a pass':>17}{'times plain':>17}", f"nodes levels{' expected   found' * 2}  runs"]
+    for tree in found.trees:
+        row = f"{len(tree.shape):>5} {tree.levels:>6} {tree.expected_tokens:>9.2f} {_figure(tree.tokens_per_pass)}"
+        row += f" {tree.expected_gain:>8.2f} {_figure(tree.gain)} {tree.pairs:>5}"
+        lines.append(row + ("  best" if tree is found.best else ""))
+    if (auto := race.settings.get("auto")) is not None:
+        lines.append(
+            f"{'auto':>12}{'':10} {_figure(race.tokens_per_pass['auto'])}{'':9} {_figure(auto[0])} {auto[1]:>5}"
+        )
+    return lines
+
+
+def _figure(value: float | None) -> str:
+    return f"{'-' if value is None else format(value, '.2f'):>7}"
+
+
+def _tree_verdict(found: TreeTuning) -> list[str]:
+    """What was measured of the best, where it was chosen or nothing could be."""
+    race = found.tuning
+    if race.gain is None or race.best is None or race.in_search or race.profile is not None:
+        return _verdict(race)
+    said = (
+        "The best tree is " + ("slower" if race.gain.high < 1.0 else "not shown to be faster") + " than plain decoding"
+    )
+    if race.best.words(race.threads) == "auto":
+        said = "auto, which decodes without a profile, was faster than every tree"
+    return [f"{said}: {_figures(race, race.gain)}.", *_on_time(race), *_near_ties(race)]
+
+
+def _head(found: Tuning) -> list[str]:
+    """What was measured, where and how long."""
     batch = f", {found.batch_size} at once" if found.batch_size > 1 else ""
     head = (
         f"{found.model} ({found.dtype} on {found.device}, {counted(found.threads, 'thread')}), "
         f"{counted(found.prompts, 'prompt')}{batch}, temperature 0, {found.seconds:.0f} s"
     )
-    lines = [*wrapped([head]), ""]
-    if found.settings:
-        lines += [*_table(found), ""]
+    return [*wrapped([head]), ""]
+
+
+def _remarks(found: Tuning) -> list[str]:
+    """What failed, and what was not tried."""
     remarks = [f"failed: {name}: {why}" for name, why in found.rejected.items()]
     remarks += _skipped(found)
     remarks += _untried(found.left_out, "for which the budget is too short; give more --budget")
     remarks += _untried(found.beyond, "less promising than those that the search starts with")
-    lines += [*wrapped(remarks, "  "), ""] if remarks else []
-    return "\n".join([*lines, *wrapped(_verdict(found)), *_kept(found, path)])
+    return [*wrapped(remarks, "  "), ""] if remarks else []
 
 
 def _skipped(found: Tuning) -> list[str]:
@@ -193,10 +310,7 @@ def _verdict(found: Tuning) -> list[str]:
     if found.best is None or found.gain is None:
         return [*lines, "No setting could be measured: undecided, auto remains the default."]
     gain, best = found.gain, found.best.words(found.threads)
-    figures = (
-        f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
-        f"{counted(gain.pairs, 'paired run')} on {counted(gain.items, 'prompt' if found.batch_size == 1 else 'batch')})"
-    )
+    figures = _figures(found, gain)
     confidence = f"It is faster with a confidence of {_percent(gain.confidence)}."
     if found.chosen is None:
         why = (
@@ -218,13 +332,19 @@ def _verdict(found: Tuning) -> list[str]:
             "The runs scatter widely: give more --budget, and check with `paceline doctor` whether something keeps "
             "cores busy."
         )
-    lines += _on_time(found)
-    if found.near_ties:
-        lines.append(
-            f"{found.near_ties} of {found.compared} outputs differ from plain decoding, each for the first time at a "
-            "near tie."
-        )
-    return lines
+    return [*lines, *_on_time(found), *_near_ties(found)]
+
+
+def _near_ties(found: Tuning) -> list[str]:
+    first = "differ from plain decoding, each for the first time at a near tie."
+    return [f"{found.near_ties} of {found.compared} outputs {first}"] if found.near_ties else []
+
+
+def _figures(found: Tuning, gain: Interval) -> str:
+    return (
+        f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
+        f"{counted(gain.pairs, 'paired run')} on {counted(gain.items, 'prompt' if found.batch_size == 1 else 'batch')})"
+    )
 
 
 def _on_time(found: Tuning) -> list[str]:

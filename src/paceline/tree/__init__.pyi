@@ -7,6 +7,7 @@ from .static_shapes import RankAcceptance as RankAcceptance
 from .static_shapes import Shape as Shape
 from .static_shapes import best_shapes as best_shapes
 from .static_shapes import choose_shape as choose_shape
+from .static_shapes import expected_rates as expected_rates
 from .static_shapes import from_paths as from_paths
 from .static_shapes import monotone as monotone
 from .static_shapes import parse_paths as parse_paths

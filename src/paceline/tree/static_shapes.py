@@ -135,39 +135,57 @@ def choose_shape(
 ) -> Choice:
     """The number of nodes and levels with the most expected tokens per second.
 
+    Args: as of `expected_rates`.
+    """
+    plain = size / seconds[min(size, len(seconds) - 1)]
+    rates_dn = expected_rates(shape, seconds, level_seconds=level_seconds, size=size)
+    best = int(rates_dn.argmax()) if rates_dn.size else 0
+    if not rates_dn.size or not rates_dn.flat[best] > plain:
+        return Choice(0, 0, plain, plain)
+    depth, nodes = divmod(best, len(shape))
+    return Choice(nodes + 1, depth + 1, float(rates_dn.flat[best]), plain)
+
+
+def expected_rates(
+    shape: Shape, seconds: Sequence[float], *, level_seconds: Sequence[float] | None = None, size: int = 1
+) -> Floats:
+    """Expected tokens per second with the best part of every number of nodes and levels.
+
     Args:
         shape: from `best_shapes`.
         seconds: of a step apart from drafting, by rows; index 0 is not used, the last entry stands for all larger ones.
         level_seconds: of drafting so many levels, index 0 being none; the last entry stands for all larger ones. None:
             no time.
         size: sequences of the batch, which all get such a tree; `seconds` are those of the whole batch.
+    Returns:
+        (d, n) for up to d + 1 levels and n + 1 nodes; 0 where the shape has fewer nodes on so many levels.
     """
     times = np.asarray(seconds, np.float64)
     drafting = np.zeros(1) if level_seconds is None else np.asarray(level_seconds, np.float64)
-    plain = size / times[min(size, len(times) - 1)]
-    best = Choice(0, 0, float(plain), float(plain))
-    for depth in range(1, int(shape.depths_n.max(initial=0)) + 1):
+    rates_dn = np.zeros((int(shape.depths_n.max(initial=0)), len(shape)))
+    for depth, rates_n in enumerate(rates_dn, start=1):
         gains_n = 1.0 + np.cumsum(shape.reach_n[shape.depths_n <= depth])
         rows_n = np.minimum(size * (2 + np.arange(len(gains_n))), len(times) - 1)
-        rates_n = size * gains_n / (times[rows_n] + drafting[min(depth, len(drafting) - 1)])
-        if (found := int(np.argmax(rates_n)) + 1) and rates_n[found - 1] > best.rate:
-            best = Choice(found, depth, float(rates_n[found - 1]), float(plain))
-    return best
+        rates_n[: len(gains_n)] = size * gains_n / (times[rows_n] + drafting[min(depth, len(drafting) - 1)])
+    return rates_dn
 
 
 class RankAcceptance:
     """How often the target takes a candidate, by depth and rank, learned from what became of trees.
 
+    Args:
+        decay: of what was seen, at each new sight of its depth; 1 forgets nothing.
     Attributes:
         hits_dr, tries_dr: (d, r) decayed counts; ranks beyond the last are not counted, depths beyond the last belong
             to it.
     """
 
-    __slots__ = ("hits_dr", "tries_dr")
+    __slots__ = ("_decay", "hits_dr", "tries_dr")
 
-    _DECAY, _STRENGTH, _LEVEL = 0.995, 16.0, 16.0
+    _STRENGTH, _LEVEL = 16.0, 16.0
 
-    def __init__(self, depths: int = DEPTHS, ranks: int = RANKS) -> None:
+    def __init__(self, depths: int = DEPTHS, ranks: int = RANKS, *, decay: float = 0.995) -> None:
+        self._decay = decay
         self.hits_dr, self.tries_dr = np.zeros((depths, ranks)), np.zeros((depths, ranks))
 
     def learn(self, depth: int, ranks: int, taken: int | None) -> None:
@@ -176,8 +194,8 @@ class RankAcceptance:
         The target took one of them, or (None) none.
         """
         d, known = min(depth, len(self.hits_dr)) - 1, min(ranks, self.hits_dr.shape[1])
-        self.hits_dr[d, :known] *= self._DECAY
-        self.tries_dr[d, :known] *= self._DECAY
+        self.hits_dr[d, :known] *= self._decay
+        self.tries_dr[d, :known] *= self._decay
         self.tries_dr[d, :known] += 1.0
         if taken is not None and taken < known:
             self.hits_dr[d, taken] += 1.0

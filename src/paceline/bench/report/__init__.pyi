@@ -4,6 +4,8 @@ from .acceptance import marks as marks
 from .page import REPORT_MARK as REPORT_MARK
 from .page import report_html as report_html
 from .page import write_report as write_report
+from .static_tree import TREE_MARK as TREE_MARK
+from .static_tree import tree_html as tree_html
 from .table import comparison_table as comparison_table
 from .table import document_remarks as document_remarks
 from .table import document_tables as document_tables

@@ -12,6 +12,13 @@ from .search import RejectedError as RejectedError
 from .search import confirm as confirm
 from .search import interval as interval
 from .search import race as race
+from .static_trees import Calibration as Calibration
+from .static_trees import StaticTree as StaticTree
+from .static_trees import TreeTuning as TreeTuning
+from .static_trees import calibrate as calibrate
+from .static_trees import drafter_of as drafter_of
+from .static_trees import static_methods as static_methods
+from .static_trees import tune_tree as tune_tree
 from .tuning import FIXED_UP_TO as FIXED_UP_TO
 from .tuning import LEAST_TOKENS as LEAST_TOKENS
 from .tuning import Trial as Trial

@@ -36,6 +36,11 @@ OPTIONS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 USUAL: Final = set(registry.DRAFTERS["draft_model"].needs)
 """What a draft model needs that is tried wherever one is given; methods that need special ones are not."""
 
+TREE: Final = "speculative_token_tree"
+
+UNSAID: Final = ("method", "model", "num_speculative_tokens", TREE)
+"""Keys whose values the words of a setting have in another way."""
+
 MEMORY: Final = "memory for "
 """How needs begin that the loader checks itself: such a method is tried, and rejected where there is too little."""
 
@@ -89,7 +94,7 @@ class Arm:
             text = " + ".join(_entry_words(entry) for entry in entries)
             tokens = self.config.get("num_speculative_tokens")
             if self.config.get("method") != AUTO:
-                text += ", controller auto" if tokens is None else f", {tokens} tokens"
+                text += ", controller auto" if tokens is None else f", {tokens} token{'s' if tokens != 1 else ''}"
         number = self.threads
         return text if number == default_threads else f"{text}, {number} thread{'s' if number > 1 else ''}"
 
@@ -206,9 +211,8 @@ def _entries(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _entry_words(entry: Mapping[str, Any]) -> str:
-    options = [
-        f"{key} {value}" for key, value in entry.items() if key not in ("method", "model", "num_speculative_tokens")
-    ]
+    options = [f"{key} {value}" for key, value in entry.items() if key not in UNSAID]
+    options += ["a static tree"] if TREE in entry else []
     if "model" in entry:
         options.insert(0, Path(str(entry["model"])).name)
     return str(entry["method"]) + (f" ({', '.join(options)})" if options else "")

@@ -26,7 +26,7 @@ import torch
 
 from paceline.bench.judge.tokens import first_difference
 from paceline.bench.timing import in_turn, timed
-from paceline.bench.tune.candidates import Arm, find_candidates, thread_counts, with_request_drafters
+from paceline.bench.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
 from paceline.bench.tune.search import (
     LEAST_ARMS,
     MIN_PAIRS,
@@ -64,6 +64,7 @@ class Trial:
     Attributes:
         identical, near_ties: compared outputs that were equal, and that differed first at a near tie.
         seconds: that each pair of runs took.
+        tokens, passes: per setting, of its runs in pairs; passes as each output took part in them.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Trial:
         self.plain = llm.with_speculative_config(None)
         self.identical = self.near_ties = 0
         self.seconds: list[float] = []
+        self.tokens, self.passes = Counter[int](), Counter[int]()
         self._built: dict[int, LLM] = {}
         self._order = np.random.default_rng(0)
         self._visits: Counter[tuple[int, int]] = Counter()
@@ -135,6 +137,8 @@ class Trial:
         (turn,) = in_turn(runs, [item], 1, order=self._order, clock=self.clock)
         self.seconds.append(sum(turn.seconds.values()))
         self._compare(turn.outputs["plain"], turn.outputs["arm"])
+        self.tokens[arm] += _tokens(turn.outputs["arm"])
+        self.passes[arm] += sum(one.metrics.num_steps for one in turn.outputs["arm"])
         slow, fast = (_tokens(turn.outputs[name]) / turn.seconds[name] for name in runs)
         return fast / slow
 
@@ -229,6 +233,7 @@ class Tuning:
             measurements.
         chosen: what to use from now on: `best`, or plain decoding; None where neither is shown to be faster.
         settings: words of a setting -> (median gain in the search, number of paired runs), best first.
+        tokens_per_pass: words of a setting -> tokens of a pass of the target.
         rejected, skipped: words or method -> why.
         left_out: words of the settings that the budget did not allow to try.
         beyond: words of those that were not among the most promising (`MAX_CANDIDATES`).
@@ -248,6 +253,7 @@ class Tuning:
     gain: Interval | None = None
     chosen: Arm | None = None
     settings: dict[str, tuple[float, int]] = field(default_factory=dict)
+    tokens_per_pass: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[str] = ()
@@ -267,12 +273,15 @@ class Tuning:
         found = {
             key: getattr(self, key)
             for key in self.__dataclass_fields__
-            if key not in ("best", "chosen", "gain", "profile")
+            if key not in ("best", "chosen", "gain", "profile", "tokens_per_pass")
         }
         for key in ("best", "chosen"):
             setting: Arm | None = getattr(self, key)
             found[key] = setting and {"speculative_config": setting.config, "threads": setting.threads}
-        found["settings"] = [{"setting": k, "gain": gain, "pairs": pairs} for k, (gain, pairs) in self.settings.items()]
+        found["settings"] = [
+            {"setting": words, "gain": gain, "pairs": pairs, "tokens_per_pass": self.tokens_per_pass.get(words)}
+            for words, (gain, pairs) in self.settings.items()
+        ]
         return found | {"gain": self.gain and asdict(self.gain), "profile": self.profile and asdict(self.profile)}
 
 
@@ -282,6 +291,7 @@ def tune(
     prompts: Sequence[Any],
     *,
     drafts: Sequence[str] = (),
+    tried: Candidates | None = None,
     cores: int = 1,
     budget: float = 120.0,
     max_tokens: int = 128,
@@ -295,14 +305,15 @@ def tune(
         llm: loaded; its own speculative_config plays no part.
         folder: of the checkpoint.
         prompts: as for `LLM.generate`.
+        tried: the settings; None takes those of `find_candidates`, with the draft models `drafts`.
         cores: physical cores at hand, for the numbers of threads to try; 0 tries the present number only.
         budget: seconds; RUNS runs are made in any case, of fewer tokens where they would take longer.
         batch_size: prompts that are decoded at once. clock: seconds.
     """
     start, info = clock(), llm.runner.info
     conditions = Conditions.of(info, folder)
-    threads, groups = thread_counts(conditions.threads, cores, info.device.type), _groups(prompts, batch_size)
-    tried = find_candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
+    threads, groups = thread_counts(conditions.threads, cores, info.device.type), groups_of(prompts, batch_size)
+    tried = tried or find_candidates(llm.runner.capabilities, drafts=drafts, threads=threads)
     trial = Trial(llm, tried.settings, groups, SamplingParams(temperature=0.0, max_tokens=max_tokens), clock)
     count = sum(map(len, groups))
     found = Tuning(info.name, conditions.dtype, str(info.device), conditions.threads, count, len(groups[0]))
@@ -318,7 +329,7 @@ def tune(
     return found
 
 
-def _groups(prompts: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
+def groups_of(prompts: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
     """The prompts in groups of this size, or of all where there are fewer; what does not fill a group is left out."""
     size = min(batch_size, len(prompts))
     return [prompts[at : at + size] for at in range(0, len(prompts) - size + 1, size)]
@@ -352,6 +363,7 @@ def _decide(found: Tuning, trial: Trial, *, elapsed: Callable[[], float], budget
     found.settings = {
         words[a]: (median(g.ratio for g in raced.gains[a]), len(raced.gains[a])) for a in raced.order if raced.gains[a]
     }
+    found.tokens_per_pass = {words[arm]: trial.tokens[arm] / (trial.passes[arm] or inf) for arm in trial.tokens}
     found.max_tokens = trial.params.max_tokens
     found.near_ties, found.compared = trial.near_ties, trial.near_ties + trial.identical
     _choose(found, measured)

@@ -6,6 +6,7 @@ from .kangaroo import KangarooController as KangarooController
 from .ppd import CHOICE_STEPS as CHOICE_STEPS
 from .ppd import EARLY_CHOICE_STEPS as EARLY_CHOICE_STEPS
 from .ppd import EARLY_STEPS as EARLY_STEPS
+from .ppd import EXPLORATION_STEPS as EXPLORATION_STEPS
 from .ppd import PPDController as PPDController
 from .specdec_pp import AcceptHead as AcceptHead
 from .specdec_pp import Features as Features

@@ -177,13 +177,9 @@ class PPDController(Controller):
 
     def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
         """The best size, its shape, and one of that size which looks at more ranks; small ones where nothing pays."""
-        rows = size * (1 + self.max_nodes)
-        self.cost.measure_up_to(size, context, rows)
         chances = self.acceptance.chances()
         shapes = best_shapes(chances, self.max_nodes, max_depth=self.max_depth)
-        lines = [self.cost.line(name, size) for name in self.names]
-        drafting = [0.0, *(sum(line.at(depth) for line in lines) for depth in range(1, self.max_depth + 1))]
-        table = self.cost.table(size, context, rows)
+        table, drafting = self.costs(size, context)
         found = choose_shape(shapes, table, level_seconds=drafting, size=size)
         self.hopeless = (
             not found.nodes
@@ -192,6 +188,14 @@ class PPDController(Controller):
         nodes, depth = found[:2] if found.nodes else TRIAL_SIZE
         wide = best_shapes(np.maximum(chances, PRIOR), nodes, max_depth=min(depth, self.max_depth))
         return found, shapes.cut(nodes, depth), wide
+
+    def costs(self, size: int, context: int) -> tuple[list[float], list[float]]:
+        """Seconds of a step apart from drafting by rows, measured up to the largest tree, and of drafting by levels."""
+        rows = size * (1 + self.max_nodes)
+        self.cost.measure_up_to(size, context, rows)
+        lines = [self.cost.line(name, size) for name in self.names]
+        drafting = [0.0, *(sum(line.at(depth) for line in lines) for depth in range(1, self.max_depth + 1))]
+        return self.cost.table(size, context, rows), drafting
 
     def _learn(self, tree: TokenTree, verdict: Verdict) -> None:
         """Evidence comes from the root and the accepted path: one child of each was taken, or none."""
