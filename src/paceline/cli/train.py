@@ -20,7 +20,7 @@ def command(
     method: Annotated[
         str,
         typer.Argument(
-            help="eagle3, eagle, hydra++, hydra, medusa, mlp_speculator, draft_model, kangaroo or layer_skip."
+            help="eagle3, eagle, hydra++, hydra, medusa, medusa2, mlp_speculator, draft_model, kangaroo or layer_skip."
         ),
     ],
     *,

@@ -12,6 +12,7 @@ METHODS: Final = {
     "eagle": "eagle:EagleTrainer",
     "eagle3": "eagle3:Eagle3Trainer",
     "medusa": "medusa:MedusaTrainer",
+    "medusa2": "medusa2:Medusa2Trainer",
     "hydra": "hydra:HydraTrainer",
     "hydra++": "hydra:HydraPlusTrainer",
     "mlp_speculator": "mlp_speculator:MLPSpeculatorTrainer",
