@@ -1,4 +1,4 @@
-"""Training in several processes, a device each, as `accelerate launch` or `torchrun` starts them; one is the usual case.
+"""Training in several processes, a device each, as `accelerate launch` or `torchrun` starts them; usually one.
 
 Gradients are averaged by accelerate. A head is put where its target is. Precision is the loop's own matter
 (torch.autocast): accelerate fixes one for all runs of a process.
