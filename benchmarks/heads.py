@@ -6,8 +6,8 @@ usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-ben
                 [--name heads] [--folder FOLDER]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
-left, as many steps as two quiet cores without a matrix unit take in 20 minutes; a run that was stopped goes on, a head
-that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn with plain decoding: with
+left, by default about as many steps as two quiet cores should take in 20 minutes (an estimate); a run that was stopped
+goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn with plain decoding: with
 a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the heads' own static ones), with `auto` choosing
 how much the head drafts, among the table drafters alone, and among them and the head. Outputs must equal plain
 decoding's, or differ first at a near tie (counted), otherwise nothing is timed; above temperature 0 they differ, and
@@ -38,7 +38,7 @@ PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
 STEPS = {"eagle3": 400, "eagle": 500, "medusa": 900, "hydra": 600, "hydra++": 500, "mlp_speculator": 600}
-"""Steps of 20 minutes."""
+"""Steps of about 20 minutes, estimated but not timed on a quiet machine."""
 EAGLES = ("eagle", "eagle3")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
