@@ -6,13 +6,13 @@ usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-ben
                 [--name heads] [--folder FOLDER]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
-left, by default about as many steps as two quiet cores should take in 20 minutes (an estimate); a run that was stopped
-goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn with plain
-decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the heads' own static ones), with
-`auto` choosing how much the head drafts, among the table drafters alone, and among them and the head. Outputs must equal plain
-decoding's, or differ first at a near tie (counted), otherwise nothing is timed; above temperature 0 they differ, and
-only speeds are compared. Every head's figures are written once it is measured, beside those that the file holds:
-`results/NAME_smollm2.json`.
+left, by default about as many steps as two quiet cores should take in 20 minutes (an estimate); a run that was
+stopped goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn
+with plain decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the heads' own static
+ones), with `auto` choosing how much the head drafts, among the table drafters alone, and among them and the head.
+Outputs must equal plain decoding's, or differ first at a near tie (counted), otherwise nothing is timed; above
+temperature 0 they differ, and only speeds are compared. Every head's figures are written once it is measured, beside
+those that the file holds: `results/NAME_smollm2.json`.
 """
 
 from __future__ import annotations
