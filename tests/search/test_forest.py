@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
+from paceline.sampling import Rules
 from paceline.search import Branch, Found, Search, Steps
 
 PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=30, ignore_eos=True)
@@ -53,6 +55,21 @@ class Counting(Search):
         self.found = [Found(branches[0], 0.0)]
 
 
+class RulesAlive(Search):
+    """Takes the likeliest token, and counts the states of rules that live meanwhile."""
+
+    name = "rules_alive"
+    counts: list[int]
+
+    def steps(self, root: Branch) -> Steps[None]:
+        branch = root
+        while not branch.ended:
+            rows = yield [branch]
+            RulesAlive.counts.append(sum(type(one) is Rules for one in gc.get_objects()))
+            branch = branch.child(int(rows.logprobs[0].argmax()), 0.0)
+        self.found = [Found(branch, 0.0)]
+
+
 class Failing(Search):
     """Ends with an error after three tokens."""
 
@@ -65,6 +82,8 @@ class Failing(Search):
             branch = branch.child(int(rows.logprobs[0].argmax()), 0.0)
             if branch.length == 3 and len(root.request.prompt_ids) % 2:
                 raise ConfigError("odd prompts are not liked")
+            if branch.length == 5 and root.request.prompt_ids[0] == 11:
+                raise ZeroDivisionError("a mistake of a user's")
             if branch.ended:
                 break
         self.found = [Found(branch, 0.0)]
@@ -95,12 +114,40 @@ def test_sixteen_branches_cost_one_prompt_and_themselves_and_give_back_at_once(l
 
 
 def test_a_search_that_fails_harms_no_other(llm: LLM) -> None:
-    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [5, 6, 7, 8], [9, 6, 7])]
+    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [5, 6, 7, 8], [9, 6, 7], [11, 6])]
     greedy = SamplingParams(temperature=0.0, max_tokens=12)
     found = llm.generate(prompts, greedy, search=f"{HERE}:Failing")
-    assert [one.outputs[0].error for one in found] == ["odd prompts are not liked", None, "odd prompts are not liked"]
+    assert [one.outputs[0].error for one in found] == [
+        "odd prompts are not liked",
+        None,
+        "odd prompts are not liked",
+        "search method 'failing' failed (ZeroDivisionError: a mistake of a user's)",
+    ]
     plain = llm.generate(prompts[1], greedy)
     assert found[1].outputs[0].token_ids == plain[0].outputs[0].token_ids
+
+
+def test_what_a_text_left_behind_is_not_kept_token_by_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    RulesAlive.counts = []
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, repetition_penalty=1.2)
+    (found,) = llm.generate("One day", params, search=f"{HERE}:RulesAlive")
+    assert len(found.outputs[0].token_ids) == 60
+    assert len(RulesAlive.counts) == 60
+    assert max(RulesAlive.counts[5:]) <= RulesAlive.counts[4] + 1
+    RulesAlive.counts = []
+    monkeypatch.setattr(Branch, "forget_rules", lambda _: None)
+    llm.generate("One day", params, search=f"{HERE}:RulesAlive")
+    assert max(RulesAlive.counts) > RulesAlive.counts[4] + 40
+
+
+def test_more_prompts_than_run_at_once_get_what_each_gets_alone(llm: LLM) -> None:
+    prompts = [{"prompt_token_ids": [5 + i, 6, 7]} for i in range(20)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=6)
+    found = llm.generate(prompts, greedy, search={"method": "beam", "beam_width": 2})
+    assert llm.config.max_num_seqs < 20
+    for prompt, one in list(zip(prompts, found, strict=True))[::6]:
+        (alone,) = llm.generate(prompt, greedy, search={"method": "beam", "beam_width": 2})
+        assert one.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
 def rewards(texts: Sequence[str]) -> list[float]:

@@ -195,6 +195,24 @@ def test_a_budget_ends_a_search_with_what_it_has(llm: LLM) -> None:
     assert not whole.search.budget_spent
 
 
+def test_a_star_without_time_to_end_gives_the_deepest_text(llm: LLM) -> None:
+    search = {"method": "a_star", "reward": half, "step_tokens": 4, "branching": 3}
+    for tokens in (2, 14, 30, 31, 32, 33):
+        (result,) = llm.generate(
+            PROMPT, params(max_tokens=60, ignore_eos=True), search={**search, "budget_tokens": tokens}
+        )
+        assert result.search is not None
+        assert result.search.budget_spent
+        text = result.outputs[0]
+        assert (text.error is None) == (tokens > 2), text
+        assert len(text.token_ids) % 4 == 0
+
+
+def test_drafts_are_rejected_with_a_search(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="prediction must be left out with search"):
+        llm.generate({"prompt": PROMPT, "prediction": "return n"}, params(), search="beam")
+
+
 @pytest.mark.parametrize("method", ["self_consistency", "complexity_voting", "first_finish", "cautious"])
 def test_temperature_zero_is_rejected_where_samples_are_needed(llm: LLM, method: str) -> None:
     with pytest.raises(ConfigError, match=f"temperature must be above 0 with search method '{method}'"):

@@ -77,7 +77,8 @@ def command(
         raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
     if search is not None:
-        show_search(llm, llm.generate(what, params, use_tqdm=False, search=search)[0], as_json, show_tree)
+        (result,) = llm.generate({**what, "prediction": expected}, params, use_tqdm=False, search=search)
+        show_search(llm, result, as_json, show_tree)
         return
     chunks = llm.stream({**what, "prediction": expected}, params)
     if "max_tokens" in given:

@@ -132,7 +132,8 @@ class StopChecker:
         roomy = self._limit is None or before + count < self._limit
         if roomy and self.quiet and self.finish_reason is None and self.end_ids.isdisjoint(tokens):
             self.num_tokens += count
-            self._unread += tokens
+            if self._detokenizer is not None:
+                self._unread += tokens
             return count
         for token in tokens:
             if self.push_one(token):
@@ -166,7 +167,9 @@ class StopChecker:
 
     def _read(self, token: int) -> str:
         """The text that a token adds, or nothing while nobody reads it."""
-        if self.quiet or self._detokenizer is None:
+        if self._detokenizer is None:
+            return ""
+        if self.quiet:
             self._unread.append(token)
             return ""
         delta = self._detokenizer.push((token,))

@@ -86,6 +86,7 @@ class AStar(Search):
         self.weight, self.wanted = path_weight, finished
         self.rewarded = 0
         self._queue: list[tuple[float, int, _Node]] = []
+        self._totals: dict[Branch, float] = {}
         self._order, self._streams = count(), count(1)
 
     @classmethod
@@ -95,6 +96,7 @@ class AStar(Search):
     def steps(self, root: Branch) -> Steps[None]:
         self._push(_Node(root, 0.0, 0.0, 0))
         while self._queue:
+            self.alive = self._best_so_far()
             total, _, node = heappop(self._queue)
             if node.branch.ended:
                 self.found.append(Found(node.branch, -total))
@@ -104,16 +106,23 @@ class AStar(Search):
             streams = [node.stream, *(next(self._streams) for _ in range(self.branching - 1))]
             made = yield from self._sampled(node.branch, streams)
             self._push(*self._judged(node, made))
-            self.alive = [one.branch for _, _, one in self._queue]
         self.alive = self.kept = []
 
     def score(self, branch: Branch) -> float:
         """Minus its total in the queue."""
-        return next(-total for total, _, node in self._queue if node.branch is branch)
+        return -self._totals[branch]
+
+    def _best_so_far(self) -> list[Branch]:
+        """Where the budget ends now: the texts in the queue that have ended, or the deepest of the others."""
+        texts = [node.branch for _, _, node in self._queue]
+        deepest = max(one.length for one in texts)
+        return [one for one in texts if one.ended] or [one for one in texts if one.length == deepest]
 
     def _push(self, *nodes: _Node) -> None:
         for node in nodes:
-            heappush(self._queue, (self.weight * node.path + node.ahead, next(self._order), node))
+            total = self.weight * node.path + node.ahead
+            self._totals[node.branch] = total
+            heappush(self._queue, (total, next(self._order), node))
         self.kept = [node.branch for _, _, node in self._queue if not node.branch.ended]
 
     def _sampled(self, branch: Branch, streams: Sequence[int]) -> Steps[dict[tuple[int, ...], tuple[Branch, int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,31 +16,73 @@ if TYPE_CHECKING:
     from paceline.sampling import Rules
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What all branches of a prompt go on from.
+
+    Attributes:
+        rules: of the request, before the first token.
+        checker: makes what says where a text ends; with True it also makes the text.
+    """
+
+    request: Request
+    rules: Rules
+    checker: Callable[[bool], StopChecker]
+
+
 class Branch:
     """One text of a search.
 
-    Attributes:
-        request: whose prompt it goes on from.
+    Args:
+        stops: where the text ends by the request's parameters (end tokens, stop strings, limits).
         parent: the branch that it goes on from by its last token; None for the prompt alone.
         token: that last token; of the prompt alone, the prompt's.
+        logprob: sum of the log-probabilities of its tokens, as the request's parameters shape them.
+    Attributes:
         length: tokens behind the prompt.
-        logprob: sum of the log-probabilities of these tokens, as the request's parameters shape them.
-        stops: where the text ends by the request's parameters (end tokens, stop strings, limits).
         cache: of the runner, of all tokens but the last or, once it was scored, of all; None where it has none now.
         number: of the branch in its `SearchTree`; -1 where it is not in it.
     """
 
-    __slots__ = ("cache", "length", "logprob", "number", "parent", "request", "rules", "stops", "token")
+    __slots__ = ("_rules", "cache", "length", "logprob", "number", "origin", "parent", "stops", "token")
 
     def __init__(
-        self, request: Request, rules: Rules, stops: StopChecker, *, parent: Branch | None = None,
-        token: int | None = None, logprob: float = 0.0,
-    ) -> None:  # fmt: skip
-        self.request, self.rules, self.stops, self.parent, self.logprob = request, rules, stops, parent, logprob
-        self.token = request.prompt_ids[-1] if token is None else token
+        self, origin: Origin, stops: StopChecker, token: int, *, parent: Branch | None = None, logprob: float = 0.0
+    ) -> None:
+        self.origin, self.stops, self.token, self.parent, self.logprob = origin, stops, token, parent, logprob
         self.length: int = 0 if parent is None else parent.length + 1
         self.cache: SequenceCache | None = None
         self.number = -1
+        self._rules: Rules | None = None
+
+    @classmethod
+    def of_prompt(cls, origin: Origin) -> Branch:
+        """The prompt alone; text is looked for only where a stop string may be in it."""
+        return cls(origin, origin.checker(bool(origin.request.params.stop)), origin.request.prompt_ids[-1])
+
+    @property
+    def request(self) -> Request:
+        """Whose prompt it goes on from."""
+        return self.origin.request
+
+    @property
+    def rules(self) -> Rules:
+        """What shapes its next token, from those of the nearest ancestor that has them; kept until `forget_rules`."""
+        if self._rules is None:
+            behind, rules = list[int](), self.origin.rules
+            for one in self.ancestors():
+                if one._rules is not None:
+                    rules = one._rules
+                    break
+                if one.parent is not None:
+                    behind.append(one.token)
+            self._rules = rules.fork()
+            self._rules.advance(behind[::-1])
+        return self._rules
+
+    def forget_rules(self) -> None:
+        """Their state, which is as long as the text, is made again where it is asked for."""
+        self._rules = None
 
     def child(self, token: int, logprob: float) -> Branch:
         """The text one token longer.
@@ -48,10 +90,9 @@ class Branch:
         Args:
             logprob: of the token.
         """
-        rules, stops = self.rules.fork(), self.stops.fork()
-        rules.advance((token,))
+        stops = self.stops.fork()
         stops.push_one(token)
-        return Branch(self.request, rules, stops, parent=self, token=token, logprob=self.logprob + logprob)
+        return Branch(self.origin, stops, token, parent=self, logprob=self.logprob + logprob)
 
     @property
     def ended(self) -> bool:
@@ -78,13 +119,17 @@ class Branch:
         """Prompt and tokens."""
         return [*self.request.prompt_ids, *self.tokens()]
 
+    def told(self) -> StopChecker:
+        """Its text behind the prompt, cut at a stop string, and why it ended; where it has not, it is cut off."""
+        checker = self.origin.checker(True)
+        checker.push(self.tokens())
+        if not checker.finished:
+            checker.cut_off()
+        return checker
+
     def written(self) -> str:
-        """The text behind the prompt, cut at a stop string."""
-        stops = self.stops
-        if not stops.finished:
-            stops = stops.fork()
-            stops.cut_off()
-        return stops.text
+        """The text of `told`."""
+        return self.told().text
 
     def draw(self, logprobs: torch.Tensor, index: int) -> int:
         """The next token for output number `index` of the request, from log-probabilities (v,): the likeliest at

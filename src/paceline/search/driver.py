@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from paceline.config import ALL_DRAFTS
 from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
 from paceline.errors import NumericsError, PacelineError
 from paceline.search.base import BudgetSpentError, Search, Steps
-from paceline.search.branch import Branch, Found, Rows
+from paceline.search.branch import Branch, Found, Origin, Rows
 from paceline.search.forest import Forest
 from paceline.search.results import SearchTree
+from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.utils import Advance
+
+logger = logging.getLogger("paceline.search")
+
+Pair = tuple[Request, Search]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +41,8 @@ class SearchBudget:
 class _Running:
     """One search on its way."""
 
-    def __init__(self, request: Request, search: Search, root: Branch, budget: SearchBudget) -> None:
-        self.request, self.search, self.budget, self.tree = request, search, budget, SearchTree(search.name)
+    def __init__(self, search: Search, root: Branch, budget: SearchBudget) -> None:
+        self.request, self.search, self.budget, self.tree = root.request, search, budget, SearchTree(search.name)
         self.steps: Steps[list[Found]] = search.run(root)
         self.asked: Sequence[Branch] = ()  # each once
         self._places: list[int] = []  # in these, of what it asked for
@@ -80,6 +88,9 @@ class _Running:
             self._end(end.value)
         except PacelineError as error:
             self._end([], str(error))
+        except Exception as error:  # of a function that a user gave, or a method of his own
+            logger.debug("the error of the search", exc_info=error)
+            self._end([], f"search method {self.search.name!r} failed ({type(error).__name__}: {error})")
 
     def _end(self, found: Sequence[Found], error: str | None = None) -> None:
         self.ended, self.asked = True, ()
@@ -99,11 +110,9 @@ class _Running:
 
 def output_of(found: Found, index: int) -> CompletionOutput:
     """A text as an output of its request; one that has not ended was ended by the search."""
-    branch, stops = found.branch, found.branch.stops
-    if not stops.finished:
-        stops.cut_off()
+    branch, told = found.branch, found.branch.told()
     return CompletionOutput(
-        index, stops.text, branch.tokens(), branch.logprob, None, stops.finish_reason or "abort", stops.stop_reason,
+        index, told.text, branch.tokens(), branch.logprob, None, told.finish_reason or "abort", told.stop_reason,
         score=found.score,
     )  # fmt: skip
 
@@ -112,7 +121,8 @@ def run_searches(
     engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
     advance: Advance | None = None,
 ) -> None:  # fmt: skip
-    """Search for every request's outputs, which it then has; the searches of all prompts share their passes.
+    """Search for every request's outputs, which it then has; the searches of all prompts share their passes, as many
+    at once as the engine decodes requests, and as have room for their prompts.
 
     Args:
         engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
@@ -122,12 +132,18 @@ def run_searches(
     """
     for request in requests:
         engine.check(request)
-    forest = Forest(engine.parts.runner, engine.scheduler.config.max_num_batched_tokens)
+        need(not request.prediction, "prediction", "be left out with search, which drafts nothing", request.prediction)
+        need(request.drafts == ALL_DRAFTS, "speculative_config", "be left out of a prompt with search", request.drafts)
+    config = engine.scheduler.config
+    forest = Forest(engine.parts.runner, config.max_num_batched_tokens)
+    waiting, running = deque(zip(requests, searches, strict=True)), list[_Running]()
     try:
-        running = [_begun(engine, *pair, budget) for pair in zip(requests, searches, strict=True)]
-        while running := [one for one in running if not one.ended]:
+        while waiting or running:
             with turns.turn():
-                _step(forest, running)
+                for pair in _admitted(forest, waiting, config.max_num_seqs - len(running), alone=not running):
+                    running.append(_begun(engine, *pair, budget))
+                _step(forest, [one for one in running if not one.ended])
+            running = [one for one in running if not one.ended]
             if advance is not None:
                 tell(advance, requests)
     finally:
@@ -135,16 +151,31 @@ def run_searches(
             forest.close()
 
 
+def _admitted(forest: Forest, waiting: deque[Pair], most: int, *, alone: bool) -> list[Pair]:
+    """Those that begin now, taken from `waiting`: at most so many, whose prompts fit, or one where it is alone."""
+    found, room = list[Pair](), forest.room()
+    while waiting and len(found) < most:
+        if room is not None:
+            room -= forest.blocks(len(waiting[0][0].prompt_ids))
+            if room < 0 and not (alone and not found):
+                break
+        found.append(waiting.popleft())
+    return found
+
+
 def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget) -> _Running:
     rules, scheduler = request.rules, engine.scheduler
     assert rules is not None
-    stops = StopChecker(
-        request.params, scheduler.eos_ids, scheduler.tokenizer, request.prompt_ids,
-        max_new_tokens=request.max_tokens, at_once=True,
-    )  # fmt: skip
+
+    def checker(text: bool) -> StopChecker:
+        return StopChecker(
+            request.params, scheduler.eos_ids, scheduler.tokenizer if text else None, request.prompt_ids,
+            max_new_tokens=request.max_tokens, at_once=True,
+        )  # fmt: skip
+
     request.metrics.num_prompt_tokens = len(request.prompt_ids)
     search.tokenizer = scheduler.tokenizer
-    return _Running(request, search, Branch(request, rules, stops), budget)
+    return _Running(search, Branch.of_prompt(Origin(request, rules, checker)), budget)
 
 
 def _step(forest: Forest, running: Sequence[_Running]) -> None:

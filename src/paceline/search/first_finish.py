@@ -55,9 +55,10 @@ class FirstFinish(Search):
             self.alive = texts = yield from continued(texts, numbers, until=lambda _: True)
             done = [one for one in texts if one.stops.finish_reason == "stop"]
             if taken := [one for one in done if self.accept(one.written())]:
-                self.alive, self.found = [], [Found(taken[0], 0.0)]
+                self.alive, self.found = [], [Found(taken[0], mean_logprob(taken[0]))]
                 return
             left += [one for one in texts if one.ended]
             pairs = [(one, number) for one, number in zip(texts, numbers, strict=True) if not one.ended]
             texts, numbers = [one for one, _ in pairs], [number for _, number in pairs]
-        self.alive, self.found = [], [Found(max(left, key=mean_logprob), float("-inf"))]
+        best = max(left, key=mean_logprob)
+        self.alive, self.found = [], [Found(best, mean_logprob(best))]

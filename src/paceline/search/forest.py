@@ -34,7 +34,7 @@ class Forest:
     def __init__(self, runner: Runner, chunk: int) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
-        self.passes = 0
+        self._shaped: set[Branch] = set()  # those that may have rules
 
     def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> Rows:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
@@ -47,9 +47,10 @@ class Forest:
         """
         if self._memory is not None:
             self._memory.save(lean=True)  # branches share what they have in common, however short it is
-        stay = {*branches, *kept}
+        asked = set(branches)
+        stay = asked | set(kept)
         near = [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
-        self._seat([*branches, *(one for one in near if one not in set(branches))], stay)
+        self._seat([*branches, *(one for one in near if one not in asked)], stay)
         self._free([one for one in self._seated if one not in stay])
         self._make_room(branches)
         parts = []
@@ -59,9 +60,27 @@ class Forest:
             scores = self._runner.score(caches, [one.token for one in part], [EMPTY_TREE] * len(part))
             self._runner.commit(caches, [()] * len(part))
             parts.append(scores.logits.to(torch.float32, copy=True))
-            self.passes += 1
         logits = torch.cat(parts).cpu()
-        return Rows(logits, _shaped(branches, logits))
+        return Rows(logits, self._shape(branches, logits, stay))
+
+    def _shape(self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]) -> torch.Tensor:
+        """Log-probabilities under each branch's rules, of which only those of branches in `stay` are kept."""
+        if all(one.origin.rules.trivial for one in branches):
+            return logits.log_softmax(-1)
+        shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
+        self._shaped |= set(branches)
+        for one in self._shaped.difference(stay):
+            one.forget_rules()
+        self._shaped.intersection_update(stay)
+        return torch.cat(shaped).log_softmax(-1)
+
+    def room(self) -> int | None:
+        """Blocks that prompts to come may take; None where caches are not counted."""
+        return None if self._memory is None else self._memory.left()
+
+    def blocks(self, tokens: int) -> int:
+        """That so many tokens take."""
+        return 0 if self._memory is None else self._memory.blocks_for(tokens)
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""
@@ -135,10 +154,3 @@ class Forest:
 def _cache(branch: Branch) -> SequenceCache:
     assert branch.cache is not None
     return branch.cache
-
-
-def _shaped(branches: Sequence[Branch], logits: torch.Tensor) -> torch.Tensor:
-    if all(one.rules.trivial for one in branches):
-        return logits.log_softmax(-1)
-    shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
-    return torch.cat(shaped).log_softmax(-1)

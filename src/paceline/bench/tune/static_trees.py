@@ -343,6 +343,6 @@ def _found(
         steps=counted.counted,
         chances=counted.acceptance.chances()[: counted.deepest].tolist(),
         trees=sorted(trees.values(), key=lambda tree: len(tree.shape)),
-        best=trees[best if best in trees else next(iter(raced or trees))],  # type: ignore[index]  # not None there
+        best=trees[next(words for words in (*([best] if best else []), *raced, *trees) if words in trees)],
         tuning=tuning,
     )
