@@ -113,7 +113,7 @@ def test_third_parties_derive_from_the_base_class(kind: type, error: type[Except
 
 @pytest.mark.parametrize("name", [*registry.LEARNED_HEADS, "deepseek_mtp"])
 def test_learned_heads_are_rejected_with_an_error_that_names_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=f"drafter '{name}': learned heads are not available yet; use") as caught:
+    with pytest.raises(ConfigError, match=f"drafter '{name}': heads of this kind are not available; use") as caught:
         registry.lookup("drafters", name)
     assert "did you mean" not in str(caught.value)
     point = EntryPoint(name, "adversaries:Adversary", "paceline.drafters")

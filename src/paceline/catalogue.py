@@ -39,9 +39,7 @@ class Entry:
 
 
 LEARNED_HEADS = ("mtp", "dflash")
-"""Methods of vLLM and of papers whose drafters are trained for one target; none is here, and none may be taken for
-another name.
-"""
+"""Methods of vLLM and of papers whose heads are not read here; none may be taken for another name."""
 
 DRAFTERS: Mapping[str, Entry] = {
     "ngram": Entry(
