@@ -26,8 +26,8 @@ from paceline import registry
 from paceline.bench.tune.candidates import TREE, Arm, Candidates, auto_configs
 from paceline.bench.tune.tuning import APART, Progress, Tuning, groups_of, tune
 from paceline.config import SamplingParams, SpeculativeConfig
-from paceline.controllers import Plan, Signal
-from paceline.controllers.auto import CostKey, Costs, CostStore
+from paceline.controllers import Outcome, Plan, Signal
+from paceline.controllers.auto import Costs
 from paceline.controllers.policies import CHOICE_STEPS, EXPLORATION_STEPS, PPDController
 from paceline.engine import Probe, limited
 from paceline.errors import ConfigError
@@ -72,6 +72,7 @@ class Calibration(PPDController):
         cost: measured times.
     Attributes:
         deepest: levels of the deepest tree so far. counted: trees so far.
+        drafting: levels -> seconds that usual trees of so many took to draft.
     """
 
     name = "calibration"
@@ -80,6 +81,7 @@ class Calibration(PPDController):
         super().__init__(cost, ["draft"], max_nodes=MOST_NODES, max_depth=MOST_LEVELS)
         self.acceptance = RankAcceptance(decay=1.0)
         self.deepest = self.counted = 0
+        self.drafting: dict[int, list[float]] = {}
 
     def plan(self, signals: Sequence[Signal]) -> Plan:
         """The largest tree for everybody, or none."""
@@ -87,17 +89,32 @@ class Calibration(PPDController):
         return Plan.nothing(len(signals)) if self.steps % PLAIN_STEPS == PLAIN_STEPS // 2 + 1 else plan
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
-        """All of them; how deep the drafter gets is seen here. The time of drafting the largest is no usual one."""
+        """All of them; how deep the drafter gets is seen here."""
         self.counted += sum(len(tree) > 0 for tree in trees)
         self.deepest = max([self.deepest, *(tree.max_depth for tree in trees)])
-        kept = super().select(trees)
-        if self.steps % EXPLORATION_STEPS:
-            self._levels = [None]
-        return kept
+        return super().select(trees)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count, and keep the time of drafting a usual tree."""
+        super().observe(outcome)
+        levels = max((tree.max_depth for tree in outcome.trees), default=0)
+        if levels and self.steps % EXPLORATION_STEPS == 0:
+            self.drafting.setdefault(levels, []).append(outcome.times.draft[0])
+
+    def costs(self, size: int, context: int) -> tuple[list[float], list[float]]:
+        """Passes are timed anew, since small ones between large ones are slower than they will be. Drafting is by the
+        medians of usual trees, which the first drafts, slow ones, do not move.
+        """
+        self.cost.curves.clear()
+        table, drafting = super().costs(size, context)
+        if self.drafting:
+            levels = sorted(self.drafting)
+            seconds = np.maximum.accumulate([np.median(self.drafting[level]) for level in levels])
+            drafting[1:] = np.interp(range(1, len(drafting)), levels, seconds).tolist()
+        return table, drafting
 
     def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
         """The largest tree whatever it costs, and one of a usual size."""
-        self.costs(size, context)  # measures them, before real steps of large trees alone would tell
         levels = self.deepest or self.max_depth
         shape = best_shapes(np.maximum(self.acceptance.chances(), PRIOR), self.max_nodes, max_depth=levels)
         few = 1 + (self.steps // CHOICE_STEPS) % levels
@@ -303,7 +320,7 @@ def calibrate(
     Raises:
         ConfigError: the drafter fails, or drafts nothing.
     """
-    counted = Calibration(Costs(CostStore(CostKey.of(llm.runner.info)), probe=Probe(llm.runner)))
+    counted = Calibration(Costs(probe=Probe(llm.runner)))
     wide = {**drafter, "tree_policy": "ppd", "controller": "fixed", "num_speculative_tokens": MOST_NODES}
     drafting, done = llm.with_speculative_config(wide), 0
     parts, most = drafting.engine.parts, llm.config.speculative_memory_bytes
@@ -319,7 +336,6 @@ def calibrate(
         if late():
             break
     need(counted.deepest > 0, "the drafter", "draft something on these prompts", "nothing; give longer ones, or others")
-    counted.cost.save()
     return counted
 
 
