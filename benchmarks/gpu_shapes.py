@@ -149,6 +149,8 @@ class Shape(Dial):
                 "transformers": lambda: self.theirs(prompts, FORMS[form]),
             }
             seconds = alternate(runs, repeats)
+        except torch.AcceleratorError:  # the device is lost, and nothing after it would be right
+            raise
         except Exception as error:  # whatever transformers or the compiler may raise is the result of this cell
             return {"reason": f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}"}
         tokens = batch * self.tokens

@@ -80,6 +80,7 @@ class ScoringGraphs:
         self._decoder, self._rotary, self._arena, self._capture = decoder, rotary, arena, capture
         self._passes: dict[Bucket, _Pass] = {}
         self._state = (-1, -1)
+        self._capturing: _Capturing | None = None
 
     def run(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]], taps: Sequence[int]) -> Result | None:
         """Logits (r, v) and taps (r, hidden) of the fed rows as fresh tensors, or None where no bucket fits."""
@@ -95,11 +96,12 @@ class ScoringGraphs:
         if state != self._state or len(self._passes) >= MAX_GRAPHS:
             self._passes.clear()
             self._state = state
+            self._capturing = _Capturing() if self._capture else None
         chosen = self._passes.get(bucket)
         if chosen is None:
             chosen = self._passes[bucket] = _Pass(bucket, self._decoder, self._rotary, self._arena)
         chosen.upload(pack(bucket, segments, tokens))
-        logits, kept = chosen.replay() if self._capture else chosen.body()
+        logits, kept = chosen.body() if self._capturing is None else chosen.replay(self._capturing)
         counts = [segment.rows for segment in segments]
         return _valid(logits, bucket, counts), {layer: _valid(rows, bucket, counts) for layer, rows in kept.items()}
 
@@ -131,6 +133,20 @@ def pack(bucket: Bucket, segments: Sequence[Segment], tokens: Sequence[Sequence[
 def _valid(padded: torch.Tensor, bucket: Bucket, counts: Sequence[int]) -> torch.Tensor:
     by_sequence = padded.view(bucket.batch, bucket.rows, -1)
     return torch.cat([by_sequence[i, :n] for i, n in enumerate(counts)])
+
+
+class _Capturing:
+    """Streams and memory of graphs that live and die together.
+
+    cuBLAS keeps a workspace for every stream that it has served. On a stream of its own the first capture makes it in
+    the memory of the graphs; one from before, as the warm-up's, would be freed under them by whoever clears the
+    workspaces (torch.compile does). Graphs share their memory: they run one after the other, and what they give is
+    copied.
+    """
+
+    def __init__(self) -> None:
+        self.warming, self.stream = torch.cuda.Stream(), torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
 
 
 class _Pass:
@@ -177,19 +193,19 @@ class _Pass:
         masks = padded_masks(given, shape, slots, dtype)
         return PaddedStep(shape, self._arena.layers, given["write"], read, masks)
 
-    def replay(self) -> Result:
-        """Capture at the first call (after a warm-up on a side stream), then replay.
+    def replay(self, capturing: _Capturing) -> Result:
+        """Capture at the first call (after a warm-up on another stream), then replay.
 
         The capture names its stream: PyTorch's default one belongs to the device on which the process captured first.
         """
         if self._graph is None:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            warming = capturing.warming
+            warming.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warming):
                 self.body()
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(warming)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=side):
+            with torch.cuda.graph(self._graph, pool=capturing.pool, stream=capturing.stream):
                 self._out = self.body()
         self._graph.replay()
         assert self._out is not None

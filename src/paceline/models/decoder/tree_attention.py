@@ -67,13 +67,16 @@ class Masks:
         self._chain = torch.empty(0, 0, dtype=dtype, device=device)
 
     def row(self, visible: int, width: int) -> torch.Tensor:
-        """(1, 1, 1, width): the first `visible` slots are seen; a view of a constant."""
+        """(1, 1, 1, width): the first `visible` slots are seen; a view of a constant, or on GPUs, whose kernels want an
+        aligned address, a copy.
+        """
         half = len(self._row) // 2
         if half < width:
             half = max(4096, 2 * width)
             self._row = torch.zeros(2 * half, dtype=self.dtype, device=self.device)
             self._row[half:] = -torch.inf
-        return self._row.narrow(0, half - visible, width).view(1, 1, 1, width)
+        row = self._row.narrow(0, half - visible, width).view(1, 1, 1, width)
+        return row if self.device.type == "cpu" else row.clone()
 
     def chain(self, n: int) -> torch.Tensor:
         """(n, n): each input sees those before it and itself."""
