@@ -58,12 +58,12 @@ stage() { # NAME SECONDS RESULT COMMAND...    RESULT: a file for the standard ou
 mapfile -t marked < <(grep -rl --include='test_*.py' 'cuda.is_available' tests)
 stage tests 100 - "$python" -m pytest "${marked[@]}" -q -k "cuda or graph"
 stage verify 70 verify_cuda.json "$python" -m paceline verify --device cuda --samples 4 --json
-stage shapes-8b 260 - "$python" benchmarks/gpu_shapes.py --shapes 8b --budget 190
-stage shapes-1b 140 - "$python" benchmarks/gpu_shapes.py --shapes 1b --budget 95
-stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5 --model "$model"
-stage demo 40 demo_cuda.json "$python" -m paceline demo --device cuda --json
 stage verify-int8 60 verify_int8_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int8 --json
 stage verify-int4 60 verify_int4_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int4 --json
+stage demo 40 demo_cuda.json "$python" -m paceline demo --device cuda --json
+stage shapes-8b 220 - "$python" benchmarks/gpu_shapes.py --shapes 8b --budget 150
+stage shapes-1b 120 - "$python" benchmarks/gpu_shapes.py --shapes 1b --budget 80
+stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5 --model "$model"
 stage quantized 90 - "$python" benchmarks/quantized.py --device cuda --model 291m
 stage attention 90 - "$python" benchmarks/attention.py --device cuda --contexts 1024 4096 16384 --rows 16 --name attention_cuda
 copy
