@@ -6,14 +6,8 @@
 # Ends with 0 when all is done, 75 when stages are left, 1 when one failed. PYTHON names the interpreter, if it is not
 # python3; MODEL the model of speed.py (bundled; smollm2 where its folder was made).
 #
-# Estimated on one H100 (3.0 TB/s read, so that reading the weights takes 5.0 ms of 15.0 GB at 8B and 0.8 ms of 2.5 GB at 1B;
-# 128 tokens of prompts and answers add less than 1 % of that, 16 rows of 8B 0.26 TFLOP, 0.4 ms, which reading hides):
-#   tests 40 s, verify 25 s (imports, kernels and graph captures; not computed)
-#   shapes-8b 200 s: 20 s imports and weights; a dial cell decodes 256 tokens 4 or 5 times at 6.3 ms a plain step and about 2 ms a
-#     token with drafts, 17 s; transformers takes about 28 ms a token uncompiled, 11 s a cell; compiling 50 s. All cells: 250 s, in
-#     the order of their worth, so that what is left after the budget is the static caches and compiling for batch 8
-#   shapes-1b 100 s: the same at 2 ms a plain step and 15 ms of transformers; compiling 25 s. All cells: 125 s
-#   speed 45 s, demo 10 s, verify-int8 and verify-int4 20 s each, quantized 30 s, attention 25 s (the 291M model; not computed)
+# Seconds on one H200: tests 56, verify 51, verify-int8 and verify-int4 36 each, demo 16, shapes-8b 180 for all cells but compiling for
+# batch 8 (compiling takes 26), shapes-1b 95, quantized 20; speed takes more than 90, attention was not finished.
 set -euo pipefail
 out="${*: -1}"
 if [ $# -eq 0 ] || [ "$out" = --fresh ]; then out=""; else mkdir -p "$out"; out="$(cd "$out" && pwd)"; fi
@@ -65,7 +59,7 @@ stage shapes-8b 220 - "$python" benchmarks/gpu_shapes.py --shapes 8b --budget 15
 stage shapes-1b 120 - "$python" benchmarks/gpu_shapes.py --shapes 1b --budget 80
 stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5 --model "$model"
 stage quantized 90 - "$python" benchmarks/quantized.py --device cuda --model 291m
-stage attention 90 - "$python" benchmarks/attention.py --device cuda --contexts 1024 4096 16384 --rows 16 --name attention_cuda
+stage attention 90 - "$python" benchmarks/attention.py --device cuda --contexts 1024 3584 --rows 16 --name attention_cuda
 copy
 echo "== ended after $SECONDS s"
 if [ $failed -ne 0 ]; then exit 1; fi
