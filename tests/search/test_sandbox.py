@@ -419,7 +419,14 @@ def test_without_walls_nothing_runs_unless_it_is_chosen(monkeypatch: pytest.Monk
 @posix
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("seconds", 0), ("memory_bytes", 1), ("processes", 0), ("output_bytes", 1), ("file_bytes", -1)],
+    [
+        ("seconds", 0),
+        ("memory_bytes", 1),
+        ("processes", 0),
+        ("output_bytes", 1),
+        ("file_bytes", -1),
+        ("unsafe_execution", "no"),
+    ],
 )
 def test_bad_limits_get_one_line(option: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"^{option} must be"):

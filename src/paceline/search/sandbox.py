@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from paceline.errors import ConfigError
-from paceline.utils import integer, number, strings
+from paceline.utils import integer, need, number, strings
 
 SYSTEM_FOLDERS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 MOST_REPORT: Final = 4096
@@ -91,6 +91,8 @@ class Sandbox:
         integer("processes", self.processes, 1)
         integer("output_bytes", self.output_bytes, 1024)
         integer("workers", self.workers, 1, 256)
+        need(isinstance(self.unsafe_execution, bool), "unsafe_execution", "be True or False", self.unsafe_execution)
+        need(os.name == "posix", "programs", "be run on Linux, or with unsafe_execution on macOS", sys.platform)
         if not self.unsafe_execution and permitted_walls() is None:
             raise ConfigError(
                 "this machine permits no sandbox (Linux with user namespaces, or bubblewrap), so that programs are not"
@@ -99,8 +101,9 @@ class Sandbox:
 
     def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[Verdict]:
         """A verdict for each program, all by the same tests."""
-        strings("programs", programs)
-        strings("tests", tests)
+        tests = strings("tests", tests)
+        listed = not isinstance(programs, str) and all(isinstance(one, str) for one in programs)
+        need(listed, "programs", "be a list of strings", programs)
         start = time.perf_counter()
         with ThreadPoolExecutor(self.workers) as pool:
             waiting = [[pool.submit(self._why_not, one, test) for test in tests] for one in programs]
