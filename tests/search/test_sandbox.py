@@ -221,6 +221,15 @@ def test_an_honest_program_passes_where_forgers_do_not() -> None:
 
 
 @walled
+def test_no_exception_of_the_programs_ends_a_loop_of_the_test() -> None:
+    program = "def even(n):\n    if n > 2: raise StopIteration\n    return True"
+    test = "assert all(map(even, [2, 3, 4]))"
+    assert run_tests(program, [test, "assert all(map(even, [1, 2]))"]).passed == (False, True)
+    space: dict[str, Any] = {}
+    exec(f"{program}\n{test}", space)  # which it does to a plain run
+
+
+@walled
 def test_a_function_may_be_called_as_a_module_is() -> None:
     program = "def calendar(n): return n + 1\ndef math(n): return n"
     assert run_tests(program, ["assert calendar(2) == 3", "assert math(2) == 2"]).passed == (True, True)

@@ -38,6 +38,9 @@ from paceline.utils import integer, need, number, strings
 SYSTEM_FOLDERS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 MOST_REPORT: Final = 4096
 OPEN_FILES: Final = 64
+PROBE_SECONDS: Final = 30.0
+"""Even a busy machine answers within these."""
+
 PROBED: Final = ("def twice(n):\n    return 2 * n", ("assert twice(2) == 4", "assert twice(2) == 5"))
 
 
@@ -86,10 +89,10 @@ class Sandbox:
 
     def __post_init__(self) -> None:
         number("seconds", self.seconds, 0.0, 3600.0, "be above 0 and at most 3600", open_low=True)
-        integer("memory_bytes", self.memory_bytes, 2**26)
-        integer("file_bytes", self.file_bytes, 0)
-        integer("processes", self.processes, 1)
-        integer("output_bytes", self.output_bytes, 1024)
+        integer("memory_bytes", self.memory_bytes, 2**26, 2**44)
+        integer("file_bytes", self.file_bytes, 0, 2**40)
+        integer("processes", self.processes, 1, 4096)
+        integer("output_bytes", self.output_bytes, 1024, 2**30)
         integer("workers", self.workers, 1, 256)
         need(isinstance(self.unsafe_execution, bool), "unsafe_execution", "be True or False", self.unsafe_execution)
         need(os.name == "posix", "programs", "be run on Linux, or with unsafe_execution on macOS", sys.platform)
@@ -161,7 +164,7 @@ def permitted_walls() -> str | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    box = Sandbox(unsafe_execution=True)  # which asks for no walls; the reports below have them
+    box = Sandbox(PROBE_SECONDS, unsafe_execution=True)  # which asks for no walls; the reports below have them
     for kind in ("unshare", "bwrap"):
         reports = []
         for test in PROBED[1]:
@@ -240,8 +243,8 @@ def _behind(kind: str | None, command: list[str], scratch_bytes: int) -> list[st
                 "65534",
                 "--die-with-parent",
             ),
-            *("--new-session", "--cap-drop", "ALL", *shown, "--dev", "/dev", "--size", str(scratch), "--tmpfs", "/tmp"),
-            *("--remount-ro", "/", "--chdir", "/tmp", "--", *command),
+            *("--new-session", "--cap-drop", "ALL", "--size", str(scratch), "--tmpfs", "/tmp", *shown),
+            *("--dev", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *command),
         ]
     return command
 

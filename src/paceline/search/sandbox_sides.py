@@ -226,10 +226,16 @@ def ask(line: Line, verb: str, *args: Any, **more: Any) -> Any:
     """What the program's process makes of a request.
 
     Raises:
-        Exception: as it was raised there, of the built-in kind that it derives from.
+        Exception: as it was raised there, of the built-in kind that it derives from. RuntimeError: StopIteration, which
+            would end the loop of a test that it does not come from.
     """
     line.send(pack([verb, args, more], number_of))
-    return unpack(answered(line), lambda number: Remote(line, number))
+    try:
+        return unpack(answered(line), lambda number: Remote(line, number))
+    except StopIteration as error:
+        if verb == "next":
+            raise
+        raise RuntimeError(f"StopIteration: {error}") from error
 
 
 def number_of(value: Any) -> int:

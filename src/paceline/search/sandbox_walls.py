@@ -26,6 +26,9 @@ DETACH: Final = 2
 DIE_WITH_PARENT, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38
 NOBODY: Final = 65534
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom")
+PLACES: Final = ("/tmp", "/mnt", "/var")
+"""Folders of which one becomes the root."""
+
 NOT_PERMITTED: Final = 70
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -50,8 +53,11 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 def new_root(binds: list[str], scratch_bytes: int) -> None:
     """Make a root that holds the given folders, read-only, and an empty /tmp of so many bytes."""
     mount(None, "/", None, RECURSIVE | PRIVATE)
-    root = "/tmp"  # whatever is there is covered, for this process alone
+    # whatever is there is covered, for this process alone
+    root = next(one for one in PLACES if os.path.isdir(one) and not any(path.startswith(one) for path in binds))
     mount("tmpfs", root, "tmpfs", NO_SET_UID | NO_DEVICES, "size=1m,mode=755")
+    os.mkdir(root + "/tmp")
+    mount("tmpfs", root + "/tmp", "tmpfs", NO_SET_UID | NO_DEVICES, f"size={scratch_bytes},nr_inodes=1024,mode=1777")
     for path in binds:
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
@@ -64,8 +70,6 @@ def new_root(binds: list[str], scratch_bytes: int) -> None:
         with open(root + path, "wb"):
             pass
         mount(path, root + path, None, BIND)
-    os.mkdir(root + "/tmp")
-    mount("tmpfs", root + "/tmp", "tmpfs", NO_SET_UID | NO_DEVICES, f"size={scratch_bytes},nr_inodes=1024,mode=1777")
     os.chdir(root)
     call("pivot_root", ".", ".")
     call("umount2", ".", DETACH)
@@ -110,6 +114,7 @@ class Identity:
 def become(command: list[str], binds: list[str], scratch_bytes: int) -> None:
     """Run a command behind walls, and exit as it does."""
     was_root, user, group = os.geteuid() == 0, os.geteuid(), os.getegid()
+    os.umask(0o022)
     identity = Identity()
     spaces = NEW_MOUNTS | NEW_HOST_NAME | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
     call("unshare", spaces if was_root else spaces | NEW_USER)
@@ -138,6 +143,6 @@ def become(command: list[str], binds: list[str], scratch_bytes: int) -> None:
 if __name__ == "__main__":
     try:
         become(**json.loads(sys.argv[1]))
-    except OSError as error:
+    except (OSError, StopIteration) as error:
         print(error, file=sys.stderr)
         os._exit(NOT_PERMITTED)
