@@ -396,6 +396,21 @@ SEARCHES: Mapping[str, Entry] = {
         ("a reward",),
         "A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672)",
     ),
+    "pg_td": Entry(
+        "paceline.search.pg_td:PgTd",
+        "tree search",
+        ("approximate", "approximate"),
+        ("a reward, or tests and a machine that permits a sandbox",),
+        "Planning with Large Language Models for Code Generation (arXiv:2303.05510)",
+    ),
+    "ved": Entry(
+        "paceline.search.ved:Ved",
+        "tree search",
+        ("approximate", "approximate"),
+        ("a value of partial texts",),
+        "Spend Search Where It Pays: Value-Guided Structured Sampling and Optimization for Generative Recommendation "
+        "(arXiv:2602.10699)",
+    ),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {

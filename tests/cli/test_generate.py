@@ -277,3 +277,15 @@ def test_a_finished_line_is_not_ended_twice_on_a_terminal(monkeypatch: pytest.Mo
     printer.show([("a\n", None)])
     printer.end()
     assert terminal.getvalue() == "a\n"
+
+
+def test_only_searches_that_run_programs_can_run_them_unsafely(run: Command) -> None:
+    found = run("generate", PROMPT, "--unsafe-execution", *FAST)
+    assert found.code == 2
+    assert "give --search" in found.err
+    found = run("generate", PROMPT, "--search", "beam", "--unsafe-execution", *FAST)
+    assert found.code == 2
+    assert "unsafe_execution" in found.err
+    search = json.dumps({"method": "pg_td", "tests": ["assert add(1, 2) == 3"], "rollouts": 2})
+    arguments = ("--search", search, "--unsafe-execution", "--temperature", 0, "--max-tokens", 6, *FAST)
+    assert run("generate", "def add(a, b):\n    return", *arguments).code == 0

@@ -19,6 +19,7 @@ from paceline.cli.options import check_sampling, open_llm, sampling_params, with
 from paceline.cli.prompts import read_prompt, text_or_file
 from paceline.cli.terminal import remark
 from paceline.errors import ConfigError
+from paceline.utils import json_value
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -57,12 +58,21 @@ def command(
         ),
     ] = None,
     show_tree: Annotated[bool, typer.Option("--tree", help="Draw the branches of a search.")] = False,
+    unsafe_execution: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-execution",
+            help="Where --search tries the programs it finds: run them without a sandbox, with resource limits alone.",
+        ),
+    ] = False,
     given: dict[str, Any],
 ) -> None:
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
     check_sampling(given)
     if show_tree and (search is None or as_json):
         raise ConfigError("--tree draws what --search has made; give --search, and leave --json out")
+    if unsafe_execution and search is None:
+        raise ConfigError("--unsafe-execution is for programs that --search tries; give --search")
     text = read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
     llm = open_llm(given, diffusion=True)
@@ -77,13 +87,20 @@ def command(
         raise ConfigError("--logprobs and --prompt-logprobs are not available in streamed text; add --json")
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}
     if search is not None:
-        (result,) = llm.generate({**what, "prediction": expected}, params, use_tqdm=False, search=search)
+        how = unsafely(search) if unsafe_execution else search
+        (result,) = llm.generate({**what, "prediction": expected}, params, use_tqdm=False, search=how)
         show_search(llm, result, as_json, show_tree)
         return
     chunks = llm.stream({**what, "prediction": expected}, params)
     if "max_tokens" in given:
         chunks = with_cut_told(chunks, given["max_tokens"], llm)
     finish(_as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks))
+
+
+def unsafely(search: str) -> dict[str, Any]:
+    """A search that runs programs without a sandbox."""
+    read: Any = json_value("search", search) if search.lstrip().startswith("{") else {"method": search}
+    return {**read, "unsafe_execution": True}
 
 
 def show_search(llm: LLM, result: RequestOutput, as_json: bool, show_tree: bool) -> None:

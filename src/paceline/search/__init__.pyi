@@ -12,5 +12,10 @@ from .branch import Found as Found
 from .branch import Rows as Rows
 from .driver import SearchBudget as SearchBudget
 from .driver import run_searches as run_searches
+from .pg_td import program_of as program_of
 from .results import SearchTree as SearchTree
+from .sandbox import Sandbox as Sandbox
+from .sandbox import Verdict as Verdict
+from .sandbox import permitted_walls as permitted_walls
+from .sandbox import run_tests as run_tests
 from .search_config import SearchConfig as SearchConfig

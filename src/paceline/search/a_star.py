@@ -7,17 +7,16 @@ here. Source: A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import log
 from typing import TYPE_CHECKING, Final
 
-from paceline.errors import ConfigError
 from paceline.search.base import Search, Steps, continued, need_draws
 from paceline.search.branch import Branch, Found
-from paceline.search.named import named
+from paceline.search.named import Scorer, named, rewards
 from paceline.utils import choice, integer, number
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 LEAST: Final = 1e-6
 """A reward below counts as this where its logarithm is taken."""
-
-Reward = Callable[[Sequence[str]], Sequence[float]]
 
 
 @dataclass(slots=True)
@@ -64,7 +61,7 @@ class AStar(Search):
 
     def __init__(
         self,
-        reward: Reward | str | None = None,
+        reward: Scorer | str | None = None,
         *,
         branching: int = 4,
         delimiter: str = "\n",
@@ -140,12 +137,10 @@ class AStar(Search):
         return found
 
     def _judged(self, node: _Node, made: dict[tuple[int, ...], tuple[Branch, int]]) -> list[_Node]:
-        rewards = [float(one) for one in self.reward([branch.written() for branch, _ in made.values()])]
-        self.rewarded += len(rewards)
-        if len(rewards) != len(made) or not all(0.0 <= one <= 1.0 for one in rewards):
-            raise ConfigError(f"reward must give a number in 0..1 for each of {len(made)} texts, got {rewards[:4]}")
+        judged = rewards(self.reward, [branch.written() for branch, _ in made.values()])
+        self.rewarded += len(judged)
         found = []
-        for (branch, stream), reward in zip(made.values(), rewards, strict=True):
+        for (branch, stream), reward in zip(made.values(), judged, strict=True):
             ahead = 1 - reward if self.heuristic == "shortfall" else -log(max(reward, LEAST))
             surprisal = (node.branch.logprob - branch.logprob) / max(1, branch.length - node.branch.length)
             step = 1 - reward if self.cost == "shortfall" else surprisal

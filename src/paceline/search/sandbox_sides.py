@@ -1,0 +1,288 @@
+"""The two processes of a test, run behind walls by a fresh interpreter with nothing but its standard library.
+
+The *program* runs the program and then does what it is asked: call this function, read that attribute. The *judge* runs
+the test. In its process the program's names stand for what the other process has (`Remote`); what comes back is plain
+data, which JSON has carried, or again a `Remote`, which cannot be compared. So nothing of the program's runs where the
+test is decided, and of the test nothing but the arguments of its calls goes to where the program runs.
+
+Run as: ROLE SOCKET LIMITS, the program or {"test", "nonce"} on standard input; the judge writes the nonce where the
+test passed, and why it did not elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import operator
+import os
+import resource
+import socket
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+SERIES: Final[Mapping[str, type[Any]]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+MOST_REASON: Final = 300
+
+
+def limit(limits: Mapping[str, int]) -> None:
+    """Limits by the names of `resource`, without RLIMIT_; none can be raised again."""
+    for name, most in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        held = resource.getrlimit(kind)[1]
+        allowed = most if held == resource.RLIM_INFINITY else min(most, held)
+        resource.setrlimit(kind, (allowed, allowed))
+
+
+# ------------------------------------------------------------------------------------------------ what crosses over
+
+
+def pack(value: Any, keep: Callable[[Any], int]) -> Any:
+    """As JSON has it: plain data by their kinds, everything else as a number that `keep` gives it."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return {"int": hex(value)}  # of which Python reads any number of digits
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {"dict": [[pack(key, keep), pack(one, keep)] for key, one in value.items()]}
+    for name, kind in SERIES.items():
+        if isinstance(value, kind):
+            return {name: [pack(one, keep) for one in value]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": value.hex()}
+    return {"complex": [value.real, value.imag]} if isinstance(value, complex) else {"object": keep(value)}
+
+
+def unpack(given: Any, find: Callable[[int], Any]) -> Any:
+    """Back from JSON, every value of exactly a built-in type but for what `find` makes of a number.
+
+    Raises:
+        ValueError, TypeError, AttributeError, KeyError: it is not of this form.
+    """
+    if given is None or isinstance(given, bool | int | float | str):
+        return given
+    ((kind, content),) = given.items()
+    if kind == "dict":
+        return {unpack(key, find): unpack(one, find) for key, one in content}
+    if kind in SERIES:
+        return SERIES[kind](unpack(one, find) for one in content)
+    single: Mapping[str, Callable[[Any], Any]] = {
+        "int": lambda digits: int(digits, 16), "bytes": bytes.fromhex, "complex": lambda parts: complex(*parts),
+        "object": lambda number: find(int(number)),
+    }  # fmt: skip
+    return single[kind](content)
+
+
+class Line:
+    """Messages of one line of JSON each way.
+
+    Args:
+        most: bytes that are read altogether.
+    """
+
+    def __init__(self, file: int, most: int) -> None:
+        self.stream = socket.socket(fileno=file).makefile("rwb")
+        self.left = most
+
+    def send(self, message: Any) -> None:
+        self.stream.write(json.dumps(message).encode() + b"\n")
+        self.stream.flush()
+
+    def receive(self) -> Any:
+        """Raises:
+        EOFError: the other side has ended, or sent too much.
+        """
+        line = self.stream.readline(self.left + 1)
+        self.left -= len(line)
+        if self.left < 0:
+            raise EOFError("the program returned more than output_bytes")
+        if not line.endswith(b"\n"):
+            raise EOFError("the program's process ended")
+        return json.loads(line)
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
+
+class Program:
+    """What a program has defined, and the objects of its that a test holds."""
+
+    def __init__(self) -> None:
+        self.module = types.ModuleType("program")
+        self.objects: list[Any] = []
+        self.verbs: Mapping[str, Callable[..., Any]] = {
+            "name": self.module.__dict__.__getitem__,
+            "attribute": getattr,
+            "call": lambda function, *args, **more: function(*args, **more),
+            "item": operator.getitem,
+            "iterator": iter,
+            "next": next,
+            "length": len,
+            "text": str,
+        }
+
+    def run(self, source: str) -> list[str]:
+        """Execute it; the names that it defines."""
+        sys.modules["program"] = self.module
+        exec(compile(source, "program.py", "exec"), self.module.__dict__)
+        return [name for name in self.module.__dict__ if not name.startswith("__")]
+
+    def answer(self, asked: Any) -> Any:
+        verb, args, more = unpack(asked, self.objects.__getitem__)
+        return pack(self.verbs[verb](*args, **more), self._keep)
+
+    def _keep(self, value: Any) -> int:
+        self.objects.append(value)
+        return len(self.objects) - 1
+
+
+def serve(line: Line, source: str) -> None:
+    """Run a program, then answer until nobody asks."""
+    program, asked = Program(), None
+    while True:
+        try:
+            found = program.run(source) if asked is None else program.answer(asked)
+            line.send({"found": found})
+        except BaseException as error:  # whatever it raises is its answer
+            kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
+            line.send({"raised": kind, "why": f"{type(error).__name__}: {error}"[:MOST_REASON]})
+        asked = line.receive()
+
+
+# ------------------------------------------------------------------------------------------------ the judge
+
+
+class Names(dict[str, Any]):
+    """Global names of a test: its own, else built-in ones, else the program's; where the test takes an attribute of a
+    name of the standard library (`math.isclose`), that module.
+    """
+
+    def __init__(self, line: Line, test: ast.AST) -> None:
+        super().__init__()
+        self._line, self._programs = line, set(answered(line))
+        bases = {
+            one.value.id for one in ast.walk(test) if isinstance(one, ast.Attribute) and type(one.value) is ast.Name
+        }
+        self._modules = bases & sys.stdlib_module_names
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        if name in self._modules:
+            return importlib.import_module(name)
+        if name not in self._programs:
+            raise KeyError(name)
+        return ask(self._line, "name", name)
+
+
+class Remote:
+    """An object of the program's that is not plain data."""
+
+    __slots__ = ("_line", "_number")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, line: Line, number: int) -> None:
+        self._line, self._number = line, number
+
+    def __getattr__(self, name: str) -> Any:
+        return ask(self._line, "attribute", self, name)
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        return ask(self._line, "call", self, *args, **more)
+
+    def __getitem__(self, key: Any) -> Any:
+        return ask(self._line, "item", self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items(ask(self._line, "iterator", self)))
+
+    def _items(self, iterator: Remote) -> Iterator[Any]:
+        while True:
+            try:
+                yield next(iterator)
+            except StopIteration:
+                return
+
+    def __next__(self) -> Any:
+        return ask(self._line, "next", self)
+
+    def __len__(self) -> int:
+        return int(ask(self._line, "length", self))
+
+    def __str__(self) -> str:
+        return str(ask(self._line, "text", self))
+
+    def __bool__(self) -> bool:
+        raise TypeError("an object of the program's is neither true nor false; test plain values")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("an object of the program's cannot be compared; test plain values")
+
+
+def ask(line: Line, verb: str, *args: Any, **more: Any) -> Any:
+    """What the program's process makes of a request.
+
+    Raises:
+        Exception: as it was raised there, of the built-in kind that it derives from. RuntimeError: StopIteration, which
+            would end the loop of a test that it does not come from.
+    """
+    line.send(pack([verb, args, more], number_of))
+    try:
+        return unpack(answered(line), lambda number: Remote(line, number))
+    except StopIteration as error:
+        if verb == "next":
+            raise
+        raise RuntimeError(f"StopIteration: {error}") from error
+
+
+def number_of(value: Any) -> int:
+    if type(value) is not Remote:
+        raise TypeError(f"{type(value).__name__} cannot be handed to the program; hand plain values")
+    return object.__getattribute__(value, "_number")  # type: ignore[no-any-return]
+
+
+def answered(line: Line) -> Any:
+    answer = line.receive()
+    if "found" in answer:
+        return answer["found"]
+    kind, why = getattr(builtins, str(answer["raised"]), None), str(answer["why"])[:MOST_REASON]
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        raise RuntimeError(why)
+    error = kind.__new__(kind, why)
+    error.args = (why,)
+    raise error
+
+
+def judged(line: Line, test: str, nonce: str) -> str:
+    """The nonce, where the test ends without an exception; else why it does not."""
+    try:
+        parsed = ast.parse(test, "test.py")
+        exec(compile(parsed, "test.py", "exec"), Names(line, parsed))
+    except BaseException as error:
+        return f"- {type(error).__name__}: {error}"[:MOST_REASON]
+    return nonce
+
+
+# ------------------------------------------------------------------------------------------------ both
+
+
+def main(role: str, file: str, limits: str) -> None:
+    """Be one of the two; standard input and output are used up before anything given runs."""
+    wanted = json.loads(limits)
+    line = Line(int(file), wanted.pop("output_bytes"))
+    given = sys.stdin.buffer.read().decode()
+    report = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    limit(wanted)
+    if role == "judge":
+        os.write(report, judged(line, **json.loads(given)).encode(errors="replace"))
+        os._exit(0)
+    os.close(report)
+    serve(line, given)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

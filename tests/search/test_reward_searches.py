@@ -1,0 +1,329 @@
+"""Searches that a reward or a value guides: each collapses to what its card says, and finds what a beam does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams, registry
+from paceline.engine import RequestOutput
+from paceline.errors import ConfigError
+from paceline.search import permitted_walls, program_of
+
+PROMPT = "x = "
+LETTERS = "abc"
+walled = pytest.mark.skipif(permitted_walls() is None, reason="this machine permits no user namespaces")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(dtype="float32", speculative_config=None)
+
+
+def params(llm: LLM, **changes: Any) -> SamplingParams:
+    """Of a language of three letters."""
+    ids = [llm.tokenizer.encode(letter)[-1] for letter in LETTERS]
+    given = {"temperature": 0.0, "max_tokens": 4, "allowed_token_ids": ids, "ignore_eos": True, "seed": 3, **changes}
+    return SamplingParams(**given)
+
+
+def searched(llm: LLM, how: SamplingParams, prompt: str = PROMPT, **search: Any) -> RequestOutput:
+    (result,) = llm.generate(prompt, how, search=search)
+    result.raise_for_error()
+    return result
+
+
+def texts(result: RequestOutput) -> list[str]:
+    return [one.text for one in result.outputs]
+
+
+def logprobs_of(llm: LLM, text: str) -> torch.Tensor:
+    """Of the three letters behind the prompt and a text."""
+    ids = [llm.tokenizer.encode(letter)[-1] for letter in LETTERS]
+    cache = llm.runner.open()
+    given = [*llm.tokenizer.encode(PROMPT), *(ids[LETTERS.index(letter)] for letter in text)]
+    logits = llm.runner.extend([cache], [given]).logits[0].float()
+    llm.runner.release(cache)
+    return logits[ids].log_softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def likelihood(llm: LLM) -> dict[str, float]:
+    """Log-probability of every text of up to three letters."""
+    found = {"": 0.0}
+    for size in range(3):
+        for prefix in map("".join, product(LETTERS, repeat=size)):
+            for letter, value in zip(LETTERS, logprobs_of(llm, prefix).tolist(), strict=True):
+                found[prefix + letter] = found[prefix] + value
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ PG-TD
+
+
+class Watched(registry.load("searches", "pg_td")):  # type: ignore[misc]
+    """Remembers the searches that were made."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(
+        self,
+        reward: Any = None,
+        *,
+        rollouts: int = 16,
+        sequence_cache: bool = True,
+        top_k_cache: bool = True,
+    ) -> None:
+        super().__init__(reward, rollouts=rollouts, sequence_cache=sequence_cache, top_k_cache=top_k_cache)
+        self.made.append(self)
+
+
+WATCHED = f"{__name__}:Watched"
+
+
+def watched(llm: LLM, how: SamplingParams, **search: Any) -> tuple[RequestOutput, list[str]]:
+    """What was found, and the texts that the rollouts added to the tree."""
+    found = searched(llm, how, method=WATCHED, **search)
+    return found, [one.written() for one in Watched.made[-1].tried]
+
+
+def nothing(found: Sequence[str]) -> list[float]:
+    return [0.0] * len(found)
+
+
+def wanted(text: str) -> Any:
+    return lambda found: [float(one == text) for one in found]
+
+
+def test_one_rollout_is_greedy_decoding(llm: LLM) -> None:
+    for prompt in ("def fib(n):", "Once upon a time", PROMPT):
+        how = SamplingParams(temperature=0.0, max_tokens=20)
+        (plain,) = llm.generate(prompt, how)
+        found = searched(llm, how, prompt, method="pg_td", reward=nothing, rollouts=1)
+        assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    (plain,) = llm.generate(PROMPT, params(llm))
+    found = searched(llm, params(llm), method="pg_td", reward=lambda t: [0.1 + 0.2 * t[0].count("a")], rollouts=60)
+    assert texts(found) != texts(plain)
+
+
+def test_without_rewards_visits_follow_the_chances_and_the_answer_is_greedy(llm: LLM) -> None:
+    (plain,) = llm.generate(PROMPT, params(llm))
+    found, tried = watched(llm, params(llm), reward=nothing, rollouts=40)
+    assert texts(found) == texts(plain)
+    chances, visits, expected = logprobs_of(llm, "").exp(), torch.zeros(3), []
+    for _ in tried:
+        edge = int((chances / (1 + visits)).argmax()) if visits.sum() else int(chances.argmax())
+        visits[edge] += 1
+        expected.append(LETTERS[edge])
+    assert [one[0] for one in tried] == expected
+    assert len(set(expected)) > 1
+    _, other = watched(llm, params(llm), reward=lambda found: [0.9 * one.startswith("a") for one in found], rollouts=40)
+    assert [one[0] for one in other] != expected
+
+
+def test_a_rewarded_text_is_found_where_a_beam_misses_it(llm: LLM) -> None:
+    beam = texts(searched(llm, params(llm, n=8), method="beam", beam_width=8))
+    for target in ("babb", "bcbb", "ccbb"):
+        assert target not in beam
+        best = searched(llm, params(llm), method="pg_td", reward=wanted(target), rollouts=48).outputs[0]
+        assert (best.text, best.score) == (target, 1.0)
+        worse = searched(llm, params(llm), method="pg_td", reward=wanted(target), rollouts=4).outputs[0]
+        assert worse.score == 0.0
+
+
+@pytest.mark.parametrize("reward", [nothing, wanted("bcbb"), lambda found: [one.count("a") / 4 for one in found]])
+def test_caches_change_nothing_but_the_cost(llm: LLM, reward: Any) -> None:
+    costs, found = {}, {}
+    for sequence_cache, top_k_cache in product((False, True), repeat=2):
+        result, tried = watched(
+            llm, params(llm, n=20), reward=reward, rollouts=30, sequence_cache=sequence_cache, top_k_cache=top_k_cache
+        )
+        assert result.search is not None
+        costs[sequence_cache, top_k_cache] = result.search.num_tokens
+        found[sequence_cache, top_k_cache] = (tried, texts(result), [one.score for one in result.outputs])
+    assert all(one == found[False, False] for one in found.values())
+    assert costs[True, True] <= min(costs[True, False], costs[False, True]) < costs[False, False]
+
+
+def test_above_temperature_0_rollouts_are_sampled(llm: LLM) -> None:
+    hot = params(llm, temperature=1.5, n=20)
+    found, tried = watched(llm, hot, reward=nothing, rollouts=20)
+    greedy, _ = watched(llm, params(llm, n=20), reward=nothing, rollouts=20)
+    assert len(tried) == 20
+    assert set(texts(found)) != set(texts(greedy))
+    again, _ = watched(llm, hot, reward=nothing, rollouts=20)
+    assert texts(again) == texts(found)
+
+
+def test_a_search_ends_when_there_is_nothing_better_to_find(llm: LLM) -> None:
+    (plain,) = llm.generate(PROMPT, params(llm))
+    _, tried = watched(llm, params(llm), reward=wanted(plain.outputs[0].text), rollouts=30)
+    assert len(tried) == 1
+    _, tried = watched(llm, params(llm, n=2), reward=wanted(plain.outputs[0].text), rollouts=30)
+    assert len(tried) == 30
+
+
+def test_a_budget_ends_it_with_the_best_so_far(llm: LLM) -> None:
+    found = searched(llm, params(llm), method="pg_td", reward=nothing, rollouts=1000, budget_tokens=12)
+    assert found.search is not None
+    assert found.search.budget_spent
+    assert len(found.outputs[0].text) == 4
+    short = searched(llm, params(llm), method="pg_td", reward=nothing, rollouts=1000, budget_tokens=2)
+    assert short.outputs[0].finish_reason == "abort"
+
+
+ADD = "def add(a, b):\n    return"
+
+
+def cases_of(prompt: str) -> list[str]:
+    assert prompt == ADD
+    return ["assert add(1, 2) == 3", "assert add(2, 5) == 7"]
+
+
+@walled
+def test_a_program_that_passes_its_tests_is_found(llm: LLM) -> None:
+    how = SamplingParams(temperature=0.0, max_tokens=8)
+    (plain,) = llm.generate(ADD, how)
+    for tests in (cases_of(ADD), cases_of, f"{__name__}:cases_of"):
+        best = searched(llm, how, ADD, method="pg_td", tests=tests, rollouts=12).outputs[0]
+        assert best.score == 1.0
+        space: dict[str, Any] = {}
+        exec(ADD + best.text, space)
+        assert space["add"](20, 3) == 23
+    assert best.text != plain.outputs[0].text
+    half = searched(
+        llm, how, ADD, method="pg_td", tests=["assert add(1, 2) == 3", "assert add(1, 2) == 4"], rollouts=12
+    )
+    assert half.outputs[0].score == 0.5
+
+
+def test_the_program_is_the_block_of_code_where_there_is_one() -> None:
+    assert program_of("def f():", " return 1") == "def f(): return 1"
+    assert program_of("Write f.", "Here:\n```python\ndef f(): 1\n```\nor\n```\nx\n```") == "def f(): 1\n"
+    assert program_of("Write f.", "```\ndef f(): 1") == "def f(): 1"
+
+
+def test_programs_are_not_run_without_walls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.search import sandbox
+
+    monkeypatch.setattr(sandbox, "permitted_walls", lambda: None)
+    how = SamplingParams(temperature=0.0, max_tokens=8)
+    with pytest.raises(ConfigError, match="unsafe_execution"):
+        searched(llm, how, ADD, method="pg_td", tests=cases_of(ADD))
+    best = searched(llm, how, ADD, method="pg_td", tests=cases_of(ADD), rollouts=12, unsafe_execution=True).outputs[0]
+    assert best.score == 1.0
+
+
+# ------------------------------------------------------------------------------------------------ VED
+
+
+def count_b(found: Sequence[str]) -> list[float]:
+    return [float(one.count("b")) for one in found]
+
+
+def test_without_budget_for_more_it_is_the_beam(llm: LLM) -> None:
+    for width in (1, 2, 3):
+        how = params(llm, max_tokens=3, n=width)
+        beam = searched(llm, how, method="beam", beam_width=width)
+        found = searched(llm, how, method="ved", value=count_b, beam_width=width, budget_multiplier=1.0)
+        assert sorted(texts(found)[:width]) == sorted(texts(beam))
+    more = searched(llm, how, method="ved", value=count_b, beam_width=3, budget_multiplier=3.0)
+    assert sorted(texts(more)) != sorted(texts(beam))
+
+
+def added(llm: LLM, value: Any, **search: Any) -> list[str]:
+    """The texts that are added to the tree after its beam of two, in order."""
+    asked: list[list[str]] = []
+
+    def watched_value(found: Sequence[str]) -> list[float]:
+        asked.append(list(found))
+        return [float(one) for one in value(found)]
+
+    searched(llm, params(llm, max_tokens=3), method="ved", value=watched_value, beam_width=2, **search)
+    return [one[0] for one in asked[4:]]
+
+
+def test_without_bonuses_it_is_greedy_by_value(llm: LLM, likelihood: dict[str, float]) -> None:
+    rank = {text: (sum(map(ord, text)) * 7919) % 101 for text in likelihood}  # without a pattern, no two alike nearby
+    value = lambda found: [rank[one] for one in found]  # noqa: E731
+    setting = {"entropy_weight": 0.0, "exploration": 0.0, "gated": False, "budget_multiplier": 10.0}
+    order = added(llm, value, **setting)
+    tree = {text for text in likelihood if text not in order}
+    for text in order:
+        at = ""
+        while True:
+            here = [
+                one for one in tree if len(one) == len(at) + 1 <= 2 and one.startswith(at) and open_below(tree, one)
+            ]
+            choices = here + ([at] if sum(one[:-1] == at for one in tree if one) < 3 else [])
+            best = max(choices, key=rank.__getitem__)
+            if best == at:
+                break
+            at = best
+        assert text[:-1] == at
+        missing = [at + letter for letter in LETTERS if at + letter not in tree]
+        assert text == max(missing, key=likelihood.__getitem__)
+        tree.add(text)
+    assert len(order) > 20
+    assert added(llm, value, **setting | {"exploration": 500.0}) != order
+
+
+def open_below(tree: set[str], text: str) -> bool:
+    """Whether something is missing below a text of one or two letters."""
+    below = [one for one in tree if one.startswith(text) and len(one) < 3]
+    return any(one + letter not in tree for one in below for letter in LETTERS)
+
+
+def test_with_likelihood_as_its_value_and_no_limit_it_ranks_everything(llm: LLM, likelihood: dict[str, float]) -> None:
+    whole = sorted((one for one in likelihood if len(one) == 3), key=lambda one: -likelihood[one])
+    search = {"method": "ved", "value": lambda found: [likelihood[one] for one in found], "budget_multiplier": 100.0}
+    found = searched(llm, params(llm, max_tokens=3, n=27), gated=False, beam_width=2, **search)
+    assert texts(found) == whole
+    assert [one.score for one in found.outputs] == pytest.approx([one.cumulative_logprob for one in found.outputs])
+    gated = searched(llm, params(llm, max_tokens=3, n=27), gated=True, beam_width=2, **search)
+    assert len(gated.outputs) < 27
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("multiplier", [1.0, 1.5, 2.0, 4.0])
+def test_the_budget_is_never_exceeded(llm: LLM, multiplier: float, temperature: float) -> None:
+    how = params(llm, max_tokens=4, n=40, temperature=temperature)
+    found = searched(llm, how, method="ved", value=count_b, beam_width=3, budget_multiplier=multiplier)
+    assert found.search is not None
+    assert found.search.num_tokens <= int(multiplier * (1 + 3 * 3))
+    assert (len(found.outputs) > 3) == (multiplier > 1)
+    assert len(set(texts(found))) == len(found.outputs)
+
+
+def test_rules_say_what_may_follow(llm: LLM) -> None:
+    colours = ["red", "green", "blue", "black"]
+    how = SamplingParams(temperature=0.0, max_tokens=8, n=4, structured_outputs={"choice": colours})
+    value = lambda found: [float(one == "black") for one in found]  # noqa: E731
+    found = searched(llm, how, method="ved", value=value, beam_width=1, budget_multiplier=6.0)
+    assert found.outputs[0].text == "black"
+    assert {one.text for one in found.outputs if one.finish_reason == "stop"} <= set(colours)
+    (plain,) = llm.generate(PROMPT, how)
+    assert plain.outputs[0].text != "black"
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"method": "pg_td"}, "needs a reward or tests"),
+        ({"method": "pg_td", "reward": nothing, "tests": ["assert f()"]}, "needs a reward or tests"),
+        ({"method": "pg_td", "reward": lambda found: [2.0]}, "reward must give a number in 0..1"),
+        ({"method": "pg_td", "tests": [], "unsafe_execution": True}, "tests must be one or more"),
+        ({"method": "pg_td", "tests": [1], "unsafe_execution": True}, "tests must be a string or a list"),
+        ({"method": "pg_td", "reward": nothing, "rollouts": 0}, "rollouts must be an integer"),
+        ({"method": "ved"}, "value must be a function"),
+        ({"method": "ved", "value": lambda found: [float("nan")] * len(found)}, "value must give a finite number"),
+        ({"method": "ved", "value": count_b, "budget_multiplier": 0.5}, "budget_multiplier must be in 1..1000000"),
+    ],
+)
+def test_bad_options_get_one_line(llm: LLM, search: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        searched(llm, params(llm), **search)
