@@ -371,6 +371,20 @@ def run_some(live: Engine, params: SamplingParams) -> list[str]:
     return [request.id]
 
 
+def test_second_sequences_keep_what_was_accepted() -> None:
+    """One pass fills the cache, and each step feeds a root and the nodes of its tree, none of them twice."""
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, steering=TOYS[2])
+    target, second = toy(), amateur()
+    (request,) = run(live_with(target, second, [tree_drafter(target)], 6), [PROMPT], params)
+    steps = request.metrics.num_steps
+    assert steps < 30
+    assert (second.calls, second.fed) == (1 + steps, target.fed)
+    target = toy()
+    params.steering = TOYS[1]
+    run(live_with(target, second), [PROMPT], params)
+    assert target.calls == 2 + 30
+
+
 def test_a_companion_that_fails_ends_its_request_alone() -> None:
     given = {"method": "contrastive", "model": "toy", "beta": 0.5}
     target, second = toy(), amateur(nan_from=len(PROMPT) + 5)

@@ -148,7 +148,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": "dola", "layers": "middle"}, 'layers must be "low", "high" or a list'),
     ({"method": "dola", "layers": [1.5]}, "layers must hold"),
     ({"method": "dola", "alpha": 2}, "alpha must be in 0..1"),
-    ({"method": "contrastive"}, "model"),
+    ({"method": "contrastive"}, "steering must give 'model' with method 'contrastive'"),
     ({"method": "contrastive", "model": ""}, "model must be a folder or hub id"),
     ({"method": "contrastive", "model": "m", "beta": -1}, "beta must be in"),
     ({"method": "svdecode", "mu": math.nan}, "mu must be in"),

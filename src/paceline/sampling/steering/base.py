@@ -74,7 +74,11 @@ def parse_steering(given: Mapping[str, Any]) -> Steering:
     made = registry.load("steerings", str(method))
     registry.check_derives("steerings", str(method), made, Steering)
     options = {key: value for key, value in given.items() if key != "method"}
-    reject_unknown(f"option of steering method {method!r}", options, list(inspect.signature(made).parameters))
+    known = inspect.signature(made).parameters
+    reject_unknown(f"option of steering method {method!r}", options, list(known))
+    for name, one in known.items():
+        lacks = one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD and name not in options
+        need(not lacks, "steering", f"give {name!r} with method {method!r}", given)
     try:
         found: Steering = made(**options)
     except TypeError as error:
