@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine.harness import engine, run, tokens
+from safetensors.torch import save_file
 from tiny_checkpoint import write
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
@@ -22,7 +24,7 @@ from paceline.config import EngineConfig
 from paceline.drafters import DrafterArgs
 from paceline.engine import Engine, Request, Scheduler
 from paceline.errors import CapabilityError, ConfigError, PromptError
-from paceline.sampling.steering import parse_steering
+from paceline.sampling.steering import Steering, parse_steering
 
 DRAFT = "bundled/draft"
 PROMPTS = [
@@ -145,6 +147,46 @@ def test_neutral_settings_are_the_model(llm: LLM) -> None:
         assert decoded(llm, STEERED["cfg"], **changes) != plain
     assert decoded(llm, {"method": "dola", "alpha": 1.0}) == decoded(llm, None)
     assert decoded(llm, {"method": "contrastive", "model": DRAFT, "alpha": 1.0}) == decoded(llm, None)
+
+
+def test_the_base_of_a_model_with_an_adapter_is_the_model_without_it(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "base", max_position_embeddings=512))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    given = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(given))
+    width = LLM(folder).runner.info.hidden_size
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    save_file(
+        {f"{name}A.weight": torch.randn(4, width), f"{name}B.weight": torch.randn(width, 4)},
+        adapter / "adapter_model.safetensors",
+    )
+    tuned = LLM(folder, lora=adapter, dtype="float32", speculative_config=None)
+    prompts = [{"prompt_token_ids": [20 + i, 7, 8, 9]} for i in range(6)]
+    steered = {"method": "svdecode", "mu": 100.0}
+    found = decoded(tuned, steered, prompts)
+    assert found == decoded(tuned, steered | {"model": folder}, prompts)
+    assert found != decoded(tuned, None, prompts)
+
+
+class Mixture(Steering):
+    """Half of the model, half of what it says behind another prompt."""
+
+    name = "mixture"
+    companion = "prompt"
+
+    def __init__(self, prompt: str | None = None) -> None:
+        self.prompt = prompt
+
+    def shape(self, rows_rv: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+        (other_rv,) = others
+        return (rows_rv.softmax(-1) + other_rv.softmax(-1)).log()
+
+
+def test_a_method_of_ones_own(llm: LLM) -> None:
+    given = {"method": f"{__name__}:Mixture"}
+    assert decoded(llm, given | {"prompt": PROMPTS[0]}, PROMPTS[:1]) == decoded(llm, None, PROMPTS[:1])
+    assert decoded(llm, given | {"prompt": NEGATIVE}, PROMPTS[:1]) != decoded(llm, None, PROMPTS[:1])
 
 
 # ------------------------------------------------------------------------------------------------ drafts

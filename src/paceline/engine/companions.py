@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_ROWS: Final = 128
+"""Rows of layers' states that go through the head together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Added:
@@ -148,10 +151,13 @@ class Companions:
         return replace(scores, logits=logits, best=None)
 
     def _early(self, companion: Companion, scores: Scores, span: slice) -> Iterator[torch.Tensor]:
-        """What layers predict, one after the other."""
+        """What layers predict, one after the other; the head's weights are read once for several of them."""
         assert isinstance(self.runner, HasHead)
-        for layer in companion.taps:
-            yield self.runner.head(scores.taps[layer][span], norm=companion.method.norm)
+        layers, rows = companion.taps, span.stop - span.start
+        together = max(1, MOST_ROWS // rows)
+        for start in range(0, len(layers), together):
+            states = torch.cat([scores.taps[layer][span] for layer in layers[start : start + together]])
+            yield from self.runner.head(states, norm=companion.method.norm).split(rows)
 
     def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Iterator[torch.Tensor]]:
         """Logits of the second sequences of other models, by the id of their runner."""
