@@ -134,6 +134,9 @@ def summary(family: str, name: str) -> str:
 def told_of(family: str, name: str) -> list[str]:
     """What is said of a method, in paragraphs: by its module, or where a module holds several, by its class."""
     found = registry.load(family, name)
+    if family == "steerings":
+        title = paragraphs(inspect.getdoc(inspect.getmodule(found)) or name)[0]
+        return [title, *paragraphs(re.split(r"\n(?:Args|Raises):", inspect.getdoc(found) or name)[0])]
     if family == "searches":
         return [one for one in paragraphs(re.split(r"\n(?:Args|Raises):", inspect.getdoc(found) or name)[0]) if one]
     return paragraphs(inspect.getdoc(inspect.getmodule(found)) or name)
@@ -149,6 +152,10 @@ def index(known: Mapping[str, Any]) -> str:
         "searches": (
             "Searches",
             "go on with several texts at once ([searching](../search.md)). Key `method` of `search`.",
+        ),
+        "steerings": (
+            "Steering",
+            "changes the distribution of the tokens ([steering](../steering.md)). Key `method` of `steering`.",
         ),
     }
     for family, (title, text) in heads.items():
@@ -188,6 +195,9 @@ def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, st
     if family == "searches":
         wanted = {"method": name, **json.loads(told.get("config", "{}"))}
         return f"paceline generate \"def fibonacci(n):\" --temperature 0.8 \\\n    --search '{json.dumps(wanted)}'"
+    if family == "steerings":
+        wanted = {"method": name, **json.loads(told.get("config", "{}"))}
+        return f"paceline generate \"def fibonacci(n):\" --steering '{json.dumps(wanted)}'"
     key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
     config = {key: name, **(entry.published if family == "drafters" else {}), **json.loads(told.get("config", "{}"))}
     ordered = dict(sorted(config.items(), key=lambda item: (item[0] != "method", item[0] != key)))

@@ -413,9 +413,36 @@ SEARCHES: Mapping[str, Entry] = {
     ),
 }
 
+STEERINGS: Mapping[str, Entry] = {
+    "dola": Entry(
+        "paceline.sampling.steering.dola:DoLa",
+        "layers",
+        needs=("taps", "head"),
+        paper="DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language Models (arXiv:2309.03883)",
+    ),
+    "cfg": Entry(
+        "paceline.sampling.steering.guidance:ClassifierFreeGuidance",
+        "prompt",
+        paper="Stay on topic with Classifier-Free Guidance (arXiv:2306.17806)",
+    ),
+    "contrastive": Entry(
+        "paceline.sampling.steering.contrastive:ContrastiveDecoding",
+        "model",
+        needs=("an amateur model",),
+        paper="Contrastive Decoding: Open-ended Text Generation as Optimization (arXiv:2210.15097)",
+    ),
+    "svdecode": Entry(
+        "paceline.sampling.steering.svdecode:SVDecode",
+        "model",
+        needs=("the model's base",),
+        paper="Distribution-Aligned Decoding for Efficient LLM Task Adaptation (arXiv:2509.15888)",
+    ),
+}
+
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {
     "drafters": DRAFTERS,
     "verifiers": VERIFIERS,
     "controllers": CONTROLLERS,
     "searches": SEARCHES,
+    "steerings": STEERINGS,
 }

@@ -246,7 +246,9 @@ class LLM(metaclass=Named):
             tokenizer=self.tokenizer,
             memory=self.config.speculative_memory_bytes,
         )
-        self.engine = Engine(parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids)
+        self.engine = Engine(
+            parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids, models=self.models
+        )
         self._driver = Driver(self.engine, self._turns)
 
     def with_speculative_config(self, speculative_config: GivenConfig) -> LLM:

@@ -110,7 +110,7 @@ def lookup(family: str, name: str) -> Entry:
 
 def _kind(family: str) -> str:
     """What a member of a family is called."""
-    return "search method" if family == "searches" else family.removesuffix("s")
+    return {"searches": "search method", "steerings": "steering method"}.get(family, family.removesuffix("s"))
 
 
 def load(family: str, name: str) -> Any:

@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words": ["b", "cd"]},
     "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
     "structured_outputs": {"structured_outputs": {"regex": "[a-e]?([b-h][a-dg-j])*"}},
+    "steering": {"steering": {"method": "cfg", "guidance_scale": 1.8, "negative_prompt": [4, 5]}},
     "seed": {},
     "stop": {"stop": ["ab", "j"]},
     "stop_token_ids": {"stop_token_ids": [5]},

@@ -36,6 +36,7 @@ PARAMETERS: dict[str, Config] = {
     "bad_words": {"bad_words": ["return", "the"]},
     "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
     "structured_outputs": {"structured_outputs": {"json": {"type": "array", "items": {"type": "integer"}}}},
+    "steering": {"steering": {"method": "dola", "layers": [1, 2, 4]}},
     "stop": {"stop": ["\n", "of"]},
     "stop_token_ids": {"stop_token_ids": [202, 15]},
     "include_stop_str_in_output": {"stop": ["a", "e"], "include_stop_str_in_output": True},

@@ -24,7 +24,18 @@ FAMILIES = {
     "verifiers": 'Verifiers accept or reject them: key "acceptance_method" (greedy at temperature 0)',
     "controllers": 'Controllers decide how many are drafted: key "controller"',
     "searches": 'Searches go on with several texts at once: argument "search", key "method"',
+    "steerings": 'Steering changes the distribution: sampling parameter "steering", key "method"',
 }
+EXACTNESS = {
+    "controllers": "that of the drafters and the verifier",
+    "searches": "texts are chosen, not drawn from the model's distribution",
+    "steerings": "drafts keep the changed distribution, as they keep the model's",
+}
+"""Of families whose entries do not say it."""
+
+UNSTATED = ("searches", "steerings")
+"""Families whose rows of the JSON list have no exactness."""
+
 AUTO = ("prediction", "grammar", "suffix", "draft_model")
 """What `auto` drafts with where a draft model is at hand."""
 
@@ -111,8 +122,8 @@ def _row(family: str, name: str, entry: Entry) -> dict[str, Any]:
         "name": name,
         "family": family,
         "kind": entry.kind,
-        "exactness_greedy": None if family == "searches" else greedy,
-        "exactness_sampling": None if family == "searches" else sampled,
+        "exactness_greedy": None if family in UNSTATED else greedy,
+        "exactness_sampling": None if family in UNSTATED else sampled,
         "needs": list(entry.needs),
         "paper": entry.paper,
     }
@@ -124,13 +135,9 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
     exactness = (
         f"{greedy}, at every temperature" if greedy == sampled else f"{greedy} at temperature 0; {sampled} above"
     )
-    if family == "controllers":
-        exactness = "that of the drafters and the verifier"
-    if family == "searches":
-        exactness = "texts are chosen, not drawn from the model's distribution"
     values = {
         "kind": entry.kind,
-        "exactness": exactness,
+        "exactness": EXACTNESS.get(family, exactness),
         "needs": needs(entry),
         "paper": entry.paper or "none",
     }

@@ -32,6 +32,7 @@ SAMPLING_HELP = {
     "logit_bias": 'JSON object of token id -> bias, as {"5": -100}.',
     "allowed_token_ids": "Token id that may be generated, and no others; may be repeated.",
     "bad_words": "A word that must not be generated; may be repeated.",
+    "steering": 'Change the distribution by a method, as dola, or JSON, as {"method": "cfg", "guidance_scale": 1.5}.',
     "seed": "Same seed, same text.",
     "stop": "Text that ends the output; may be repeated.",
     "stop_token_ids": "Token id that ends the output; may be repeated.",
@@ -120,6 +121,7 @@ INTEGERS = (
 TEXTS = (
     "logit_bias",
     "bad_words",
+    "steering",
     "stop",
     *CONSTRAINT_HELP,
     "dtype",
@@ -149,7 +151,9 @@ LISTS = (
     "allowed_host",
 )
 SWITCHES = ("include_stop_str_in_output", "ignore_eos", "log_requests", "strict_schemas", "vllm_metrics")
-METAVARS = {"logit_bias": "JSON", "dtype": "NAME", "device": "NAME", "exactness": "NAME", "quantization": "NAME"}
+METAVARS = {"logit_bias": "JSON", "steering": "METHOD"} | dict.fromkeys(
+    ("dtype", "device", "exactness", "quantization"), "NAME"
+)
 DEFAULT_MAX_TOKENS = 256
 
 

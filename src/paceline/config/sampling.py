@@ -57,6 +57,9 @@ ELSEWHERE: Final = {
     "stop_strings": "stop",
     "suppress_tokens": "logit_bias",
     "sequence_bias": "logit_bias",
+    "guidance_scale": 'steering={"method": "cfg", "guidance_scale": ...}',
+    "negative_prompt_ids": 'steering={"method": "cfg", "negative_prompt": ...}',
+    "dola_layers": 'steering={"method": "dola", "layers": ...}',
     "no_repeat_ngram_size": "logits_processors=[NoRepeatNGramLogitsProcessor(...)]",
     **dict.fromkeys(("num_beams", "use_beam_search", "length_penalty", "early_stopping"), NO_BEAMS),
     "best_of": "n outputs are returned as they are drawn",
@@ -188,6 +191,9 @@ class SamplingParams:
             They are asked along each path of a draft too, so they must depend on their arguments alone.
         structured_outputs: a JSON schema, regular expression, list of choices or grammar that the output follows, as
             `StructuredOutputsParams` or a dict of them; all tokens that lead out of it are forbidden.
+        steering: a method that changes the model's distribution before all other rules, by earlier layers, another
+            prompt or a second model: its name, or a dict (or its JSON) with its options, as
+            {"method": "cfg", "guidance_scale": 1.5}.
         seed: same seed, same tokens; None draws one.
         stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
         max_tokens, min_tokens: limits of generated tokens; None means up to the context.
@@ -214,6 +220,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     logits_processors: Sequence[LogitsProcessor] = ()
     structured_outputs: StructuredOutputsParams | None = None
+    steering: Mapping[str, Any] | None = None
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -240,6 +247,7 @@ class SamplingParams:
             need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "not be empty", self.allowed_token_ids)
         self.logits_processors = self._processors()
         self.structured_outputs = StructuredOutputsParams.parse(self.structured_outputs)
+        self.steering = _steering(self.steering)
         ends = self.structured_outputs is None or not self.ignore_eos
         need(ends, "ignore_eos", "be False with structured_outputs, whose end is an end token", self.ignore_eos)
         kind = self.output_kind
@@ -324,6 +332,18 @@ class SamplingParams:
         need(isinstance(given, Mapping), "SamplingParams.from_dict", "get a dict", given)
         reject_unknown("SamplingParams", given, [f.name for f in fields(cls)], meant=ELSEWHERE)
         return cls(**given)
+
+
+def _steering(given: object) -> dict[str, Any] | None:
+    """A method of steering and its options, which the method itself checks."""
+    if given is None:
+        return None
+    read = given
+    if isinstance(given, str):
+        read = json_value("steering", given) if given.lstrip().startswith("{") else {"method": given}
+    rule = 'be the name of a method, or a dict as {"method": "cfg", "guidance_scale": 1.5}'
+    need(isinstance(read, Mapping) and isinstance(read.get("method"), str), "steering", rule, given)
+    return dict(read)  # type: ignore[call-overload,no-any-return]  # a mapping, just checked
 
 
 def processor_form(processor: LogitsProcessor) -> Literal["output", "prompt and output", "transformers"]:

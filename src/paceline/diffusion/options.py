@@ -31,6 +31,7 @@ SAMPLING: Mapping[str, Any] = {
     "bad_words": (),
     "logits_processors": (),
     "structured_outputs": None,
+    "steering": None,
     "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,

@@ -111,6 +111,9 @@ class Models(Protocol):
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, "int8" or "int4", made from its own files."""
 
+    def base_of_target(self) -> Runner:
+        """The target without the LoRA adapter that it was loaded with."""
+
 
 class Judge(Protocol):
     """Verifies trees for a drafter that is built on another one."""

@@ -4,17 +4,20 @@ Where there is plenty, nothing is counted: as long as no block changes hands, a 
 as the largest one scored so far; a larger one is cut to its share of the room that is left. How much that is does not
 depend on any drawn token, so that the cut keeps the output distribution (`tree.select_nodes`). Engines around the same
 weights share the limit; each may always go on with one sequence, so that none waits for another. Layers with a sliding
-window have room of their own, for so many windows, which is counted beside the blocks."""
+window have room of their own, for so many windows, which is counted beside the blocks. A second sequence that steers a
+first one (`companion`) in the same memory counts with it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TypeGuard
 
+from paceline.engine.companion import Companion
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence
 from paceline.errors import PromptError
-from paceline.models import CacheMemory
+from paceline.models import CacheMemory, SequenceCache, memory_of
 from paceline.tree import PROBE, TokenTree, select_nodes
 
 
@@ -44,7 +47,11 @@ class Room:
         """
         memory, prompt = self._memory, len(request.prompt_ids)
         longest = prompt + request.max_tokens - 2 + memory.widest
-        if memory.blocks_for(longest) > memory.capacity:
+        needed = memory.blocks_for(longest)
+        if self._counts(request.companion):
+            second = len(request.companion.prompt) - prompt
+            longest, needed = 2 * longest + second, needed + memory.blocks_for(longest + second)
+        if needed > memory.capacity:
             raise PromptError(
                 f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} "
                 f"tokens, but {memory.capacity * memory.block_size} fit; lower max_tokens, shorten the prompt or "
@@ -59,8 +66,8 @@ class Room:
         memory = self._memory
         self._seen, self._short = -1, False
         # a sequence may take what is kept of its beginning, then move to a run of twice its size
-        whole = sum(3 * memory.blocks_for(len(sequence.context.tokens) + memory.widest) for sequence in active)
-        lengths = [len(sequence.context.tokens) for sequence in active]
+        lengths = self._lengths(active)
+        whole = sum(3 * memory.blocks_for(length + memory.widest) for length in lengths)
         if memory.windows_fit(3 * length for length in lengths) and (whole <= memory.spare() or whole <= memory.left()):
             memory.save(lean=False)
             self._seen = memory.changes
@@ -70,7 +77,9 @@ class Room:
         if windows_fit and self._demand(active) <= memory.left():
             return True
         for sequence in active:
-            memory.trim(sequence.cache, self._inputs(sequence))
+            for cache, inputs in self._inputs(sequence):
+                if cache is not None:
+                    memory.trim(cache, inputs)
         self._short = not windows_fit or self._demand(active) > memory.left()
         return not self._short
 
@@ -84,13 +93,14 @@ class Room:
         if not self._short and all(_bound(tree) < memory.widest for tree in trees):
             return trees
         left = memory.left()
-        share, found = (left - self._demand(active)) // len(batch), []
+        share, found = (left - self._demand(active)) // len(self._lengths(batch)), []
         for sequence, tree in zip(batch, trees, strict=True):
-            length = sequence.cache.length
-            most = (memory.blocks_for(length + memory.widest) + share) * memory.block_size - length - 1
+            lengths = [length - 1 for length in self._lengths([sequence])]
+            most = min((memory.blocks_for(n + memory.widest) + share) * memory.block_size - n - 1 for n in lengths)
             probes = int((tree.kinds == PROBE).sum()) if len(tree) else 0
             found.append(tree if _bound(tree) <= most else select_nodes(tree, most - probes))
-        whole = sum(3 * memory.blocks_for(s.cache.length + 1 + len(tree)) for s, tree in zip(batch, found, strict=True))
+        pairs = zip(batch, found, strict=True)
+        whole = sum(3 * memory.blocks_for(n + len(tree)) for one, tree in pairs for n in self._lengths([one]))
         if whole > left:
             self._seen = -1
             memory.save(lean=True)
@@ -103,20 +113,47 @@ class Room:
         """
         if not active:
             return True
-        need = self._memory.blocks_for(tokens + self._memory.widest) - self._shared(request, active)
-        lengths = [tokens, *(len(sequence.context.tokens) for sequence in active)]
+        own = [tokens]
+        if self._counts(request.companion):
+            own.append(tokens - len(request.prompt_ids) + len(request.companion.prompt))
+        need = sum(self._memory.blocks_for(length + self._memory.widest) for length in own)
+        need -= self._shared(request, active)
+        lengths = own + self._lengths(active)
         return self._demand(active) + len(active) + need + 1 <= self._memory.left() and self._memory.windows_fit(
             lengths
         )
 
-    def _inputs(self, sequence: Sequence) -> int:
-        """Tokens to come: what is to be filled, and the next step."""
-        return len(sequence.context.tokens) - 1 - sequence.cache.length + self._memory.widest
+    def _counts(self, companion: Companion | None) -> TypeGuard[Companion]:
+        """Whether there is a second sequence in this memory."""
+        return companion is not None and companion.runner is not None and memory_of(companion.runner) is self._memory
+
+    def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
+        """Tokens of the texts in this memory."""
+        found = []
+        for sequence in sequences:
+            found.append(len(sequence.context.tokens))
+            if self._counts(companion := sequence.companion):
+                found.append(companion.length(sequence.context))
+        return found
+
+    def _inputs(self, sequence: Sequence) -> list[tuple[SequenceCache | None, int]]:
+        """Its caches in this memory, None for one to be made, with tokens to come: what is to be filled, and the next
+        step.
+        """
+        caches: list[SequenceCache | None] = [sequence.cache]
+        if self._counts(companion := sequence.companion):
+            caches.append(companion.held)
+        lengths = [0 if cache is None else cache.length for cache in caches]
+        return [
+            (cache, length - 1 - filled + self._memory.widest)
+            for cache, length, filled in zip(caches, self._lengths([sequence]), lengths, strict=True)
+        ]
 
     def _demand(self, active: Seq[Sequence]) -> int:
         found = 0
         for index, sequence in enumerate(active):
-            found += self._memory.need(sequence.cache, self._inputs(sequence))
+            for cache, inputs in self._inputs(sequence):
+                found += self._memory.blocks_for(inputs) if cache is None else self._memory.need(cache, inputs)
             if not sequence.cache.length:
                 found -= self._shared(sequence.request, active[:index])
         return found

@@ -264,6 +264,28 @@ class DraftModels:
             ),
         )  # fmt: skip
 
+    def base_of_target(self) -> Runner:
+        """The target without its LoRA adapter, read again from its files.
+
+        Raises:
+            ConfigError: it was loaded without one.
+            OutOfMemoryError: no room for both.
+        """
+        info = self.info
+        if self._lora is None:
+            raise ConfigError(
+                f"model must name the base of {info.name}, which was loaded without a LoRA adapter; got nothing"
+            )
+        name = f"{info.name} without its adapter"
+        dtype, device = str(info.dtype).removeprefix("torch."), str(info.device)
+        return self._once(
+            ("base",),
+            lambda: load_runner(
+                self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context,
+                quantization=info.quantization,
+            ),
+        )  # fmt: skip
+
     def check_tokens(self, model: str, folder: Path) -> None:
         """Reject a draft model with another tokenizer."""
         why = same_tokenizer(self.tokenizer, Tokenizer.load(folder, trust_remote_code=self._trust))

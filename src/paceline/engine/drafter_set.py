@@ -17,6 +17,7 @@ from typing import TypeVar
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
+from paceline.engine.companions import NOTHING_ADDED, Added
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence as Decoding
@@ -211,10 +212,22 @@ class DrafterSet:
         return tree.replace(sources=sources * 0 + index)
 
     def score(
-        self, runner: Runner, batch: Sequence[Decoding], roots: Sequence[int], trees: Sequence[TokenTree]
+        self,
+        runner: Runner,
+        batch: Sequence[Decoding],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        added: Added = NOTHING_ADDED,
     ) -> Scores:
-        """One scoring pass; where a drafter has computed part of it, the rest."""
+        """One scoring pass; where a drafter has computed part of it, the rest.
+
+        Args:
+            added: what the pass gives besides, at the end of the batch.
+        """
         caches, taps = [sequence.cache for sequence in batch], self.score_taps
+        if added is not NOTHING_ADDED:
+            caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
+            return runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)
         for index in self._resuming if not taps else ():
             states = [sequence.states[index] for sequence in batch]
             try:

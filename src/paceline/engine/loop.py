@@ -15,6 +15,7 @@ from typing import Any
 from paceline.config import EngineConfig
 from paceline.controllers import Controller, Outcome, Plan, StepTimes
 from paceline.controllers.policies import FixedController
+from paceline.drafters import Models
 from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.overlap import with_none
@@ -54,13 +55,22 @@ class Engine:
         config: sizes.
         tokenizer: for stop strings and text; None decodes token ids only.
         eos_ids: end tokens of the checkpoint.
+        models: opens models beside the target for steering; None where there are none.
 
     Attributes:
         times: seconds spent since the start, by what they were spent on.
         watchers: called after every decoding step (see `record.watching`).
     """
 
-    def __init__(self, parts: Parts, config: EngineConfig, *, tokenizer: Any = None, eos_ids: Seq[int] = ()) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        config: EngineConfig,
+        *,
+        tokenizer: Any = None,
+        eos_ids: Seq[int] = (),
+        models: Models | None = None,
+    ) -> None:
         self.parts = parts
         self.times = TimeSplit()
         self.watchers: list[Watcher] = []
@@ -70,7 +80,9 @@ class Engine:
         self._outcome: Outcome | None = None  # what came of it so far
         self._made: list[StreamChunk] = []  # in a step that has not come to its end
         self._learning = 0.0  # seconds that the controller took to learn since the last step
-        self.scheduler = Scheduler(parts.runner, parts.drafter_set, config, tokenizer=tokenizer, eos_ids=eos_ids)
+        self.scheduler = Scheduler(
+            parts.runner, parts.drafter_set, config, tokenizer=tokenizer, eos_ids=eos_ids, models=models
+        )
 
     def check(self, request: Request) -> None:
         """Raise ConfigError if the request's parameters do not fit this model."""
@@ -134,7 +146,7 @@ class Engine:
 
     def decode(self, running: Seq[Sequence]) -> list[StreamChunk]:
         """One step: draft, score, verify, commit, observe."""
-        batch, parts = list(running), self.parts
+        batch, parts, companions = list(running), self.parts, self.scheduler.companions
         start = perf_counter()
         plan = self._planned(batch)
         planned = perf_counter()
@@ -143,10 +155,12 @@ class Engine:
         trees = self.scheduler.fit(batch, self._select(proposed))
         drafted = perf_counter()
         with parts.drafter_set.ahead(batch, trees) as beside:
-            scores = parts.drafter_set.score(parts.runner, batch, roots, trees)
+            added = companions.added(batch, trees)
+            scores, second = added.split(parts.drafter_set.score(parts.runner, batch, roots, trees, added))
             scored = perf_counter()
         joined = perf_counter()
-        verdicts = self._verify(batch, trees, scores, beside.longer)
+        shaped = companions.shape(batch, trees, scores, second)
+        verdicts = self._verify(batch, trees, shaped, beside.longer)
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
@@ -170,7 +184,7 @@ class Engine:
         self.times.add(split)
         names = parts.drafter_set.names
         for watcher in list(self.watchers):
-            watcher(StepRecord(batch, roots, lengths, proposed, trees, scores, verdicts, names, draft_seconds, split))
+            watcher(StepRecord(batch, roots, lengths, proposed, trees, shaped, verdicts, names, draft_seconds, split))
         self._made = []
         return chunks
 
@@ -326,6 +340,7 @@ class Engine:
         `scores`.
         """
         self.parts.runner.commit([sequence.cache for sequence in batch], [verdict.path for verdict in verdicts])
+        self.scheduler.companions.commit(batch, verdicts)
         self.parts.drafter_set.observe(batch, trees, verdicts, scores, numbers)
 
     def _forget(self, ended: Seq[Sequence]) -> None:

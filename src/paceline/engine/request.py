@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.drafters import NO_TENANT
+from paceline.engine.companion import Companion
 from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.errors import PromptError
 from paceline.sampling import Logprob, Rules
@@ -30,6 +31,7 @@ class Request:
             begins.
         pieces: the prompt's full blocks in a form to be looked up, once that was needed (`CacheMemory.pieces`).
         rules: made when the request was checked, for its first output; None where that has begun.
+        companion: what its outputs are steered by, found when it was checked; None where they are not.
         drafts: which drafters may draft for it, and how much.
         streamed: somebody reads the text while it grows; else it is made at the end.
     """
@@ -50,6 +52,7 @@ class Request:
     num_cached_tokens: int | None = None
     pieces: list[bytes] | None = field(default=None, init=False, repr=False)
     rules: Rules | None = field(default=None, init=False, repr=False)
+    companion: Companion | None = field(default=None, init=False, repr=False)
     _view: RequestOutput | None = field(default=None, init=False, repr=False)
 
     @property

@@ -14,7 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from paceline.config import EngineConfig, StructuredOutputsParams
+from paceline.drafters import Models
 from paceline.engine.cache_room import Room
+from paceline.engine.companions import Companions
 from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
@@ -39,11 +41,13 @@ class Scheduler:
         runner, drafter_set: whose caches and states the sequences own.
         tokenizer: for text; None for token ids only.
         eos_ids: end tokens.
+        models: opens models beside the target for steering.
 
     Attributes:
         waiting: requests that have not begun.
         paused: sequences that made way, or whose prompts did, oldest first.
         filling, running: those with a cache.
+        companions: what steers them.
 
     Raises:
         ConfigError: a limit of memory for a runner that cannot count it.
@@ -57,6 +61,7 @@ class Scheduler:
         *,
         tokenizer: Any = None,
         eos_ids: Seq[int] = (),
+        models: Models | None = None,
     ) -> None:
         self.runner, self.drafter_set, self.config = runner, drafter_set, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
@@ -65,6 +70,13 @@ class Scheduler:
         self.filling: list[Filling] = []
         self.running: list[Sequence] = []
         self._keys = count()
+        self.companions = Companions(
+            runner,
+            config.max_num_batched_tokens,
+            tokenizer=tokenizer,
+            models=models,
+            branches=bool(drafter_set.drafters) and not drafter_set.chains_only,
+        )
         self.memory = memory = memory_of(runner)
         if memory is None and config.kv_cache_memory_bytes is not None:
             raise ConfigError(
@@ -87,11 +99,13 @@ class Scheduler:
 
         Raises:
             ConfigError: parameters that do not fit this model (token ids out of range), or drafters that are not here.
-            PromptError: more than memory ever holds.
+            PromptError: more than memory ever holds, or than the model that steers it does.
         """
         self.drafter_set.check(request)
         if request.rules is None:
             request.rules = self._rules(request)
+        if request.companion is None:
+            request.companion = self.companions.of(request)
         if self.room is not None:
             self.room.check(request)
 
@@ -285,6 +299,7 @@ class Scheduler:
             other.cache = self._for_good(self.runner.fork(first.cache))
             other.context.taps = first.context.taps
             self.drafter_set.fork(first, other)
+        self.companions.fork(first, others)
         for sequence in (first, *others):
             sequence.begun, sequence.context.taps = True, {}
 
@@ -319,6 +334,8 @@ class Scheduler:
         self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
 
     def _release(self, sequence: Sequence, *, keep: bool) -> None:
+        if sequence.companion is not None:
+            sequence.companion.release()
         if sequence.has_cache:
             if keep and self.prefixes is not None:
                 self.prefixes.keep(sequence)

@@ -33,6 +33,7 @@ class Sequence:
             long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
         removed: the scheduler has taken leave of it.
+        companion: what it is steered by, with a cache of its own; None where it is not.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Sequence:
         self.told = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
         self.begun = self.removed = False
-        self.plain = request.params.greedy and rules.trivial
+        self.companion = None if request.companion is None else request.companion.fresh()
+        self.plain = request.params.greedy and rules.trivial and self.companion is None
 
     def _forced(self, most: int) -> list[tuple[int, float]]:
         return [] if self.rules.constraint is None else self.rules.constraint.forced(most)

@@ -79,7 +79,7 @@ class SearchConfig:
         Raises:
             ConfigError: naming the parameter.
         """
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "steering"):
             need(getattr(params, name) is None, name, "be left out with search", getattr(params, name))
         self._class().check(params)
 

@@ -1,0 +1,91 @@
+"""What goes along with one sequence that is steered (`sampling.steering`): layers, or a second sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.drafters import Context
+from paceline.errors import PromptError
+from paceline.models import Runner, SequenceCache, memory_of
+from paceline.sampling.steering import Steering
+
+
+@dataclass(slots=True)
+class Companion:
+    """Layers of the target, or a second sequence, which has a prompt of its own and the same output.
+
+    Attributes:
+        taps: layers of the target whose states are wanted.
+        runner: of the second sequence; None where there is none.
+        prompt: of the second sequence.
+        held: its cache, filled as far as its rows were wanted; None where it was not made, or given up.
+    """
+
+    method: Steering
+    taps: tuple[int, ...] = ()
+    runner: Runner | None = None
+    prompt: Sequence[int] = ()
+    held: SequenceCache | None = None
+
+    def fresh(self) -> Companion:
+        """The same without a cache."""
+        return replace(self, held=None)
+
+    def length(self, context: Context) -> int:
+        """Tokens of the second sequence, beside a sequence with this text."""
+        return len(self.prompt) + len(context.tokens) - context.prompt_length
+
+    def root(self, context: Context) -> int:
+        """Its last token."""
+        return context.tokens[-1] if len(context.tokens) > context.prompt_length else self.prompt[-1]
+
+    def missing(self, context: Context) -> list[int]:
+        """What its cache lacks, all but the last token."""
+        if not (count := self.length(context) - 1 - self.cache.length):
+            return []
+        return [*self.prompt, *context.tokens[context.prompt_length :]][-1 - count : -1]
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The cache, made if need be."""
+        if self.held is None:
+            assert self.runner is not None
+            self.hold(self.runner.open())
+        assert self.held is not None
+        return self.held
+
+    def hold(self, cache: SequenceCache) -> None:
+        """Take a cache, whose committed tokens are never taken back."""
+        self.held = cache
+        memory = None if self.runner is None else memory_of(self.runner)
+        if memory is not None:
+            memory.let_go(cache)
+
+    def release(self) -> None:
+        """Give up the cache."""
+        if self.held is not None and self.runner is not None:
+            self.runner.release(self.held)
+        self.held = None
+
+    def check(self, max_tokens: int) -> None:
+        """Reject a second sequence that its model cannot hold.
+
+        Raises:
+            PromptError: an empty prompt, tokens outside the vocabulary, or more than the context.
+        """
+        if self.runner is None:
+            return
+        info, size, name = self.runner.info, len(self.prompt), self.method.name
+        if not size:
+            raise PromptError(f"the other prompt of steering method {name!r} has no tokens; give at least one")
+        if (most := max(self.prompt)) >= info.vocab_size:
+            raise PromptError(
+                f"steering method {name!r} needs a prompt of token ids in 0..{info.vocab_size - 1}, which {info.name} "
+                f"knows, got {most}"
+            )
+        if size + max_tokens > info.max_context:
+            raise PromptError(
+                f"steering method {name!r} needs room for {size} tokens of a prompt and {max_tokens} new ones, but "
+                f"the context of {info.name} holds {info.max_context}; lower max_tokens"
+            )
