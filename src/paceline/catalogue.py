@@ -398,6 +398,11 @@ SEARCHES: Mapping[str, Entry] = {
         ("a reward",),
         "A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672)",
     ),
+    "backoff": Entry(
+        "paceline.search.backoff:BackOff",
+        "constraint",
+        paper="vulnerability-constrained decoding of smart contracts (arXiv:2309.09826)",
+    ),
 }
 
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {
