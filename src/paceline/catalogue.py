@@ -398,6 +398,13 @@ SEARCHES: Mapping[str, Entry] = {
         ("a reward",),
         "A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672)",
     ),
+    "gfd": Entry(
+        "paceline.search.fusion:GenerativeFusion",
+        "beam",
+        ("approximate", "approximate"),
+        ("a second model or a scorer",),
+        "Let's Fuse Step by Step: Generative Fusion Decoding (arXiv:2405.14259)",
+    ),
     "backoff": Entry(
         "paceline.search.backoff:BackOff",
         "constraint",

@@ -10,6 +10,8 @@ from .beam_params import BeamSearchSequence as BeamSearchSequence
 from .branch import Branch as Branch
 from .branch import Found as Found
 from .branch import Rows as Rows
+from .byte_scores import ByteScorer as ByteScorer
+from .byte_scores import ByteVocabulary as ByteVocabulary
 from .coupling import bottleneck as bottleneck
 from .coupling import entropy_bits as entropy_bits
 from .coupling import minimum_entropy_coupling as minimum_entropy_coupling

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
+from paceline.engine import CompletionOutput, DraftModels, Engine, Request, StopChecker, Turns, tell
 from paceline.errors import NumericsError, PacelineError
 from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Rows
@@ -110,13 +110,14 @@ def output_of(found: Found, index: int) -> CompletionOutput:
 
 def run_searches(
     engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
-    advance: Advance | None = None,
+    models: DraftModels, advance: Advance | None = None,
 ) -> None:  # fmt: skip
     """Search for every request's outputs, which it then has; the searches of all prompts share their passes.
 
     Args:
         engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
-        searches: one for each request. advance: told how far they are.
+        searches: one for each request. models: opens those that they need beside the engine's own.
+        advance: told how far they are.
     Raises:
         ConfigError, PromptError: a request that cannot be decoded, before anything runs.
     """
@@ -124,6 +125,8 @@ def run_searches(
         engine.check(request)
     forest = Forest(engine.parts.runner, engine.scheduler.config.max_num_batched_tokens)
     try:
+        for one in searches:
+            one.tokenizer, one.models = engine.scheduler.tokenizer, models
         running = [_begun(engine, *pair, budget) for pair in zip(requests, searches, strict=True)]
         while running := [one for one in running if not one.ended]:
             with turns.turn():
@@ -143,7 +146,6 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
         max_new_tokens=request.max_tokens, at_once=True,
     )  # fmt: skip
     request.metrics.num_prompt_tokens = len(request.prompt_ids)
-    search.tokenizer = scheduler.tokenizer
     return _Running(request, search, Branch(request, rules, stops), budget)
 
 
