@@ -31,7 +31,8 @@ class BackOff(Search):
     temperature 0 are not samples of the model given that nothing is denied, which would take back the whole text.
 
     Args:
-        denied: a regular expression, or several, which must not match within the text behind the prompt.
+        denied: a regular expression, or several, which must not match within the text behind the prompt. Labels that
+            are special tokens are only seen with `skip_special_tokens=False`.
         deny: of the text so far, whether it is denied, a callable or "module:function"; then its last line with any
             characters is taken back.
         back_to: "line": the beginning of the line in which the match begins; "match": where the match begins, which
