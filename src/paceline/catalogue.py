@@ -411,6 +411,18 @@ SEARCHES: Mapping[str, Entry] = {
         "Spend Search Where It Pays: Value-Guided Structured Sampling and Optimization for Generative Recommendation "
         "(arXiv:2602.10699)",
     ),
+    "gfd": Entry(
+        "paceline.search.fusion:GenerativeFusion",
+        "beam",
+        ("approximate", "approximate"),
+        ("a second model or a scorer",),
+        "Let's Fuse Step by Step: Generative Fusion Decoding (arXiv:2405.14259)",
+    ),
+    "backoff": Entry(
+        "paceline.search.backoff:BackOff",
+        "constraint",
+        paper="vulnerability-constrained decoding of smart contracts (arXiv:2309.09826)",
+    ),
 }
 
 STEERINGS: Mapping[str, Entry] = {

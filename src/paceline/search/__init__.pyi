@@ -10,8 +10,17 @@ from .beam_params import BeamSearchSequence as BeamSearchSequence
 from .branch import Branch as Branch
 from .branch import Found as Found
 from .branch import Rows as Rows
+from .byte_scores import ByteScorer as ByteScorer
+from .byte_scores import ByteVocabulary as ByteVocabulary
+from .coupling import bottleneck as bottleneck
+from .coupling import entropy_bits as entropy_bits
+from .coupling import minimum_entropy_coupling as minimum_entropy_coupling
 from .driver import SearchBudget as SearchBudget
 from .driver import run_searches as run_searches
+from .message import Channel as Channel
+from .message import HiddenMessage as HiddenMessage
+from .message import hide_message as hide_message
+from .message import read_message as read_message
 from .pg_td import program_of as program_of
 from .results import SearchTree as SearchTree
 from .sandbox import Sandbox as Sandbox

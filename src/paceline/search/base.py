@@ -11,6 +11,7 @@ from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
+    from paceline.engine import DraftModels
     from paceline.models.loading import Tokenizer
 
 T = TypeVar("T")
@@ -35,11 +36,12 @@ class Search(ABC):
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
         kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
-        tokenizer: of the model, there when it begins.
+        tokenizer: of the model, and models, which opens others, there when it begins.
     """
 
     name: ClassVar[str]
     tokenizer: Tokenizer
+    models: DraftModels
 
     def __init__(self) -> None:
         self.kept: list[Branch] = []

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from paceline.config import ALL_DRAFTS
-from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
+from paceline.engine import CompletionOutput, DraftModels, Engine, Request, StopChecker, Turns, tell
 from paceline.errors import NumericsError, PacelineError
 from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Origin, Rows
@@ -119,14 +119,15 @@ def output_of(found: Found, index: int) -> CompletionOutput:
 
 def run_searches(
     engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
-    advance: Advance | None = None,
+    models: DraftModels, advance: Advance | None = None,
 ) -> None:  # fmt: skip
     """Search for every request's outputs, which it then has; the searches of all prompts share their passes, as many
     at once as the engine decodes requests, and as have room for their prompts.
 
     Args:
         engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
-        searches: one for each request. advance: told how far they are.
+        searches: one for each request. models: opens those that they need beside the engine's own.
+        advance: told how far they are.
     Raises:
         ConfigError, PromptError: a request that cannot be decoded, before anything runs.
     """
@@ -141,7 +142,7 @@ def run_searches(
         while waiting or running:
             with turns.turn():
                 for pair in _admitted(forest, waiting, config.max_num_seqs - len(running), alone=not running):
-                    running.append(_begun(engine, *pair, budget))
+                    running.append(_begun(engine, *pair, budget, models))
                 _step(forest, [one for one in running if not one.ended])
             running = [one for one in running if not one.ended]
             if advance is not None:
@@ -163,7 +164,7 @@ def _admitted(forest: Forest, waiting: deque[Pair], most: int, *, alone: bool) -
     return found
 
 
-def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget) -> _Running:
+def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget, models: DraftModels) -> _Running:
     rules, scheduler = request.rules, engine.scheduler
     assert rules is not None
 
@@ -174,7 +175,7 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
         )  # fmt: skip
 
     request.metrics.num_prompt_tokens = len(request.prompt_ids)
-    search.tokenizer = scheduler.tokenizer
+    search.tokenizer, search.models = scheduler.tokenizer, models
     return _Running(search, Branch.of_prompt(Origin(request, rules, checker)), budget)
 
 

@@ -2,8 +2,6 @@ from .retokenize import LONGEST_PIECE as LONGEST_PIECE
 from .retokenize import Reading as Reading
 from .retokenize import Retokenizer as Retokenizer
 from .retokenize import cut_of as cut_of
-from .retokenize import encoder_of as encoder_of
-from .retokenize import whole_characters as whole_characters
 from .slem import SlemDrafter as SlemDrafter
 from .slem import Writer as Writer
 from .tli import TliDrafter as TliDrafter

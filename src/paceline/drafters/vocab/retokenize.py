@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from paceline.drafters.common.draft_rows import uniform
 from paceline.drafters.common.draft_state import DraftState, agreed
-from paceline.models.loading import token_bytes
+from paceline.models.loading import encoder_of, token_bytes, whole_characters
 
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
@@ -32,36 +32,6 @@ if TYPE_CHECKING:
 SHORTEST_PIECE: Final = 64
 LONGEST_PIECE: Final = 256
 """Characters of a piece."""
-
-INCOMPLETE: Final = 3
-"""Most bytes of a character that lacks its end."""
-
-
-def encoder_of(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Encodes a text that continues another one, without special tokens."""
-
-    def plain(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    def spaceless(text: str) -> list[int]:
-        return plain(text[1:] if text[:1] == " " and text[1:2] not in ("", " ") else text)
-
-    whole, first = plain("one two"), plain("one")
-    if whole != first + plain(" two") and whole == first + plain("two"):
-        return spaceless
-    return plain
-
-
-def whole_characters(data: bytes) -> int:
-    """How many bytes from the start hold no character that lacks its end."""
-    for back in range(1, min(INCOMPLETE, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:  # begins a character of 2 to 4 bytes
-            wanted = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if wanted > back else len(data)
-        if byte < 0x80:
-            break
-    return len(data)
 
 
 def cut_of(text: str, start: int = 0) -> int | None:

@@ -18,10 +18,10 @@ from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import limit_of, model_of
 from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState, encoder_of, whole_characters
+from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, shared_tokens
 from paceline.models import Runner
-from paceline.models.loading import token_bytes
+from paceline.models.loading import encoder_of, token_bytes, whole_characters
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 if TYPE_CHECKING:

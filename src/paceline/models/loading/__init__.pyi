@@ -32,7 +32,9 @@ from .quantization import values_of as values_of
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import same_tokenizer as same_tokenizer
 from .vocabulary_bytes import BYTE as BYTE
+from .vocabulary_bytes import encoder_of as encoder_of
 from .vocabulary_bytes import token_bytes as token_bytes
+from .vocabulary_bytes import whole_characters as whole_characters
 from .weights import load_weights as load_weights
 from .weights import targets as targets
 from .weights import untie_if_different as untie_if_different

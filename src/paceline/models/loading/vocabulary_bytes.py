@@ -17,6 +17,8 @@ from paceline.models.loading.tokenizer import Tokenizer
 SPACE: Final = "\u2581"
 BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CONTINUES: Final = "##"
+INCOMPLETE: Final = 3
+"""Most bytes of a character that lacks its end."""
 
 
 def _byte_of() -> dict[str, int]:
@@ -79,3 +81,30 @@ def wordpiece(text: str) -> bytes:
     if text.startswith(CONTINUES) and len(text) > len(CONTINUES):
         return text[len(CONTINUES) :].encode("utf-8", "replace")
     return f" {text}".encode("utf-8", "replace")
+
+
+def encoder_of(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Encodes a text that continues another one, without special tokens."""
+
+    def plain(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def spaceless(text: str) -> list[int]:
+        return plain(text[1:] if text[:1] == " " and text[1:2] not in ("", " ") else text)
+
+    whole, first = plain("one two"), plain("one")
+    if whole != first + plain(" two") and whole == first + plain("two"):
+        return spaceless
+    return plain
+
+
+def whole_characters(data: bytes) -> int:
+    """How many bytes from the start hold no character that lacks its end."""
+    for back in range(1, min(INCOMPLETE, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:  # begins a character of 2 to 4 bytes
+            wanted = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if wanted > back else len(data)
+        if byte < 0x80:
+            break
+    return len(data)
