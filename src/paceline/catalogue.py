@@ -376,6 +376,11 @@ SEARCHES: Mapping[str, Entry] = {
         "selection",
         paper="Complexity-Based Prompting for Multi-Step Reasoning (arXiv:2210.00720)",
     ),
+    "sample_and_rank": Entry(
+        "paceline.search.sample_and_rank:SampleAndRank",
+        "selection",
+        paper="Towards a Human-like Open-Domain Chatbot (arXiv:2001.09977); Uni-Encoder (arXiv:2106.01263)",
+    ),
     "first_finish": Entry(
         "paceline.search.first_finish:FirstFinish",
         "selection",

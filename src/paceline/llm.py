@@ -327,7 +327,9 @@ class LLM(metaclass=Named):
 
         def run(requests: Sequence[Request], advance: Advance | None) -> None:
             searches = [config.open() for _ in requests]
-            run_searches(self.engine, self._turns, requests, searches, budget=config.budget, advance=advance)
+            run_searches(
+                self.engine, self._turns, requests, searches, budget=config.budget, models=self.models, advance=advance
+            )
 
         return run
 

@@ -12,5 +12,8 @@ from .branch import Found as Found
 from .branch import Rows as Rows
 from .driver import SearchBudget as SearchBudget
 from .driver import run_searches as run_searches
+from .likelihood import candidate_logprobs as candidate_logprobs
 from .results import SearchTree as SearchTree
 from .search_config import SearchConfig as SearchConfig
+from .uni_encoder import UniEncoder as UniEncoder
+from .uni_encoder import candidate_mask as candidate_mask

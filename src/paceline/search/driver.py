@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
+from paceline.engine import CompletionOutput, DraftModels, Engine, Request, StopChecker, Turns, tell
 from paceline.errors import NumericsError, PacelineError
 from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Rows
@@ -65,7 +65,7 @@ class _Running:
 
     def _spent(self) -> bool:
         tokens, seconds = self.budget.tokens, self.budget.seconds
-        out_of_tokens = tokens is not None and self.tree.num_tokens >= tokens
+        out_of_tokens = tokens is not None and self.tree.num_tokens + self.search.own_rows >= tokens
         return out_of_tokens or (seconds is not None and perf_counter() - self.start >= seconds)
 
     def _take(self, step: Callable[[], Sequence[Branch]]) -> None:
@@ -84,6 +84,8 @@ class _Running:
     def _end(self, found: Sequence[Found], error: str | None = None) -> None:
         self.ended, self.asked = True, ()
         request, self.tree.seconds = self.request, perf_counter() - self.start
+        self.tree.num_tokens += self.search.own_rows
+        self.tree.num_passes += self.search.own_passes
         best = found[: request.params.n]
         self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
         request.outputs = [output_of(one, index) for index, one in enumerate(best)]
@@ -110,21 +112,26 @@ def output_of(found: Found, index: int) -> CompletionOutput:
 
 def run_searches(
     engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
-    advance: Advance | None = None,
+    models: DraftModels, advance: Advance | None = None,
 ) -> None:  # fmt: skip
     """Search for every request's outputs, which it then has; the searches of all prompts share their passes.
 
     Args:
         engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
-        searches: one for each request. advance: told how far they are.
+        searches: one for each request. models: opens models beside the engine's. advance: told how far they are.
     Raises:
         ConfigError, PromptError: a request that cannot be decoded, before anything runs.
+        PacelineError: a search that this model, or one beside it, is not fit for, likewise.
     """
     for request in requests:
         engine.check(request)
+    for search in searches:
+        search.tokenizer, search.runner, search.models = engine.scheduler.tokenizer, engine.parts.runner, models
+        search.prepare()
     forest = Forest(engine.parts.runner, engine.scheduler.config.max_num_batched_tokens)
     try:
-        running = [_begun(engine, *pair, budget) for pair in zip(requests, searches, strict=True)]
+        with turns.turn():
+            running = [_begun(engine, *pair, budget) for pair in zip(requests, searches, strict=True)]
         while running := [one for one in running if not one.ended]:
             with turns.turn():
                 _step(forest, running)
@@ -143,7 +150,6 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
         max_new_tokens=request.max_tokens, at_once=True,
     )  # fmt: skip
     request.metrics.num_prompt_tokens = len(request.prompt_ids)
-    search.tokenizer = scheduler.tokenizer
     return _Running(request, search, Branch(request, rules, stops), budget)
 
 
