@@ -396,6 +396,13 @@ SEARCHES: Mapping[str, Entry] = {
         "lookahead",
         paper="Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance (arXiv:2506.08980)",
     ),
+    "superposed": Entry(
+        "paceline.search.superposed:Superposed",
+        "beam",
+        ("approximate", "approximate"),
+        ("head", "input_embeddings"),
+        paper="Superposed Decoding: Multiple Generations from a Single Inference Pass (arXiv:2405.18400)",
+    ),
     "a_star": Entry(
         "paceline.search.a_star:AStar",
         "tree search",

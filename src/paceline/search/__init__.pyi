@@ -15,5 +15,6 @@ from .driver import run_searches as run_searches
 from .likelihood import candidate_logprobs as candidate_logprobs
 from .results import SearchTree as SearchTree
 from .search_config import SearchConfig as SearchConfig
+from .superposed import NGrams as NGrams
 from .uni_encoder import UniEncoder as UniEncoder
 from .uni_encoder import candidate_mask as candidate_mask

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,10 @@ class Branch:
         stops: where the text ends by the request's parameters (end tokens, stop strings, limits).
         cache: of the runner, of all tokens but the last or, once it was scored, of all; None where it has none now.
         number: of the branch in its `SearchTree`; -1 where it is not in it.
+        mixture: tokens and their weights, of whose embeddings the last input is the sum; None where it is the token.
     """
 
-    __slots__ = ("cache", "length", "logprob", "number", "parent", "request", "rules", "stops", "token")
+    __slots__ = ("cache", "length", "logprob", "mixture", "number", "parent", "request", "rules", "stops", "token")
 
     def __init__(
         self, request: Request, rules: Rules, stops: StopChecker, *, parent: Branch | None = None,
@@ -41,6 +42,7 @@ class Branch:
         self.length: int = 0 if parent is None else parent.length + 1
         self.cache: SequenceCache | None = None
         self.number = -1
+        self.mixture: Mapping[int, float] | None = None
 
     def child(self, token: int, logprob: float) -> Branch:
         """The text one token longer.
@@ -52,6 +54,16 @@ class Branch:
         rules.advance((token,))
         stops.push_one(token)
         return Branch(self.request, rules, stops, parent=self, token=token, logprob=self.logprob + logprob)
+
+    def mixed(self, mixture: Mapping[int, float]) -> Branch:
+        """An input longer, a mixture of tokens. It is no text, and neither ends nor is found, but may be asked for.
+
+        Then one behind it must be asked for in every step: keys and values of mixtures are not computed anew.
+        """
+        heaviest = max(mixture, key=mixture.__getitem__)
+        made = Branch(self.request, self.rules, self.stops, parent=self, token=heaviest, logprob=self.logprob)
+        made.mixture = mixture
+        return made
 
     @property
     def ended(self) -> bool:
