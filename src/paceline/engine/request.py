@@ -32,6 +32,7 @@ class Request:
         rules: made when the request was checked, for its first output; None where that has begun.
         drafts: which drafters may draft for it, and how much.
         streamed: somebody reads the text while it grows; else it is made at the end.
+        park_at: an output that has so many tokens is parked (`Scheduler.resume`); None lets all go on.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Request:
     prediction: list[int] = field(default_factory=list)
     drafts: DraftChoice = ALL_DRAFTS
     streamed: bool = True
+    park_at: int | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
