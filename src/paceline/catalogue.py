@@ -396,6 +396,13 @@ SEARCHES: Mapping[str, Entry] = {
         "lookahead",
         paper="Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance (arXiv:2506.08980)",
     ),
+    "transfer_q": Entry(
+        "paceline.search.transfer_q:TransferQ",
+        "lookahead",
+        ("approximate", "approximate"),
+        ("a reward",),
+        "Transfer Q*: Principled Decoding for LLM Alignment (arXiv:2405.20495)",
+    ),
     "superposed": Entry(
         "paceline.search.superposed:Superposed",
         "beam",

@@ -65,7 +65,7 @@ class _Open:
     request: Request
     driver: Driver
     samples: list[Rollout]
-    limit: int = 0
+    limit: int
 
     @property
     def going(self) -> list[Rollout]:
@@ -130,7 +130,7 @@ class RolloutPool:
             raise ConfigError("this pool of rollouts is closed; open another with LLM.rollouts")
         self._refill()
         for one in self._open.values():
-            one.limit += self.segment_tokens
+            one.limit += 0 if one.busy else self.segment_tokens
             one.driver.resume(one.request, one.limit)
         while busy := [one for one in self._open.values() if one.busy]:
             busy[0].driver.step()
@@ -146,9 +146,8 @@ class RolloutPool:
                 return
             request, driver = self._submit(prompt)
             request.streamed = False
-            request.park_at = self.segment_tokens
             samples = [Rollout(number, i, request.prompt, request.prompt_ids) for i in range(self._samples)]
-            self._open[request.id] = _Open(request, driver, samples)
+            self._open[request.id] = _Open(request, driver, samples, self.segment_tokens)
             driver.open(request)
 
     def _gathered(self) -> list[Rollout]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.search.base import Search, Steps, continued, need_draws
 from paceline.search.branch import Branch, Found
 from paceline.search.likelihood import candidate_logprobs
-from paceline.search.scorers import GivenScorer, NamedScorer
+from paceline.search.scorers import GivenScorer, NamedScorer, prompt_of
 from paceline.utils import integer
 
 if TYPE_CHECKING:
@@ -70,7 +70,5 @@ class SampleAndRank(Search):
 
     def _judged(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
         assert self.named is not None
-        prompt = root.request.prompt
-        if prompt is None:
-            prompt = self.tokenizer.decode(root.request.prompt_ids)
+        prompt = prompt_of(root, self.tokenizer)
         return self.named.open(self.models).scores(prompt, [one.written() for one in texts])

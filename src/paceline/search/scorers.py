@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.engine import DraftModels
     from paceline.models import Runner
     from paceline.models.loading import Tokenizer
+    from paceline.search.branch import Branch
 
 Judgement = Callable[[Sequence[str]], Sequence[float]]
 GivenScorer = Judgement | str | Mapping[str, Any]
@@ -127,6 +128,12 @@ class NamedScorer:
             return ClassifierScorer(folder, name, self.label)
         need(self.label is None, f"{self.option} label", "be left out for a causal language model", self.label)
         return LikelihoodScorer(models.open(name, other_tokens=True), models.tokenizer_of(name))
+
+
+def prompt_of(branch: Branch, tokenizer: Tokenizer) -> str:
+    """The text of the prompt that a branch goes on from."""
+    request = branch.request
+    return tokenizer.decode(request.prompt_ids) if request.prompt is None else request.prompt
 
 
 def _common(texts: Sequence[Sequence[int]]) -> int:
