@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def test_one_pass_scores_every_candidate_as_if_alone(llm: LLM) -> None:
         torch.testing.assert_close(one, alone(llm, prompt, tokens), atol=2e-4, rtol=1e-4)
     wrong = alone(llm, [*prompt, 5], [6, 7])
     assert (found[0][1:] - wrong).abs().max() < 1e-3 < (found[0][:2] - wrong).abs().max()
+
+
+def test_a_runner_without_trees_scores_a_sequence_for_each(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, candidates = llm.tokenizer.encode(PROMPT), [[5, 6, 7], [5, 6, 8, 9], [30], []]
+    whole = candidate_logprobs(llm.runner, prompt, candidates)
+    monkeypatch.setattr(llm.runner, "capabilities", replace(llm.runner.capabilities, trees=False))
+    cache = llm.runner.open()
+    llm.runner.extend([cache], [prompt])
+    before = llm.runner.memory.used  # type: ignore[attr-defined]
+    for one, other in zip(candidate_logprobs(llm.runner, prompt, candidates, cache=cache), whole, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
+    assert llm.runner.memory.used == before  # type: ignore[attr-defined]
+    assert cache.length == len(prompt)
+    llm.runner.release(cache)
 
 
 def test_the_likeliest_sample_comes_first_and_equal_ones_count_once(llm: LLM) -> None:

@@ -26,8 +26,6 @@ from paceline.utils import integer, need, number
 
 ORDER_WEIGHTS: Final = (0.01, 0.04, 0.15, 0.18, 0.12)
 """Published, of n-grams of two tokens to six."""
-PENALTY: Final = 200.0
-"""Nats that a draft loses where no n-gram goes on with it."""
 
 Extension = tuple[float, int, int]
 """A score, the draft, and the token that it is extended by."""
@@ -77,6 +75,7 @@ class Superposed(Search):
         num_drafts: of a prompt. top_tokens: the model's likeliest that count, 3 for each draft by default.
         mix_temperature: of the model's distribution, on top of the request's. alpha: weight of the n-grams; 0 does
             without. order_weights: of contexts of one token, two, ...
+        penalty: nats that a draft loses where no n-gram goes on with it.
         texts: file of texts like those to be written, one a line, whose n-grams count; by default the prompt's own.
     Raises:
         ConfigError: a value outside its range, or no such file.
@@ -93,6 +92,7 @@ class Superposed(Search):
         mix_temperature: float = 0.06,
         alpha: float = 0.54,
         order_weights: Sequence[float] = ORDER_WEIGHTS,
+        penalty: float = 200.0,
         texts: str | None = None,
     ) -> None:
         super().__init__()
@@ -100,6 +100,7 @@ class Superposed(Search):
         top = 3 * num_drafts if top_tokens is None else top_tokens
         integer("top_tokens", top, num_drafts, 1024)
         number("mix_temperature", mix_temperature, 0.0, 100.0, "be above 0", open_low=True)
+        number("penalty", penalty, 0.0, 1e6, "be 0 or more")
         number("alpha", alpha, 0.0, 1.0, "be in 0..1")
         rule = "be a list of one to eight numbers of 0 or more"
         fine = (
@@ -114,6 +115,7 @@ class Superposed(Search):
         need(texts is None or isinstance(texts, str | Path), "texts", "be a file of texts", texts)
         self.drafts, self.top, self.temperature = num_drafts, top, mix_temperature
         self.alpha, self.weights, self.texts = alpha, tuple(map(float, order_weights)), texts
+        self.penalty = penalty
         self.totals: dict[Branch, float] = {}
         self._table: NGrams | None = None
 
@@ -194,7 +196,7 @@ class Superposed(Search):
         end = draft.text()[-len(self.weights) :]
         chances = torch.tensor(self._table.chances(end, tokens, self.weights))
         mixed = (1 - self.alpha) * model + self.alpha * chances.log()
-        return mixed if bool((mixed > -inf).any()) else (1 - self.alpha) * model - PENALTY
+        return mixed if bool((mixed > -inf).any()) else (1 - self.alpha) * model - self.penalty
 
     def _mixture(self, drafts: Sequence[Branch]) -> dict[int, float]:
         """The share of each last token."""
