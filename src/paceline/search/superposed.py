@@ -102,20 +102,9 @@ class Superposed(Search):
         number("mix_temperature", mix_temperature, 0.0, 100.0, "be above 0", open_low=True)
         number("penalty", penalty, 0.0, 1e6, "be 0 or more")
         number("alpha", alpha, 0.0, 1.0, "be in 0..1")
-        rule = "be a list of one to eight numbers of 0 or more"
-        fine = (
-            isinstance(order_weights, Sequence) and 1 <= len(order_weights) <= 8 and not isinstance(order_weights, str)
-        )
-        need(
-            fine and all(isinstance(one, int | float) and one >= 0 for one in order_weights),
-            "order_weights",
-            rule,
-            order_weights,
-        )
         need(texts is None or isinstance(texts, str | Path), "texts", "be a file of texts", texts)
         self.drafts, self.top, self.temperature = num_drafts, top, mix_temperature
-        self.alpha, self.weights, self.texts = alpha, tuple(map(float, order_weights)), texts
-        self.penalty = penalty
+        self.alpha, self.weights, self.penalty, self.texts = alpha, _weights(order_weights), penalty, texts
         self.totals: dict[Branch, float] = {}
         self._table: NGrams | None = None
 
@@ -205,3 +194,10 @@ class Superposed(Search):
         for one, share in zip(drafts, shares, strict=True):
             found[one.token] = found.get(one.token, 0.0) + share
         return found
+
+
+def _weights(given: Any) -> tuple[float, ...]:
+    listed = isinstance(given, Sequence) and not isinstance(given, str) and 1 <= len(given) <= 8
+    fine = listed and all(isinstance(one, int | float) and one >= 0 for one in given)
+    need(fine, "order_weights", "be a list of one to eight numbers of 0 or more", given)
+    return tuple(map(float, given))
