@@ -374,6 +374,11 @@ SEARCHES: Mapping[str, Entry] = {
         "selection",
         paper="Complexity-Based Prompting for Multi-Step Reasoning (arXiv:2210.00720)",
     ),
+    "sample_and_rank": Entry(
+        "paceline.search.sample_and_rank:SampleAndRank",
+        "selection",
+        paper="Towards a Human-like Open-Domain Chatbot (arXiv:2001.09977); Uni-Encoder (arXiv:2106.01263)",
+    ),
     "first_finish": Entry(
         "paceline.search.first_finish:FirstFinish",
         "selection",
@@ -388,6 +393,20 @@ SEARCHES: Mapping[str, Entry] = {
         "paceline.search.adadec:AdaDec",
         "lookahead",
         paper="Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance (arXiv:2506.08980)",
+    ),
+    "transfer_q": Entry(
+        "paceline.search.transfer_q:TransferQ",
+        "lookahead",
+        ("approximate", "approximate"),
+        ("a reward",),
+        "Transfer Q*: Principled Decoding for LLM Alignment (arXiv:2405.20495)",
+    ),
+    "superposed": Entry(
+        "paceline.search.superposed:Superposed",
+        "beam",
+        ("approximate", "approximate"),
+        ("head", "input_embeddings"),
+        paper="Superposed Decoding: Multiple Generations from a Single Inference Pass (arXiv:2405.18400)",
     ),
     "a_star": Entry(
         "paceline.search.a_star:AStar",

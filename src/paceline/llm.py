@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,7 @@ from paceline.engine import (
     ReadPrompt,
     Request,
     RequestOutput,
+    RolloutPool,
     StreamChunk,
     Turns,
     as_list,
@@ -361,6 +363,40 @@ class LLM(metaclass=Named):
                 search=params.search(),
             )  # fmt: skip
         return [BeamSearchOutput.of(one) for one in found]
+
+    def rollouts(
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        segment_tokens: int,
+        pool_size: int | None = None,
+    ) -> RolloutPool:
+        """Samples for training, decoded in segments, so that none is waited for: see `RolloutPool`.
+
+        Args:
+            prompts: taken as places get free; each as in `generate`.
+            sampling_params: of all; `logprobs` counts as 0 where it is None.
+            segment_tokens: most new tokens of a sample in a step.
+            pool_size: most samples side by side; None is `max_num_seqs`, or the samples of a prompt if those are more.
+        Raises:
+            ConfigError: a value outside its range.
+            CapabilityError: a diffusion language model.
+        """
+        self._must_draft("rollouts")
+        (params,) = self._params(sampling_params, 1)
+        if params.logprobs is None:
+            params = replace(params, logprobs=0)
+        size = max(self.config.max_num_seqs, params.n) if pool_size is None else pool_size
+
+        def submit(prompt: Prompt) -> tuple[Request, Driver]:
+            request, driver = self.request(prompt, params)
+            assert isinstance(driver, Driver)
+            return request, driver
+
+        return RolloutPool(
+            submit, self.reset_prefix_cache, prompts, samples=params.n, segment_tokens=segment_tokens, pool_size=size
+        )
 
     def chat(
         self,

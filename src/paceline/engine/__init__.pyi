@@ -51,6 +51,8 @@ from .record import TimeSplit as TimeSplit
 from .record import watching as watching
 from .request import Request as Request
 from .request import check_prompt as check_prompt
+from .rollouts import Rollout as Rollout
+from .rollouts import RolloutPool as RolloutPool
 from .scheduler import Scheduler as Scheduler
 from .sequence import Sequence as Sequence
 from .transcript import StopChecker as StopChecker

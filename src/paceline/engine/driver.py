@@ -177,6 +177,12 @@ class Driver:
         if self.engine.has_work:
             self._step(())
 
+    def resume(self, request: Request, park_at: int) -> None:
+        """Let the outputs of an open request go on until they have so many tokens."""
+        with self._turns.turn():
+            request.park_at = park_at
+            self.engine.scheduler.resume(request.id)
+
     def collect(self, request_id: str) -> list[StreamChunk]:
         """The chunks of an open request since the last time."""
         inbox, found = self.inboxes[request_id], list[StreamChunk]()

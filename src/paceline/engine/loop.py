@@ -180,6 +180,7 @@ class Engine:
         learned = perf_counter()
         self._learning = learned - committed
         self._finish(ended)
+        self.scheduler.park(batch)
         split = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside + planning)
         self.times.add(split)
         names = parts.drafter_set.names

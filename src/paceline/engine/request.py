@@ -34,6 +34,7 @@ class Request:
         companion: what its outputs are steered by, found when it was checked; None where they are not.
         drafts: which drafters may draft for it, and how much.
         streamed: somebody reads the text while it grows; else it is made at the end.
+        park_at: an output that has so many tokens is parked (`Scheduler.resume`); None lets all go on.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Request:
     prediction: list[int] = field(default_factory=list)
     drafts: DraftChoice = ALL_DRAFTS
     streamed: bool = True
+    park_at: int | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -3,7 +3,8 @@ everything back.
 
 Where memory is short the youngest sequence makes way: its cache is given up, its text, rules, noise and drafters stay,
 and when there is room again, before any request that has not begun, the cache is filled from prompt and output, so that
-it goes on as it would have."""
+it goes on as it would have. A sequence may be parked likewise, at a number of tokens that its request names, until it
+is told to go on."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Scheduler:
 
     Attributes:
         waiting: requests that have not begun.
-        paused: sequences that made way, or whose prompts did, oldest first.
+        paused: sequences that made way, or whose prompts did, oldest first. parked: those that wait to be told.
         filling, running: those with a cache.
         companions: what steers them.
 
@@ -67,6 +68,7 @@ class Scheduler:
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
         self.waiting: deque[Request] = deque()
         self.paused: list[Filling] = []
+        self.parked: list[Filling] = []
         self.filling: list[Filling] = []
         self.running: list[Sequence] = []
         self._keys = count()
@@ -219,7 +221,7 @@ class Scheduler:
     def pause(self, sequence: Sequence) -> None:
         """Give up a sequence's cache, to be filled again."""
         pair = next((pair for pair in self.filling if pair[0] is sequence), (sequence, []))
-        self.paused = sorted([*self.paused, pair], key=lambda pair: pair[0].key)
+        self._wait([pair])
         self.running = [one for one in self.running if one is not sequence]
         self.filling = [one for one in self.filling if one[0] is not sequence]
         self._release(sequence, keep=True)
@@ -227,6 +229,23 @@ class Scheduler:
             sequence.prompt_taps = []
             if sequence.request.prompt_logprobs is not None:
                 del sequence.request.prompt_logprobs[1:]
+
+    def _wait(self, pairs: Seq[Filling]) -> None:
+        self.paused = sorted([*self.paused, *pairs], key=lambda pair: pair[0].key)
+
+    def park(self, batch: Seq[Sequence]) -> None:
+        """Give up the caches of those that are due, until they are resumed."""
+        for sequence in batch:
+            if sequence.request.park_at is not None and sequence.due:
+                self.pause(sequence)
+                self.parked += [pair for pair in self.paused if pair[0] is sequence]
+                self.paused = [pair for pair in self.paused if pair[0] is not sequence]
+
+    def resume(self, request_id: str) -> None:
+        """Let what is parked of a request go on, as far as it is not due again."""
+        going = [pair for pair in self.parked if pair[0].request.id == request_id and not pair[0].due]
+        self.parked = [pair for pair in self.parked if pair not in going]
+        self._wait(going)
 
     def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[TokenTree]:
         """The trees of the running sequences' next step, cut to the room that there is."""
@@ -318,8 +337,10 @@ class Scheduler:
         return found
 
     def started(self) -> list[Sequence]:
-        """All sequences that were paused, fill or run, each once."""
-        filling = [sequence for first, others in [*self.paused, *self.filling] for sequence in (first, *others)]
+        """All sequences that were paused or parked, fill or run, each once."""
+        filling = [
+            sequence for first, others in [*self.paused, *self.parked, *self.filling] for sequence in (first, *others)
+        ]
         return list(dict.fromkeys(filling + self.running))
 
     def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
@@ -332,6 +353,7 @@ class Scheduler:
         self._release(sequence, keep=not spoiled and sequence.output.finish_reason in WHOLE)
         self.running = [one for one in self.running if one is not sequence]
         self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
+        self.parked = _without(sequence, self.parked)
 
     def _release(self, sequence: Sequence, *, keep: bool) -> None:
         if sequence.companion is not None:

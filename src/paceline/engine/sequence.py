@@ -111,8 +111,15 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Most tokens that it may still produce."""
-        return self.request.max_tokens - len(self.output.token_ids)
+        """Most tokens that it may still produce, before it is parked if it will be."""
+        most, parked = self.request.max_tokens, self.request.park_at
+        return (most if parked is None else min(most, parked)) - len(self.output.token_ids)
+
+    @property
+    def due(self) -> bool:
+        """It goes on, but is to be parked first."""
+        parked = self.request.park_at
+        return parked is not None and len(self.output.token_ids) >= parked and self.output.finish_reason is None
 
     def signal(self) -> Signal:
         """What the controller may know."""

@@ -1,5 +1,6 @@
 from .base import CacheMemory as CacheMemory
 from .base import Capabilities as Capabilities
+from .base import HasEmbedding as HasEmbedding
 from .base import HasHead as HasHead
 from .base import HasMemory as HasMemory
 from .base import LayeredRunner as LayeredRunner

@@ -3,7 +3,8 @@
 A method is one module with a class (`Search`) that asks for rows of next-token probabilities and says in the end what
 it found. It knows nothing of caches, batches and budgets: the driver (`run_searches`) scores the branches of all
 searches in one pass, forks and frees their caches, and ends what has used up its budget. Branches are scored without
-drafts.
+drafts. A method with passes of another kind, such as all candidates as one tree, or continuations of another model,
+makes them with the runner itself, between two answers of the driver.
 """
 
 import lazy_loader

@@ -17,6 +17,7 @@ from .coupling import entropy_bits as entropy_bits
 from .coupling import minimum_entropy_coupling as minimum_entropy_coupling
 from .driver import SearchBudget as SearchBudget
 from .driver import run_searches as run_searches
+from .likelihood import candidate_logprobs as candidate_logprobs
 from .message import Channel as Channel
 from .message import HiddenMessage as HiddenMessage
 from .message import hide_message as hide_message
@@ -28,3 +29,6 @@ from .sandbox import Verdict as Verdict
 from .sandbox import permitted_walls as permitted_walls
 from .sandbox import run_tests as run_tests
 from .search_config import SearchConfig as SearchConfig
+from .superposed import NGrams as NGrams
+from .uni_encoder import UniEncoder as UniEncoder
+from .uni_encoder import candidate_mask as candidate_mask

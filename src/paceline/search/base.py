@@ -12,6 +12,7 @@ from paceline.utils import need
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
     from paceline.engine import DraftModels
+    from paceline.models import Runner
     from paceline.models.loading import Tokenizer
 
 T = TypeVar("T")
@@ -36,17 +37,22 @@ class Search(ABC):
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
         kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
-        tokenizer: of the model, and models, which opens others, there when it begins.
+        tokenizer: of the model, there when it begins.
+        runner: the model, which `steps` may run passes of its own with; it gives back the caches that it opens. models:
+            opens others.
+        own_rows, own_passes: of such passes, for the budget and the report.
     """
 
     name: ClassVar[str]
     tokenizer: Tokenizer
+    runner: Runner
     models: DraftModels
 
     def __init__(self) -> None:
         self.kept: list[Branch] = []
         self.alive: list[Branch] = []
         self.found: list[Found] = []
+        self.own_rows = self.own_passes = 0
 
     @classmethod
     def check(cls, params: SamplingParams) -> None:
@@ -56,6 +62,13 @@ class Search(ABC):
             ConfigError: naming the parameter.
         """
         del params
+
+    def prepare(self) -> None:  # noqa: B027  # most need nothing
+        """Open what it needs beside the model, and reject a model that it cannot search with, before anything runs.
+
+        Raises:
+            PacelineError: one line for the caller of `generate`.
+        """
 
     @abstractmethod
     def steps(self, root: Branch) -> Steps[None]:

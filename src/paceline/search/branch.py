@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,9 +42,10 @@ class Branch:
         length: tokens behind the prompt.
         cache: of the runner, of all tokens but the last or, once it was scored, of all; None where it has none now.
         number: of the branch in its `SearchTree`; -1 where it is not in it.
+        mixture: tokens and their weights, of whose embeddings the last input is the sum; None where it is the token.
     """
 
-    __slots__ = ("_rules", "cache", "length", "logprob", "number", "origin", "parent", "stops", "token")
+    __slots__ = ("_rules", "cache", "length", "logprob", "mixture", "number", "origin", "parent", "stops", "token")
 
     def __init__(
         self, origin: Origin, stops: StopChecker, token: int, *, parent: Branch | None = None, logprob: float = 0.0
@@ -53,6 +54,7 @@ class Branch:
         self.length: int = 0 if parent is None else parent.length + 1
         self.cache: SequenceCache | None = None
         self.number = -1
+        self.mixture: Mapping[int, float] | None = None
         self._rules: Rules | None = None
 
     @classmethod
@@ -74,7 +76,7 @@ class Branch:
                 if one._rules is not None:
                     rules = one._rules
                     break
-                if one.parent is not None:
+                if one.parent is not None and one.mixture is None:
                     behind.append(one.token)
             self._rules = rules.fork()
             self._rules.advance(behind[::-1])
@@ -93,6 +95,16 @@ class Branch:
         stops = self.stops.fork()
         stops.push_one(token)
         return Branch(self.origin, stops, token, parent=self, logprob=self.logprob + logprob)
+
+    def mixed(self, mixture: Mapping[int, float]) -> Branch:
+        """An input longer, a mixture of tokens. It is no text, and neither ends nor is found, but may be asked for.
+
+        Then one behind it must be asked for in every step: keys and values of mixtures are not computed anew.
+        """
+        heaviest = max(mixture, key=mixture.__getitem__)
+        made = Branch(self.origin, self.stops, heaviest, parent=self, logprob=self.logprob)
+        made.mixture = mixture
+        return made
 
     @property
     def ended(self) -> bool:

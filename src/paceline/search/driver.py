@@ -73,7 +73,7 @@ class _Running:
 
     def _spent(self) -> bool:
         tokens, seconds = self.budget.tokens, self.budget.seconds
-        out_of_tokens = tokens is not None and self.tree.num_tokens >= tokens
+        out_of_tokens = tokens is not None and self.tree.num_tokens + self.search.own_rows >= tokens
         return out_of_tokens or (seconds is not None and perf_counter() - self.start >= seconds)
 
     def _take(self, step: Callable[[], Sequence[Branch]]) -> None:
@@ -95,6 +95,8 @@ class _Running:
     def _end(self, found: Sequence[Found], error: str | None = None) -> None:
         self.ended, self.asked = True, ()
         request, self.tree.seconds = self.request, perf_counter() - self.start
+        self.tree.num_tokens += self.search.own_rows
+        self.tree.num_passes += self.search.own_passes
         best = found[: request.params.n]
         self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
         request.outputs = [output_of(one, index) for index, one in enumerate(best)]
@@ -126,15 +128,18 @@ def run_searches(
 
     Args:
         engine: whose model, tokenizer and end tokens count. turns: of the model, taken for each pass.
-        searches: one for each request. models: opens those that they need beside the engine's own.
-        advance: told how far they are.
+        searches: one for each request. models: opens models beside the engine's. advance: told how far they are.
     Raises:
         ConfigError, PromptError: a request that cannot be decoded, before anything runs.
+        PacelineError: a search that this model, or one beside it, is not fit for, likewise.
     """
     for request in requests:
         engine.check(request)
         need(not request.prediction, "prediction", "be left out with search, which drafts nothing", request.prediction)
         need(request.drafts == ALL_DRAFTS, "speculative_config", "be left out of a prompt with search", request.drafts)
+    for search in searches:
+        search.tokenizer, search.runner, search.models = engine.scheduler.tokenizer, engine.parts.runner, models
+        search.prepare()
     config = engine.scheduler.config
     forest = Forest(engine.parts.runner, config.max_num_batched_tokens)
     waiting, running = deque(zip(requests, searches, strict=True)), list[_Running]()
@@ -142,7 +147,7 @@ def run_searches(
         while waiting or running:
             with turns.turn():
                 for pair in _admitted(forest, waiting, config.max_num_seqs - len(running), alone=not running):
-                    running.append(_begun(engine, *pair, budget, models))
+                    running.append(_begun(engine, *pair, budget))
                 _step(forest, [one for one in running if not one.ended])
             running = [one for one in running if not one.ended]
             if advance is not None:
@@ -164,7 +169,7 @@ def _admitted(forest: Forest, waiting: deque[Pair], most: int, *, alone: bool) -
     return found
 
 
-def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget, models: DraftModels) -> _Running:
+def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudget) -> _Running:
     rules, scheduler = request.rules, engine.scheduler
     assert rules is not None
 
@@ -175,7 +180,6 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
         )  # fmt: skip
 
     request.metrics.num_prompt_tokens = len(request.prompt_ids)
-    search.tokenizer, search.models = scheduler.tokenizer, models
     return _Running(search, Branch.of_prompt(Origin(request, rules, checker)), budget)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from paceline.errors import PromptError
-from paceline.models import memory_of
+from paceline.models import HasEmbedding, HasHead, RunsLayers, memory_of
+from paceline.models.decoder import ALL_LAYERS
 from paceline.search.branch import Branch, Rows
 from paceline.tree import EMPTY_TREE
 
@@ -57,22 +59,20 @@ class Forest:
         for start in range(0, len(branches), MOST_ROWS):
             part = branches[start : start + MOST_ROWS]
             caches = [_cache(one) for one in part]
-            scores = self._runner.score(caches, [one.token for one in part], [EMPTY_TREE] * len(part))
+            logits = self._logits(part, caches)
             self._runner.commit(caches, [()] * len(part))
-            parts.append(scores.logits.to(torch.float32, copy=True))
+            parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
         return Rows(logits, self._shape(branches, logits, stay))
 
     def _shape(self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]) -> torch.Tensor:
         """Log-probabilities under each branch's rules, of which only those of branches in `stay` are kept."""
-        if all(one.origin.rules.trivial for one in branches):
-            return logits.log_softmax(-1)
-        shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
+        found = shaped(branches, logits)
         self._shaped |= set(branches)
         for one in self._shaped.difference(stay):
             one.forget_rules()
         self._shaped.intersection_update(stay)
-        return torch.cat(shaped).log_softmax(-1)
+        return found
 
     def room(self) -> int | None:
         """Blocks that prompts to come may take; None where caches are not counted."""
@@ -81,6 +81,24 @@ class Forest:
     def blocks(self, tokens: int) -> int:
         """That so many tokens take."""
         return 0 if self._memory is None else self._memory.blocks_for(tokens)
+
+    def _logits(self, part: Sequence[Branch], caches: Sequence[SequenceCache]) -> torch.Tensor:
+        """(b, v): one pass, of tokens or, where one of them is a mixture, of embeddings."""
+        runner, tokens, trees = self._runner, [one.token for one in part], [EMPTY_TREE] * len(part)
+        if all(one.mixture is None for one in part):
+            return runner.score(caches, tokens, trees).logits
+        layers, head, embedder = runner, runner, runner
+        assert isinstance(layers, RunsLayers)
+        assert isinstance(head, HasHead)
+        assert isinstance(embedder, HasEmbedding)
+        inputs = []
+        for one in part:
+            mixture = one.mixture or {one.token: 1.0}
+            embeddings = embedder.embed(list(mixture))
+            weights = torch.tensor(list(mixture.values()), device=embeddings.device)
+            inputs.append((weights @ embeddings.float()).to(embeddings.dtype))
+        states, _ = layers.run_layers(caches, tokens, trees, plan=ALL_LAYERS, hidden=torch.stack(inputs))
+        return head.head(states)
 
     def close(self, request_id: str | None = None) -> None:
         """Free the caches of a request's branches, or of all."""
@@ -115,7 +133,15 @@ class Forest:
         return self._runner.open()
 
     def _fill(self, branches: Sequence[Branch]) -> None:
-        """Compute what is not in their caches, all but the last token."""
+        """Compute what is not in their caches, all but the last token.
+
+        Raises:
+            PromptError: there is a mixture among it.
+        """
+        for one in branches:
+            gone = one.size - 1 - _cache(one).length
+            if any(above.mixture is not None for above in islice(one.ancestors(), 1, gone + 1)):
+                raise PromptError("the keys and values of a mixture were given up; ask for its branch in every step")
         going = {one: one.text()[_cache(one).length : -1] for one in branches}
         while going:
             left, caches, chunks = self._chunk, [], []
@@ -154,3 +180,11 @@ class Forest:
 def _cache(branch: Branch) -> SequenceCache:
     assert branch.cache is not None
     return branch.cache
+
+
+def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> torch.Tensor:
+    """(b, v) log-probabilities from the model's logits (b, v), as the request's parameters shape them."""
+    if all(one.origin.rules.trivial for one in branches):
+        return logits.log_softmax(-1)
+    shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
+    return torch.cat(shaped).log_softmax(-1)

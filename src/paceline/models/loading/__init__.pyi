@@ -30,6 +30,7 @@ from .quantization import scale_of as scale_of
 from .quantization import unpacked as unpacked
 from .quantization import values_of as values_of
 from .tokenizer import Tokenizer as Tokenizer
+from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer
 from .vocabulary_bytes import BYTE as BYTE
 from .vocabulary_bytes import encoder_of as encoder_of

@@ -1,0 +1,74 @@
+"""Sample-and-rank: several texts are sampled, and a scorer says which is the best.
+
+By default the scorer is the model itself: the text that it finds likeliest, at temperature 1 and without any rule, is
+taken, all of them scored in one pass. Sources: Towards a Human-like Open-Domain Chatbot (arXiv:2001.09977); Uni-Encoder
+(arXiv:2106.01263), of ranking all in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.search.base import Search, Steps, continued, need_draws
+from paceline.search.branch import Branch, Found
+from paceline.search.likelihood import candidate_logprobs
+from paceline.search.scorers import GivenScorer, NamedScorer, prompt_of
+from paceline.utils import integer
+
+if TYPE_CHECKING:
+    from paceline.config import SamplingParams
+
+
+class SampleAndRank(Search):
+    """Samples texts and ranks them; equal ones count once.
+
+    Args:
+        num_samples: texts.
+        scorer: a callable that takes a list of texts (behind the prompt) and gives a number for each, the higher the
+            better; "module:function"; or {"model": FOLDER} (or a hub id): another language model (mean
+            log-probability), or a reward model or cross-encoder (sequence classification; "label": N where it has
+            several outputs; "one_pass": true for a Uni-Encoder). By default the model itself ranks by the mean
+            log-probability.
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    name = "sample_and_rank"
+
+    def __init__(self, num_samples: int = 16, scorer: GivenScorer | None = None) -> None:
+        super().__init__()
+        integer("num_samples", num_samples, 1, 1024)
+        self.samples = num_samples
+        self.named = None if scorer is None else NamedScorer("scorer", scorer)
+
+    @classmethod
+    def check(cls, params: SamplingParams) -> None:
+        need_draws(cls.name, params)
+
+    def prepare(self) -> None:
+        if self.named is not None:
+            self.named.open(self.models)
+
+    def steps(self, root: Branch) -> Steps[None]:
+        def note(made: list[Branch]) -> None:
+            self.alive = made
+
+        self.kept = [root]
+        made = yield from continued([root] * self.samples, range(self.samples), alive=note)
+        different = list({tuple(one.tokens()): one for one in reversed(made)}.values())
+        scores = self._likelihoods(root, different) if self.named is None else self._judged(root, different)
+        self.alive, self.kept = [], []
+        self.found = [Found(one, score) for one, score in zip(different, scores, strict=True)]
+
+    def _likelihoods(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
+        tokens = [one.tokens() for one in texts]
+        found = candidate_logprobs(self.runner, root.request.prompt_ids, tokens, cache=root.cache)
+        self.own_rows += sum(map(len, tokens))
+        self.own_passes += 1
+        return [float(one.mean()) for one in found]
+
+    def _judged(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
+        assert self.named is not None
+        prompt = prompt_of(root, self.tokenizer)
+        return self.named.open(self.models).scores(prompt, [one.written() for one in texts])

@@ -1,0 +1,165 @@
+"""Transfer Q*: every token is chosen by the model and by what a short continuation of it is worth under a reward.
+
+The continuation comes from a model that is aligned already, whose values are taken over: where it was aligned with the
+reward itself (direct transfer) the reward of the continuation is the value, where it was aligned with another one
+(indirect transfer) the reward is weighed by how much likelier the aim makes it. Values are added to log-probabilities
+of the likeliest tokens. Source: Transfer Q*: Principled Decoding for LLM Alignment (arXiv:2405.20495); continuations
+are greedy and as short as in its authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from paceline.errors import ConfigError
+from paceline.models.loading import same_tokenizer
+from paceline.search.base import Search, Steps
+from paceline.search.branch import Branch, Found
+from paceline.search.scorers import GivenScorer, NamedScorer, prompt_of
+from paceline.tree import EMPTY_TREE
+from paceline.utils import integer, need, number
+
+if TYPE_CHECKING:
+    from paceline.models import Runner, SequenceCache
+
+CHUNK: Final = 512
+"""Tokens of a pass that fills a cache."""
+STEEPEST: Final = 700.0
+"""Largest exponent of a weight."""
+
+
+class TransferQ(Search):
+    """Decodes token by token, each by log-probability plus `weight` times its value (at a temperature, both divided by
+    it); nothing else than the `top_k` likeliest is tried.
+
+    The value of a token is the reward of the text with it and a greedy continuation. The text's score is its reward.
+
+    Args:
+        reward: as the `scorer` of `sample_and_rank`. baseline_reward: likewise, that with which the rollout model was
+            aligned; None is the reward itself.
+        weight: of values; 0 decodes plainly. top_k: tokens tried.
+        rollout_tokens: most tokens of a continuation; 0 judges the text with the token alone.
+        rollout_model: folder or hub id of a model with the same tokenizer; None continues with the model itself.
+        beta: with `baseline_reward`, a reward r counts exp((r - baseline) / beta) * r.
+    Raises:
+        ConfigError: a value outside its range, no reward, a model with another tokenizer.
+    """
+
+    name = "transfer_q"
+
+    def __init__(
+        self,
+        reward: GivenScorer | None = None,
+        *,
+        baseline_reward: GivenScorer | None = None,
+        weight: float = 1.0,
+        top_k: int = 10,
+        rollout_tokens: int = 5,
+        rollout_model: str | None = None,
+        beta: float = 2.0,
+    ) -> None:
+        super().__init__()
+        number("weight", weight, 0.0, 1e6, "be 0 or more")
+        integer("top_k", top_k, 1, 256)
+        integer("rollout_tokens", rollout_tokens, 0, 1024)
+        number("beta", beta, 0.0, 1e6, "be above 0", open_low=True)
+        need(
+            rollout_model is None or isinstance(rollout_model, str),
+            "rollout_model",
+            "be a folder or hub id",
+            rollout_model,
+        )
+        need(reward is not None, "reward", 'be a function, its name as "module:function", or {"model": FOLDER}', reward)
+        assert reward is not None
+        self.reward = NamedScorer("reward", reward)
+        self.baseline = None if baseline_reward is None else NamedScorer("baseline_reward", baseline_reward)
+        self.weight, self.top_k, self.rollout_tokens = weight, top_k, rollout_tokens
+        self.rollout_model, self.beta = rollout_model, beta
+        self._other: SequenceCache | None = None  # of the rollout model
+
+    def prepare(self) -> None:
+        self.reward.open(self.models)
+        if self.baseline is not None:
+            self.baseline.open(self.models)
+        self.roller: Runner = self.runner
+        if self.rollout_model is not None:
+            why = same_tokenizer(self.tokenizer, self.models.tokenizer_of(self.rollout_model))
+            if why is not None:
+                raise ConfigError(
+                    f"rollout_model must have the model's tokenizer, {self.rollout_model!r} has not: {why}"
+                )
+            self.roller = self.models.open(self.rollout_model)
+
+    def steps(self, root: Branch) -> Steps[None]:
+        here = root
+        try:
+            while not here.ended:
+                self.alive = [here]
+                rows = yield [here]
+                logprobs = rows.logprobs[0]
+                chosen = here.draw(self._weighed(here, logprobs) if self.weight else logprobs, 0)
+                here = here.child(chosen, float(logprobs[chosen]))
+        finally:
+            if self._other is not None:
+                self.roller.release(self._other)
+        self.alive, self.found = [], [Found(here, self.score(here))]
+
+    def score(self, branch: Branch) -> float:
+        """Its reward."""
+        return self.reward.open(self.models).scores(prompt_of(branch, self.tokenizer), [branch.written()])[0]
+
+    def _weighed(self, here: Branch, logprobs: torch.Tensor) -> torch.Tensor:
+        """(v,) log-probabilities of the next token."""
+        tokens = logprobs.topk(min(self.top_k, int(logprobs.isfinite().sum()))).indices
+        tried = [here.child(token, 0.0) for token in tokens.tolist()]
+        texts = [one.written() for one in self._continued(here, tried)]
+        values = torch.tensor(self.values(prompt_of(here, self.tokenizer), texts), dtype=logprobs.dtype)
+        params = here.request.params
+        found = torch.full_like(logprobs, float("-inf"))
+        found[tokens] = logprobs[tokens] + self.weight * values / (1.0 if params.greedy else params.temperature)
+        return found.log_softmax(-1)
+
+    def values(self, prompt: str, texts: Sequence[str]) -> list[float]:
+        """What texts are worth that continue a prompt."""
+        rewards = self.reward.open(self.models).scores(prompt, texts)
+        if self.baseline is None:
+            return rewards
+        others = self.baseline.open(self.models).scores(prompt, texts)
+        return [exp(min((r - b) / self.beta, STEEPEST)) * r for r, b in zip(rewards, others, strict=True)]
+
+    def _continued(self, here: Branch, tried: Sequence[Branch]) -> list[Branch]:
+        """The texts tried, each with its greedy continuation."""
+        made, base = list(tried), self._base(here)
+        forks = [self.roller.fork(base) for _ in made]
+        try:
+            for _ in range(self.rollout_tokens):
+                going = [i for i, one in enumerate(made) if not one.ended]
+                if not going:
+                    break
+                caches, trees = [forks[i] for i in going], [EMPTY_TREE] * len(going)
+                logits = self.roller.score(caches, [made[i].token for i in going], trees).logits
+                for i, token in zip(going, logits.argmax(-1).tolist(), strict=True):
+                    made[i] = made[i].child(token, 0.0)
+                self.roller.commit(caches, [()] * len(going))
+                self.own_rows += len(going)
+                self.own_passes += 1
+        finally:
+            for fork in forks:
+                self.roller.release(fork)
+        return made
+
+    def _base(self, here: Branch) -> SequenceCache:
+        """A cache of the rollout model with the whole text."""
+        if self.rollout_model is None:
+            assert here.cache is not None  # it was just asked for
+            return here.cache
+        if self._other is None:
+            self._other = self.roller.open()
+        text = here.text()
+        for start in range(self._other.length, len(text), CHUNK):
+            self.roller.extend([self._other], [text[start : start + CHUNK]])
+        return self._other
