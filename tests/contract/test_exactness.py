@@ -1,36 +1,50 @@
 """Every cell of the exactness table, proven under every sampling parameter: each drafter x verifier x mode against
 plain decoding.
 
-A cell that is claimed bit-equal is compared bit by bit: a prompt alone, and among others of other lengths.
-One that is claimed equal in distribution takes a G-test of two samples for every parameter that changes what is drawn.
-An approximate one must keep its verifier's bound.
+A cell that is claimed bit-equal is compared bit by bit: a prompt alone, and among others of other lengths and other
+parameters. One that is claimed equal in distribution takes a G-test against the exact law of plain decoding for every
+parameter that changes what is drawn. An approximate one must keep its verifier's bound.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from contract.worlds import BATCHES, PROMPT, VOCAB, accepted, decoded, engine, letters, make, target, verifier
+from contract.worlds import (
+    BATCHES,
+    PROMPT,
+    SEED,
+    VOCAB,
+    accepted,
+    decoded,
+    engine,
+    letters,
+    make,
+    requested,
+    target,
+    verifier,
+)
 from datastores import Numbers, write
 from drafters.test_contract import VARIANTS
 from processors import at_the_root, by_all_tokens, unlike_the_last
-from tools.gtest import ERROR, SMALLEST_CELL, independence
+from tools.enumerate_draws import Choices, EnumeratingDraws, enumerate_distribution
+from tools.gtest import ERROR, g_test
 
 from paceline import claims, registry
 from paceline.claims import Cell
 from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
 from paceline.sampling import Processors
-from paceline.verifiers import TypicalAcceptance
+from paceline.verifiers import RecursiveRejection, TypicalAcceptance
 
 CASES: dict[str, dict[str, Any]] = {
     "n": {"n": 3},
@@ -71,8 +85,7 @@ CELLS = list(claims.cells())
 EQUAL = [cell for cell in CELLS if cell.claim.startswith("bit-equal")]
 IN_DISTRIBUTION = [cell for cell in CELLS if cell.claim == "equal in distribution"]
 APPROXIMATE = [cell for cell in CELLS if cell.claim == "approximate"]
-OUTPUTS, EACH, LENGTH, DRAFT_NODES = {"plain": 1536, "fast": 256}, 32, 2, 4
-FIRST_SEED = {"plain": 10_000, "fast": 50_000}
+OUTPUTS, EACH, LENGTH, DRAFT_NODES, FIRST_SEED = 224, 32, 2, 4, 50_000
 
 
 def named(cells: list[Cell]) -> Any:
@@ -105,16 +118,26 @@ def options(drafter: str) -> dict[str, Any]:
     return found | {"datastore": store()} if "datastore" in found else found
 
 
+def all_of(live: Any, parameters: Sequence[str], mode: str, batch: str) -> dict[str, list[Any]]:
+    """What each parameter gives: a prompt alone one after the other, several prompts of all parameters in one batch."""
+    prompts, each = BATCHES[batch], [params(parameter, mode) for parameter in parameters]
+    if batch == "alone":
+        return {name: decoded(live, prompts, one) for name, one in zip(parameters, each, strict=True)}
+    seeds = [*range(SEED, SEED + len(prompts))] * len(each)
+    found = requested(live, prompts * len(each), [one for one in each for _ in prompts], seeds)
+    return {name: sum(found[i * len(prompts) :][: len(prompts)], []) for i, name in enumerate(parameters)}
+
+
 @cache
 def plain(parameter: str, mode: str, batch: str) -> list[Any]:
     return decoded(engine((), verifier("rejection_sampler")), BATCHES[batch], params(parameter, mode))
 
 
-def drafted(cell: Cell, parameter: str, batch: str, seed: int = 3) -> list[Any]:
+def drafted(cell: Cell, parameters: Sequence[str], batch: str, seed: int = 3) -> dict[str, list[Any]]:
     runner = target(seed)
     sampled = verifier("rejection_sampler" if cell.mode == "greedy" else cell.verifier)
     live = engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner)
-    return decoded(live, BATCHES[batch], params(parameter, cell.mode))
+    return all_of(live, parameters, cell.mode, batch)
 
 
 DRAWN = sorted({*TOUCHED} - LIKE_OTHERS)
@@ -135,44 +158,65 @@ def parameters_of(cell: Cell, every: list[str]) -> list[str]:
 
 @named(EQUAL)
 def test_bit_equal(cell: Cell) -> None:
-    for parameter, batch in product(parameters_of(cell, list(CASES)), BATCHES):
-        assert drafted(cell, parameter, batch) == plain(parameter, cell.mode, batch), (parameter, batch)
+    for batch in BATCHES:
+        for parameter, found in drafted(cell, parameters_of(cell, list(CASES)), batch).items():
+            assert found == plain(parameter, cell.mode, batch), (parameter, batch)
 
 
-def drawn(drafters: list[Any], sampled: Any, parameter: str, which: str, runner: Any, outputs: int = 0) -> list[Any]:
-    """Token ids and reasons of outputs, over requests of 32 outputs each."""
-    live = engine(drafters, sampled, runner=runner, nodes=DRAFT_NODES)
-    wanted = params(
-        parameter, "sampled", n=EACH, max_tokens=LENGTH, min_tokens=min(1, CASES[parameter].get("min_tokens", 0))
-    )
-    found = decoded(live, [PROMPT] * ((outputs or OUTPUTS[which]) // EACH), wanted, FIRST_SEED[which])
+def drawn(live: Any, parameter: str, requests: int = OUTPUTS // EACH, each: int = EACH) -> list[Any]:
+    """Token ids and reasons of outputs, over requests of so many outputs each."""
+    shortest = min(1, CASES[parameter].get("min_tokens", 0))
+    wanted = params(parameter, "sampled", **{"n": each, "max_tokens": LENGTH, "min_tokens": shortest})
+    found = decoded(live, [PROMPT] * requests, wanted, FIRST_SEED)
     return [(tuple(tokens), reason) for tokens, _, reason, *_ in found]
 
 
-def drafted_outputs(cell: Cell, sampled: Any, parameter: str, outputs: int = 0) -> list[Any]:
+def drafting(cell: Cell, sampled: Any) -> Any:
     runner = target()
-    return drawn([make(cell.drafter, options(cell.drafter), runner)], sampled, parameter, "fast", runner, outputs)
+    return engine([make(cell.drafter, options(cell.drafter), runner)], sampled, runner=runner, nodes=DRAFT_NODES)
+
+
+class Enumerated(RecursiveRejection):
+    """Plain decoding whose draws are the decisions of an exact enumeration."""
+
+    choices = Choices(())
+
+    def verify(self, trees: Any, rows: Any, draws: Any) -> Any:
+        return super().verify(trees, rows, [EnumeratingDraws(self.choices) for _ in trees])
 
 
 @cache
-def plain_counts(parameter: str) -> Counter[Any]:
-    return Counter(drawn([], verifier("rejection_sampler"), parameter, "plain", target()))
+def law(parameter: str) -> dict[Any, float]:
+    """The probability of every output of plain decoding."""
+    sampled = Enumerated()
+    live = engine((), sampled)
+
+    def output(choices: Choices) -> Any:
+        sampled.choices = choices
+        (one,) = drawn(live, parameter, 1, 1)
+        return one
+
+    return enumerate_distribution(output)
 
 
-def p_value(cell: Cell, sampled: Any, parameter: str) -> float:
-    """Of "plain and drafted outputs have one distribution"; rare outputs are pooled."""
-    mine, base = Counter(drafted_outputs(cell, sampled, parameter)), plain_counts(parameter)
-    share = OUTPUTS["fast"] / sum(OUTPUTS.values())
-    common = [key for key in mine | base if (mine[key] + base[key]) * share >= SMALLEST_CELL]
-    rows = [[c[key] for key in common] + [c.total() - sum(c[key] for key in common)] for c in (base, mine)]
-    table = np.array(rows)
-    return independence(table[:, table.sum(0) > 0])
+def p_value(live: Any, parameter: str) -> float:
+    """Of "its outputs have the distribution of plain decoding"."""
+    chances = law(parameter)
+    counts = Counter(drawn(live, parameter))
+    every = [*chances, *(counts.keys() - chances.keys())]
+    return g_test([counts[one] for one in every], [chances.get(one, 0.0) for one in every])
 
 
 @named(IN_DISTRIBUTION)
 def test_equal_in_distribution(cell: Cell) -> None:
     for parameter in parameters_of(cell, DRAWN):
-        assert p_value(cell, verifier(cell.verifier), parameter) > ERROR, parameter
+        assert p_value(drafting(cell, verifier(cell.verifier)), parameter) > ERROR, parameter
+
+
+@pytest.mark.parametrize("sampled", EXACT)
+def test_plain_decoding_has_its_own_law(sampled: str) -> None:
+    for parameter in DRAWN[EXACT.index(sampled) :: len(EXACT)]:
+        assert p_value(engine((), verifier(sampled)), parameter) > ERROR, parameter
 
 
 @pytest.mark.parametrize("cells", [EQUAL, IN_DISTRIBUTION, APPROXIMATE], ids=lambda cells: cells[0].claim)
@@ -243,34 +287,38 @@ def test_drafts_are_accepted_so_that_equality_means_something(drafter: str) -> N
 
 def test_the_comparison_catches_another_target() -> None:
     cell = next(cell for cell in EQUAL if cell.mode == "greedy")
-    assert drafted(cell, "temperature", "together", seed=4) != plain("temperature", cell.mode, "together")
+    for batch in BATCHES:
+        assert drafted(cell, ["temperature"], batch, seed=4)["temperature"] != plain("temperature", cell.mode, batch)
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
 def test_the_comparison_catches_a_relaxed_rule(drafter: str) -> None:
     cell = Cell(drafter, "typical_acceptance_sampler", "seeded", "bit-equal")
-    assert any(drafted(cell, "temperature", batch) != plain("temperature", cell.mode, batch) for batch in BATCHES)
+    assert any(
+        drafted(cell, ["temperature"], batch)["temperature"] != plain("temperature", cell.mode, batch)
+        for batch in BATCHES
+    )
 
 
 def test_the_g_test_catches_a_relaxed_rule() -> None:
     relaxed = TypicalAcceptance(posterior_threshold=0.02, posterior_alpha=0.3)
-    assert p_value(IN_DISTRIBUTION[0], relaxed, "temperature") < ERROR
+    assert p_value(drafting(IN_DISTRIBUTION[0], relaxed), "temperature") < ERROR
 
 
 def test_the_comparisons_catch_processors_that_see_the_text_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = next(cell for cell in EQUAL if (cell.drafter, cell.mode) == ("draft_model", "greedy"))
     sampled = next(cell for cell in IN_DISTRIBUTION if cell.drafter == "draft_model")
     base = plain("logits_processors", "greedy", "together")
-    plain_counts("logits_processors")
+    law("logits_processors")
     monkeypatch.setattr(Processors, "apply", at_the_root)
-    assert drafted(greedy, "logits_processors", "together") != base
-    assert p_value(sampled, verifier(sampled.verifier), "logits_processors") < ERROR
+    assert drafted(greedy, ["logits_processors"], "together")["logits_processors"] != base
+    assert p_value(drafting(sampled, verifier(sampled.verifier)), "logits_processors") < ERROR
 
 
 def test_the_same_tokens_are_drawn_under_parameters_that_touch_none_and_others_under_one_that_does() -> None:
     cell = IN_DISTRIBUTION[0]
     bare, *untouched, cut = (
-        drafted_outputs(cell, verifier(cell.verifier), parameter, EACH)
+        drawn(drafting(cell, verifier(cell.verifier)), parameter, 1)
         for parameter in ("temperature", *sorted(UNTOUCHED), "top_k")
     )
     assert all(found == bare for found in untouched)

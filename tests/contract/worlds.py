@@ -21,6 +21,7 @@ from paceline.verifiers import GreedyVerifier
 
 VOCAB = 11
 NODES = 12
+SEED = 7
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
 PREDICTION = ToyRunner(VOCAB, seed=3, sharpness=1.5).greedy(PROMPT, 24)
 """What every request says it expects: right for PROMPT at temperature 0."""
@@ -74,14 +75,24 @@ def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = 
     return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))
 
 
-def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int = 7) -> list[Any]:
-    """All that a caller sees of every output."""
-    found = run(live, prompts, params, seed, prediction=PREDICTION)
+def decoded(live: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, seed: int = SEED) -> list[Any]:
+    """All that a caller sees of every output; request i has seed `seed + i`."""
+    seeds = range(seed, seed + len(prompts))
+    return [output for one in requested(live, prompts, [params] * len(prompts), seeds) for output in one]
+
+
+def requested(
+    live: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], seeds: Sequence[int]
+) -> list[list[Any]]:
+    """All that a caller sees of every output of every request."""
+    found = run(live, prompts, params, seeds, prediction=PREDICTION)
     assert not any(request.metrics.dropped_drafters for request in found), found[0].metrics.dropped_drafters
     return [
-        (o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs, request.prompt_logprobs)
+        [
+            (o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs, request.prompt_logprobs)
+            for o in request.outputs
+        ]
         for request in found
-        for o in request.outputs
     ]
 
 

@@ -34,18 +34,19 @@ def run(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams],
-    seed: int = 7,
+    seed: int | Sequence[int] = 7,
     *,
     prediction: Sequence[int] = (),
 ) -> list[Request]:
-    """Decode prompts to their ends; request i has seed `seed + i`, all have the same prediction."""
+    """Decode prompts to their ends; request i has seed `seed + i`, or its own; all have the same prediction."""
+    seeds = range(seed, seed + len(prompts)) if isinstance(seed, int) else seed
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     info = engine.parts.runner.info
     requests = []
-    for i, (p, q) in enumerate(zip(prompts, each, strict=True)):
+    for i, (p, q, s) in enumerate(zip(prompts, each, seeds, strict=True)):
         prompt = truncated(list(p), q, info.max_context)
         room = check_prompt(prompt, info.vocab_size, info.max_context, q.max_tokens)
-        requests.append(Request(f"r{i}", None, prompt, q, seed + i, room))
+        requests.append(Request(f"r{i}", None, prompt, q, s, room))
     for request in requests:
         request.prediction = list(prediction)
         engine.add(request)
