@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -125,7 +125,7 @@ def all_of(live: Any, parameters: Sequence[str], mode: str, batch: str) -> dict[
         return {name: decoded(live, prompts, one) for name, one in zip(parameters, each, strict=True)}
     seeds = [*range(SEED, SEED + len(prompts))] * len(each)
     found = requested(live, prompts * len(each), [one for one in each for _ in prompts], seeds)
-    return {name: sum(found[i * len(prompts) :][: len(prompts)], []) for i, name in enumerate(parameters)}
+    return {name: list(chain(*found[i * len(prompts) : (i + 1) * len(prompts)])) for i, name in enumerate(parameters)}
 
 
 @cache

@@ -141,7 +141,9 @@ class Scheduler:
     def _open(self, request: Request) -> Filling:
         """The first output of a request, which prefills, and its siblings, which will fork from it."""
         made = []
-        for index in range(request.params.n):
+        rules, request.rules = request.rules or self._rules(request), None
+        each = [rules, *(rules.fork() for _ in range(1, request.params.n))]
+        for index, own in enumerate(each):
             transcript = Transcript(
                 request.params,
                 request.prompt_ids,
@@ -151,8 +153,7 @@ class Scheduler:
                 at_once=not request.streamed,
             )
             cache = self._for_good(self.runner.open()) if index == 0 else None
-            rules, request.rules = request.rules or self._rules(request), None
-            made.append(Sequence(request, index, next(self._keys), rules=rules, transcript=transcript, cache=cache))
+            made.append(Sequence(request, index, next(self._keys), rules=own, transcript=transcript, cache=cache))
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
 
