@@ -147,7 +147,7 @@ def test_the_distribution_check_catches_raw_rows_instead_of_residuals(
         tree = program(choices)
         return tree.replace(trials={p: tuple(replace(t, removed=()) for t in ts) for p, ts in tree.trials.items()})
 
-    assert max(distribution_error(forgetful, random_target(seed, 3), 3) for seed in range(3)) > WRONG
+    assert any(distribution_error(forgetful, random_target(seed, 3), 3) > WRONG for seed in range(3))
 
 
 def test_the_distribution_check_catches_a_drawn_tree_cut_by_what_came_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_the_distribution_check_catches_a_drawn_tree_cut_by_what_came_up(monkeyp
         columns = [tree.tokens[kept], [position[int(tree.parents[node])] for node in kept]]
         return TokenTree.build(*columns, trials={parent: ts for parent, ts in trials.items() if ts})
 
-    assert max(distribution_error(ranked_again, random_target(seed, 3), 3) for seed in range(5)) > WRONG
+    assert any(distribution_error(ranked_again, random_target(seed, 3), 3) > WRONG for seed in range(5))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

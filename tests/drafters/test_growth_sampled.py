@@ -78,7 +78,7 @@ def test_the_distribution_check_catches_raw_rows_instead_of_what_was_left(
         tree = program(choices)
         return tree.replace(trials={p: tuple(replace(t, removed=()) for t in ts) for p, ts in tree.trials.items()})
 
-    assert max(error(policy, forgetful, random_target(seed, 3), 3) for seed in range(3)) > WRONG
+    assert any(error(policy, forgetful, random_target(seed, 3), 3) > WRONG for seed in range(3))
 
 
 def test_the_distribution_check_catches_chains_whose_equal_draws_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_distribution_check_catches_chains_whose_equal_draws_are_joined(monk
         tree = program(choices)
         return tree.replace(trials={p: tuple({t.node: t for t in ts}.values()) for p, ts in tree.trials.items()})
 
-    assert max(error("spectr", joined, random_target(seed, 3), 3) for seed in range(3)) > WRONG
+    assert any(error("spectr", joined, random_target(seed, 3), 3) > WRONG for seed in range(3))
 
 
 @pytest.mark.parametrize("seed", range(3))

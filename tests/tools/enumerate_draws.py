@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import product
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -51,7 +52,7 @@ class Choices:
     @property
     def probability(self) -> float:
         """Of the run so far."""
-        return float(np.prod([distribution[taken] for taken, distribution in self.made]))
+        return prod(distribution[taken] for taken, distribution in self.made)
 
     def next_script(self) -> list[int] | None:
         """The script of the next run in depth-first order, None after the last."""

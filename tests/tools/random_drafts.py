@@ -50,6 +50,7 @@ class RandomDrafter:
 
     def __init__(self, seed: int, vocabulary: int, *, depth: int = 3, draws: int = 4, nodes: int = 9) -> None:
         self.seed, self.vocabulary, self.depth, self.draws, self.nodes = seed, vocabulary, depth, draws, nodes
+        self._plans: dict[Tokens, tuple[list[tuple[bool, Weights, bool, int]], bool]] = {}
 
     def __call__(self, choices: Choices) -> TokenTree:
         self._tokens: list[int] = []
@@ -69,13 +70,9 @@ class RandomDrafter:
 
     def _grow(self, parent: int, path: Tokens, choices: Choices) -> list[Trial]:
         """The trials at one parent: how many, of which kind and from which row is fixed by the path to it."""
-        rng = np.random.default_rng([self.seed, 2, *path])
-        distributions = [random_distribution(rng, self.vocabulary) for _ in range(2)]
-        rows = [torch.from_numpy(distribution) for distribution in distributions]
+        planned, probes = self._planned(path)
         trials: list[Trial] = []
-        for _ in range(int(rng.choice([0, 1, 2, 3], p=[0.1, 0.35, 0.35, 0.2]))):
-            point, which, remove = rng.random() < 0.4, int(rng.integers(2)), rng.random() < 0.5
-            token = int(rng.integers(self.vocabulary))
+        for point, distribution, remove, token in planned:
             if len(self._tokens) >= self.nodes:
                 break
             if point:
@@ -83,17 +80,31 @@ class RandomDrafter:
             elif self._left > 0:
                 tried = {self._tokens[trial.node] for trial in trials} if remove else set()
                 removed = tuple(sorted(tried))
-                q = distributions[which].copy()
+                q = distribution.copy()
                 q[list(removed)] = 0.0
                 if q.sum() > 0:
                     self._left -= 1
-                    trials.append(Trial(self._node(parent, choices.choose(list(q / q.sum()))), rows[which], removed))
-        self._add_probe(rng, parent, trials)
+                    drawn = self._node(parent, choices.choose(list(q / q.sum())))
+                    trials.append(Trial(drawn, torch.from_numpy(distribution), removed))
+        if probes:
+            self._add_probe(parent, trials)
         return (
             trials
             if any(trial.drawn for trial in trials)
             else [Trial(n) for n in dict.fromkeys(t.node for t in trials)]
         )
+
+    def _planned(self, path: Tokens) -> tuple[list[tuple[bool, Weights, bool, int]], bool]:
+        """Of each trial: a point or not, its row, without those before or not, its token; and whether a probe is there."""
+        if path not in self._plans:
+            rng = np.random.default_rng([self.seed, 2, *path])
+            rows = [random_distribution(rng, self.vocabulary) for _ in range(2)]
+            trials = [
+                (rng.random() < 0.4, rows[rng.integers(2)], rng.random() < 0.5, int(rng.integers(self.vocabulary)))
+                for _ in range(int(rng.choice([0, 1, 2, 3], p=[0.1, 0.35, 0.35, 0.2])))
+            ]
+            self._plans[path] = trials, rng.random() < 0.3
+        return self._plans[path]
 
     def _node(self, parent: int, token: int, kind: int = CANDIDATE) -> int:
         for node, known in enumerate(zip(self._parents, self._tokens, strict=True)):
@@ -104,7 +115,7 @@ class RandomDrafter:
         self._kinds.append(kind)
         return len(self._tokens) - 1
 
-    def _add_probe(self, rng: np.random.Generator, parent: int, trials: list[Trial]) -> None:
+    def _add_probe(self, parent: int, trials: list[Trial]) -> None:
         free = sorted(set(range(self.vocabulary)) - {self._tokens[trial.node] for trial in trials})
-        if free and rng.random() < 0.3:
+        if free:
             self._node(self._node(parent, free[0], PROBE), free[0], PROBE)

@@ -117,10 +117,10 @@ def drop_repeats(tree: TokenTree) -> TokenTree:
 
 
 def test_the_distribution_check_catches_merging_drawn_trials_away() -> None:
-    errors = [
-        distribution_error(lambda c, s=s: drop_repeats(merged(s, 3)(c)), random_target(s, 3), 3) for s in range(10)
-    ]
-    assert max(errors) > WRONG
+    assert any(
+        distribution_error(lambda c, s=s: drop_repeats(merged(s, 3)(c)), random_target(s, 3), 3) > WRONG
+        for s in range(10)
+    )
 
 
 def points_after_a_look(choices: Choices) -> TokenTree:
@@ -133,7 +133,7 @@ def points_after_a_look(choices: Choices) -> TokenTree:
 
 
 def test_the_distribution_check_catches_trees_merged_in_the_wrong_order() -> None:
-    assert max(distribution_error(points_after_a_look, random_target(seed, 3), 2) for seed in range(5)) > WRONG
+    assert any(distribution_error(points_after_a_look, random_target(seed, 3), 2) > WRONG for seed in range(5))
 
 
 @given(point_trees(), st.data())

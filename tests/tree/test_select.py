@@ -199,4 +199,4 @@ def test_repeats_are_no_free_rides() -> None:
         max(distribution_error(lambda c: select_nodes(two_equal_draws(c), 1), target, 2) for target in targets)
         < TOLERANCE
     )
-    assert max(distribution_error(free_repeats, target, 2) for target in targets) > WRONG
+    assert any(distribution_error(free_repeats, target, 2) > WRONG for target in targets)
