@@ -95,7 +95,7 @@ class RandomDrafter:
         )
 
     def _planned(self, path: Tokens) -> tuple[list[tuple[bool, Weights, bool, int]], bool]:
-        """Of each trial: a point or not, its row, without those before or not, its token; and whether a probe is there."""
+        """Of each trial: a point or not, its row, without those before or not, its token; and whether a probe comes."""
         if path not in self._plans:
             rng = np.random.default_rng([self.seed, 2, *path])
             rows = [random_distribution(rng, self.vocabulary) for _ in range(2)]
