@@ -13,6 +13,7 @@ import pytest
 import torch
 from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
+from tools.pairwise import pairwise
 
 from paceline.models import LatentSpec, LayerSpec, MoeSpec, RopeSpec
 from paceline.models.cpu import (
@@ -357,8 +358,6 @@ def test_all_that_families_combine(name, dtype, form):
     rows = runner.score([cache], IDS[20:21], [TREE]).logits
     path = [IDS[20], *(int(TREE.tokens[i]) for i in TREE.path(5))]
     assert torch.equal(rows[6], whole_pass(runner, [*IDS[:20], *path])[-1])
-    strict = made(replace(spec, max_context=1024), weights, dtype, compiled=False, strict=True)
-    assert not strict.passes.row_invariant or what_varies(strict) is None
     near = {one: weight.float() for one, weight in dequantized(weights).items()}
     plain = made(replace(spec, tied=False) if form else spec, near, torch.float32, compiled=False)
     plan = native.LayerPlan(skip_attention=(1,), skip_mlp=(0,))
@@ -366,6 +365,18 @@ def test_all_that_families_combine(name, dtype, form):
     least = 1e-2 if dtype is torch.bfloat16 else 1e-5 if form is None else 2e-4
     for mine, theirs in ((want, whole_pass(plain, IDS[:40])), parts):
         assert (mine.float() - theirs).abs().mean() < least * theirs.std()
+
+
+STRICT = list(pairwise({"name": list(LIKE), "form": (None, "int8", "int4"), "dtype": (torch.float32, torch.bfloat16)}))
+
+
+@pytest.mark.parametrize("row", STRICT, ids=lambda row: "-".join(map(str, row.values())))
+def test_strict_operators_keep_rows_for_all_that_families_combine(row):
+    spec = replace(spec_of(tiny_llama(**WIDE).config), **LIKE[row["name"]], max_context=1024)
+    weights = random_weights(spec, row["dtype"])
+    weights = quantize(weights, spec, row["form"]) if row["form"] else weights
+    strict = made(spec, weights, row["dtype"], compiled=False, strict=True)
+    assert not strict.passes.row_invariant or what_varies(strict) is None
 
 
 def test_layers_taps_and_the_head_alone():
