@@ -25,8 +25,10 @@ def _settings() -> None:
         torch.set_num_threads(1)
 
 
+FIRST = ("contract/test_exactness", "contract/test_pairwise", "drafters/test_contract", "verifiers/", "tree/")
+"""The two longest files; the first needs no compiled kernels, the second compiles them, the others need none."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file comes first: it needs no compiled kernels, so that one process compiles them meanwhile and no
-    other waits for that.
-    """
-    items.sort(key=lambda item: "contract/test_exactness" not in item.nodeid)
+    """While one process compiles, another has enough to do that needs no kernels, so that it does not wait."""
+    items.sort(key=lambda item: next((i for i, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))

@@ -42,7 +42,7 @@ LIFT = {
 WANTED: dict[str, dict[str, Any]] = {
     "small_llama": {"method": "draft_model", "hidden_size": 64},
     "kangaroo": {"exit_layer": 1, "fitting": replace(QUICK, batch_rows=2)},
-    "medusa2": {"fitting": replace(QUICK, batch_rows=2)},
+    **{name: {"fitting": replace(QUICK, batch_rows=2)} for name in ("medusa2", "hydra", "hydra++", "draft_model")},
     "layer_skip": {"exit_layer": 1, "fitting": replace(QUICK, steps=16, batch_rows=2, learning_rate=1e-3)},
 }
 """Changes to `config`; the methods that learn the whole vocabulary take their time."""
