@@ -71,8 +71,10 @@ def unit(path: Path) -> str:
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+@cache
+def imports(tree: ast.Module) -> list[tuple[str, str]]:
     """Every absolute import of the package, lazy and type-only ones included: (module, name)."""
+    every: list[tuple[str, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [(alias.name, "") for alias in node.names]
@@ -80,7 +82,8 @@ def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
             found = [("paceline" if node.level else node.module or "", alias.name) for alias in node.names]
         else:
             continue
-        yield from (pair for pair in found if pair[0].split(".")[0] == "paceline")
+        every += (pair for pair in found if pair[0].split(".")[0] == "paceline")
+    return every
 
 
 # ------------------------------------------------------------------------------------------------ one way
@@ -239,18 +242,24 @@ def own_names(tree: ast.Module) -> set[str]:
 
 def private_names(source: str, own: Iterable[str] = ()) -> set[str]:
     """Private names of others, read or replaced from outside; a subclass may use those of its base."""
-    found = set()
+    found, lines = set(), source.splitlines()
     for node in ast.walk(tree := ast.parse(source)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+        if isinstance(node, ast.Attribute):
             name = node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr") and len(node.args) > 1:
+        elif isinstance(node, ast.Call) and len(node.args) > 1:
             name = str(getattr(node.args[1], "value", "")).split(".")[-1]
         else:
             continue
-        line = source.splitlines()[(node.end_lineno or node.lineno) - 1]
-        if name.startswith("_") and not name.startswith("__") and PRIVATE_NEEDED not in line:
+        private = name.startswith("_") and not name.startswith("__")
+        if private and PRIVATE_NEEDED not in lines[(node.end_lineno or node.lineno) - 1] and _of_others(node):
             found.add(name)
     return found - {"_replace", "_asdict"} - own_names(tree) - set(own)
+
+
+def _of_others(node: ast.Attribute | ast.Call) -> bool:
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node.value) not in ("self", "cls", "super()")
+    return ast.unparse(node.func).endswith("setattr")
 
 
 def test_tests_use_no_private_names() -> None:
