@@ -163,6 +163,13 @@ def test_bit_equal(cell: Cell) -> None:
             assert found == plain(parameter, cell.mode, batch), (parameter, batch)
 
 
+@named([cell for cell in EQUAL if cell.mode == "greedy"])
+def test_bit_equal_where_no_request_of_a_batch_has_rules(cell: Cell) -> None:
+    """The engine takes another way through such a batch."""
+    (found,) = drafted(cell, ["temperature"], "together").values()
+    assert found == plain("temperature", cell.mode, "together")
+
+
 def drawn(live: Any, parameter: str, requests: int = OUTPUTS // EACH, each: int = EACH) -> list[Any]:
     """Token ids and reasons of outputs, over requests of so many outputs each."""
     shortest = min(1, CASES[parameter].get("min_tokens", 0))
