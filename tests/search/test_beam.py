@@ -24,7 +24,7 @@ def llm() -> LLM:
 def prompts(llm: LLM) -> list[list[int]]:
     texts = [one.prompt for one in bundled_prompts()]
     beginnings = [text[:size] for text in texts for size in (20, 40, 60, 90)]
-    return [llm.tokenizer.encode(text) for text in beginnings][:30]
+    return [llm.tokenizer.encode(text) for text in beginnings][:50]
 
 
 @pytest.fixture(scope="module")
