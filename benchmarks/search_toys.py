@@ -4,8 +4,8 @@ usage: search_toys.py [--prompts 24] [--threads 2] [--folder results]
 
 a_star     with the true remaining cost as its reward: rows that it computes until it has the likeliest text, and those
            of the narrowest beam that finds it
-pg_td      the 20th likeliest text is wanted, each letter in its place rewarded: how often it is found in 64 rollouts, and
-           by plain samples of as many rows
+pg_td      the 20th likeliest text is wanted, each letter in its place rewarded: how often it is found in 64 rollouts,
+           and by plain samples of as many rows
 diverse    first tokens and pairs of tokens that differ among the texts of diverse and of plain beams
 coupling   entropy of greedy couplings above the larger of the two marginal entropies, which no coupling goes below (the
            least there is may itself be above; the greedy one is within 0.53 bits of that)
