@@ -1,0 +1,12 @@
+from .library import LibraryProcess as LibraryProcess
+from .library import open_judge as open_judge
+from .library import open_libraries as open_libraries
+from .library import parse_libraries as parse_libraries
+from .measure import FREE as FREE
+from .measure import MeasuredSet as MeasuredSet
+from .measure import StructuredBench as StructuredBench
+from .sets import Case as Case
+from .sets import Question as Question
+from .sets import SchemaSet as SchemaSet
+from .sets import load_questions as load_questions
+from .sets import load_sets as load_sets
