@@ -5,8 +5,16 @@ from .library import parse_libraries as parse_libraries
 from .measure import FREE as FREE
 from .measure import MeasuredSet as MeasuredSet
 from .measure import StructuredBench as StructuredBench
+from .report import STRUCTURED_FORMAT as STRUCTURED_FORMAT
+from .report import STRUCTURED_MARK as STRUCTURED_MARK
+from .report import draw_structured as draw_structured
+from .report import structured_html as structured_html
+from .report import structured_remarks as structured_remarks
+from .report import structured_tables as structured_tables
 from .sets import Case as Case
 from .sets import Question as Question
 from .sets import SchemaSet as SchemaSet
 from .sets import load_questions as load_questions
 from .sets import load_sets as load_sets
+from .summary import summarize_answers as summarize_answers
+from .summary import summarize_set as summarize_set
