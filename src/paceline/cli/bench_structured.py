@@ -104,13 +104,13 @@ def _measure(data: Path, model: str | None, peers: str, options: dict[str, Any])
     )
     from paceline.llm import LLM
 
-    names = parse_libraries(peers)
+    commands = parse_libraries(peers)
     sets, questions = load_sets(data, options["schemas"]), load_questions(data, options["questions"])
     reject_diffusion({"model": model} if model else {})
     llm = LLM(model, speculative_config=None, profile=False)
     with ExitStack() as stack, progress_bar() as bar:
         with spinner("starting the libraries"):
-            libraries = [stack.enter_context(one) for one in open_libraries(llm, names, options["seconds"])]
+            libraries = [stack.enter_context(one) for one in open_libraries(llm, commands, options["seconds"])]
             judge = stack.enter_context(open_judge())
         bench = StructuredBench(llm, libraries, judge, max_tokens=options["max_tokens"], show=stages(bar))
         measured, answers, interrupted = _run(bench, sets, questions)
@@ -152,7 +152,7 @@ def _show(document: dict[str, Any]) -> None:
     from paceline.bench.structured import structured_remarks, structured_tables
 
     console = Console(highlight=False)
-    for one in structured_tables(document):
+    for one in structured_tables(document, console.width):
         console.print(one)
         console.print()
     say(*structured_remarks(document), indent="  ")

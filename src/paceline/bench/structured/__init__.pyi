@@ -5,6 +5,7 @@ from .library import parse_libraries as parse_libraries
 from .measure import FREE as FREE
 from .measure import MeasuredSet as MeasuredSet
 from .measure import StructuredBench as StructuredBench
+from .measure import spellings as spellings
 from .report import STRUCTURED_FORMAT as STRUCTURED_FORMAT
 from .report import STRUCTURED_MARK as STRUCTURED_MARK
 from .report import draw_structured as draw_structured

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -12,18 +14,21 @@ import numpy as np
 import torch
 
 from paceline.bench.peers import DriverProcess, PeerError, library_names, peer_command
-from paceline.bench.structured.ours import JUDGE
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.models.loading import token_bytes
 
+Command = Sequence[str | Path]
 START_SECONDS: Final = 120.0
 JUDGE_SECONDS: Final = 10.0
 OURS: Final[Mapping[str, bool]] = {"paceline": True, "paceline, lenient": False}
 """Our own, as named in results -> whether strict."""
 
+QUIET: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Environment of a peer's process."""
+
 ROOT: Final = Path(__file__).parents[3]
-SERVE: Final = "from paceline.bench.peers.drivers.wire import serve; serve('paceline.bench.structured.ours')"
+SERVE: Final = "from paceline.bench.peers.drivers.wire import serve; serve('paceline.bench.structured.{}')"
 
 
 class LibraryProcess:
@@ -41,11 +46,11 @@ class LibraryProcess:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str | Path], request: Mapping[str, Any], seconds: float,
+        self, name: str, command: Command, request: Mapping[str, Any], seconds: float,
         environment: Mapping[str, str],
     ) -> None:  # fmt: skip
         self.name, self._seconds = name, seconds
-        self._make: Callable[[], DriverProcess] = lambda: DriverProcess(name, command, environment)
+        self._make = partial(DriverProcess, name, command, environment)
         self._request = {"op": "open", **request}
         self._process: DriverProcess | None = None
         self._open()
@@ -64,10 +69,11 @@ class LibraryProcess:
             raise
 
     def _open(self) -> DriverProcess:
-        self._process = self._make()
-        answer = self._process.ask(self._request, START_SECONDS)
+        process = self._make()
+        answer = process.ask(self._request, START_SECONDS)
         self.version, self.settings = str(answer["version"]), dict(answer["settings"])
-        return self._process
+        self._process = process
+        return process
 
     def close(self) -> None:
         """End the process; may be called again."""
@@ -82,31 +88,33 @@ class LibraryProcess:
         self.close()
 
 
-def parse_libraries(text: str) -> list[str]:
-    """What --peers of `paceline bench structured` names; `all` are those of the table.
+def parse_libraries(text: str) -> dict[str, Command]:
+    """What --peers of `paceline bench structured` names, and what starts each; `all` are those of the table.
 
     Raises:
         ConfigError: a peer that is none of them, or one twice.
+        PeerError: one that is not installed.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = library_names()
-    names = known if names == ["all"] else names
-    for place, name in enumerate(names):
+    known, names = library_names(), [name.strip() for name in text.split(",") if name.strip()]
+    found: dict[str, Command] = {}
+    for name in known if names == ["all"] else names:
         if name not in known:
             raise ConfigError(f"--peers must be all or of {', '.join(known)}, separated by commas, got {name!r}")
-        if name in names[:place]:
+        if name in found:
             raise ConfigError(f"--peers names {name!r} twice; name it once")
-    return names
+        found[name] = peer_command(name)
+    return found
 
 
-def open_libraries(llm: LLM, peers: Sequence[str], seconds: float) -> list[LibraryProcess]:
+def open_libraries(llm: LLM, peers: Mapping[str, Command], seconds: float) -> list[LibraryProcess]:
     """Ours, strict and lenient, and peers, for the vocabulary of a model.
 
     Args:
+        peers: see `parse_libraries`.
         seconds: that compiling a schema, or following its texts, may take.
     Raises:
         ConfigError: the model has no end token.
-        PeerError: one is not installed, or does not start.
+        PeerError: one does not start.
     """
     size = llm.runner.info.vocab_size
     ends = [end for end in llm.defaults.eos_ids if 0 <= end < size]
@@ -115,27 +123,23 @@ def open_libraries(llm: LLM, peers: Sequence[str], seconds: float) -> list[Libra
     texts = [(text or b"").hex() for text in token_bytes(llm.tokenizer)][:size]
     request = {"tokens": texts + [""] * (size - len(texts)), "ends": ends, "model": str(llm.folder)}
     found: list[LibraryProcess] = []
-    try:
+    with ExitStack() as started:
         for name, strict in OURS.items():
-            found.append(_own(name, {**request, "role": "library", "strict": strict}, seconds))
-        for name in peers:
-            quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-            found.append(LibraryProcess(name, peer_command(name), request, seconds, quiet))
-    except BaseException:
-        for one in found:
-            one.close()
-        raise
+            found.append(started.enter_context(_own(name, "ours", {**request, "strict": strict}, seconds)))
+        for name, command in peers.items():
+            found.append(started.enter_context(LibraryProcess(name, command, request, seconds, QUIET)))
+        started.pop_all()
     return found
 
 
 def open_judge() -> LibraryProcess:
-    """The process that says what satisfies a schema, see `ours.Judge`."""
-    return _own(JUDGE, {"role": JUDGE}, JUDGE_SECONDS)
+    """The process that says what satisfies a schema, see `judge.Judge`."""
+    return _own("judge", "judge", {}, JUDGE_SECONDS)
 
 
-def _own(name: str, request: Mapping[str, Any], seconds: float) -> LibraryProcess:
+def _own(name: str, module: str, request: Mapping[str, Any], seconds: float) -> LibraryProcess:
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return LibraryProcess(name, (sys.executable, "-c", SERVE), request, seconds, environment)
+    return LibraryProcess(name, (sys.executable, "-c", SERVE.format(module)), request, seconds, environment)
 
 
 class Masked:

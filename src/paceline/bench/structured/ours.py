@@ -1,4 +1,4 @@
-"""The driver of our own structured outputs, and the judge: what runs in processes of our own environment."""
+"""The driver of our own structured outputs, in a process of our own environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -15,8 +15,6 @@ from paceline.config import StructuredOutputsParams
 from paceline.grammar import Constraint, constraint
 from paceline.models.loading import Tokenizer
 from paceline.version import __version__
-
-JUDGE: Final = "judge"
 
 
 class Ours:
@@ -52,37 +50,6 @@ class Text:
         self._rule.advance([token])
 
 
-class Judge:
-    """Says by another library, `jsonschema`, what satisfies a schema; formats are not asserted."""
-
-    def __init__(self) -> None:
-        self.version, self.settings = f"jsonschema {version('jsonschema')}", dict[str, Any]()
-
-    def check(self, schema: str, texts: list[str]) -> dict[str, Any]:
-        """`sound`: whether it is a schema of its dialect (2020-12 where it names none) that can be judged by; `valid`:
-        for each text.
-        """
-        import jsonschema
-        import referencing
-
-        read = json.loads(schema)
-        dialect = jsonschema.validators.validator_for(read, default=jsonschema.Draft202012Validator)
-        try:
-            dialect.check_schema(read)
-            checker = dialect(read, registry=referencing.Registry())  # which follows no reference to elsewhere
-            checker.is_valid({})
-            return {"sound": True, "valid": [_satisfies(checker, text) for text in texts]}
-        except Exception:  # patterns of another syntax, references to nowhere: many kinds, none of them a verdict
-            return {"sound": False, "valid": [False] * len(texts)}
-
-
-def _satisfies(checker: Any, text: str) -> bool:
-    try:
-        return bool(checker.is_valid(json.loads(text)))
-    except ValueError:
-        return False
-
-
-def open_peer(request: dict[str, Any]) -> StructuredDriver | Judge:
+def open_peer(request: dict[str, Any]) -> StructuredDriver:
     """Called by the wire loop."""
-    return Judge() if request["role"] == JUDGE else StructuredDriver(Ours(request), request)
+    return StructuredDriver(Ours(request), request)

@@ -22,6 +22,9 @@ STRUCTURED_FORMAT: Final = "paceline-bench-structured"
 STRUCTURED_MARK: Final = '<meta name="generator" content="paceline bench structured">'
 """Stands in every page, so that one may be told from a file that is something else."""
 
+WIDE: Final = 96
+"""Columns of a terminal from which on intervals are shown."""
+
 SHARES: Final[Mapping[str, str]] = {
     "declared": "compiles",
     "empirical": "output valid",
@@ -30,7 +33,10 @@ SHARES: Final[Mapping[str, str]] = {
 
 
 def structured_rows(document: Found) -> Iterator[Rows]:
-    """(title, columns, rows) of every table: coverage and times of each set, then the questions."""
+    """(title, columns, rows) of every table: coverage and times of each set, then the questions.
+
+    The columns' names hold line breaks for a terminal.
+    """
     for name, found in document["sets"].items():
         if not found["cases"]:
             continue
@@ -38,7 +44,7 @@ def structured_rows(document: Found) -> Iterator[Rows]:
         yield f"{name}: CPU time, the {found['common']} schemas that all compile", *_times(found)
     if document["questions"]:
         n = next(iter(document["questions"].values()))["parsed"]["n"]
-        columns = ("library", "answers of the form %", "right %", "cut off")
+        columns = ("library", "of the form\n%", "right\n%", "cut\noff")
         rows: list[Cells] = [
             (name, share(one["parsed"]), share(one["right"]), str(one["unfinished"]))
             for name, one in document["questions"].items()
@@ -47,7 +53,9 @@ def structured_rows(document: Found) -> Iterator[Rows]:
 
 
 def _coverage(found: Found) -> tuple[Cells, list[Cells]]:
-    columns = ("library", "declared %", "empirical %", "compliance %", "true %", "lets through", "rejects", "cut off")
+    columns = (
+        "library", "declared\n%", "empirical\n%", "compliance\n%", "true\n%", "lets\nin", "re-\njects", "cut\noff"
+    )  # fmt: skip
     rows: list[Cells] = []
     for name, one in found["libraries"].items():
         compliance = NOTHING if one["compliance"] is None else f"{100 * one['compliance']:.0f}"
@@ -60,7 +68,7 @@ def _coverage(found: Found) -> tuple[Cells, list[Cells]]:
 
 def _times(found: Found) -> tuple[Cells, list[Cells]]:
     columns = (
-        "library", "to first mask ms, median", "95 %", "first mask ms", "token µs, median", "99 %", "own: ms, median"
+        "library", "to first\nmask, ms", "95 %", "first\nmask, ms", "token,\nµs", "99 %", "of its own:\nfirst mask, ms"
     )  # fmt: skip
     rows: list[Cells] = []
     for name, one in found["libraries"].items():
@@ -87,12 +95,12 @@ def _micro(seconds: float | None) -> str:
     return NOTHING if seconds is None else f"{1e6 * seconds:.0f}"
 
 
-def structured_tables(document: Found) -> Iterator[Table]:
-    """For a terminal."""
+def structured_tables(document: Found, width: int) -> Iterator[Table]:
+    """For a terminal of so many columns; intervals where they fit."""
     for title, columns, rows in structured_rows(document):
         made = new_table(title, columns)
         for row in rows:
-            made.add_row(*row)
+            made.add_row(*(row if width >= WIDE else [cell.partition(" [")[0] for cell in row]))
         yield made
 
 
@@ -102,16 +110,18 @@ def structured_remarks(document: Found) -> list[str]:
     found = [
         "declared: the schema compiles. empirical: what the model writes under it ends and satisfies the schema. "
         "compliance: empirical over declared. true: all values known to be valid pass and no invalid one does, of the "
-        "schemas that come with both; a schema that does not compile counts as wrong. In brackets: 95 % intervals. "
+        "schemas that come with both; a schema that does not compile counts as wrong; `lets in` and `rejects` count the "
+        "wrong among those that compile. In brackets: 95 % intervals. "
         "After JSONSchemaBench (arXiv:2501.10868).",
         f"Every library masks the same model ({document['model']['name']}, greedy, at most {options['max_tokens']} "
         f"tokens; a text that reaches them is cut off and not valid). It is shown the first {SHOWN} characters of the "
         "schema. Ours binds through the engine's own structured outputs, the others through a logits processor.",
         "A value passes if it does with its keys in any of several orders. Values of more than "
         f"{LONGEST} tokens were left out.",
-        "Times are processor seconds inside the library's own process, with one thread; `to first mask` is compiling "
-        "and the first mask, `token` is mask, its application to a row of logits, and taking the token, on values "
-        "that satisfy the schema or come with it; `own` is over all schemas that the library compiles itself. "
+        "Times are medians of processor seconds inside the library's own process, with one thread: `to first mask` is "
+        "compiling and the first mask, `token` is a mask, its application to a row of logits, and taking the token, on "
+        "values that come with the schema or were written under it; `of its own` is over all schemas that the library "
+        "compiles. "
         f"A schema may take {options['seconds']:g} s; then it counts as not compiled. {machine['cores']} cores, "
         "which other programs may have shared.",
     ]
@@ -141,12 +151,17 @@ def structured_html(document: Found) -> str:
 
 
 def _places(document: Found) -> Iterator[dict[str, Any]]:
-    tables = list(structured_rows(document))
+    tables = [(title, [_one_line(one) for one in head], rows) for title, head, rows in structured_rows(document)]
     for name, found in document["sets"].items():
         mine = [one for one in tables if one[0].startswith(f"{name}: ")]
         yield {"name": name, "bars": [one for one in (_bars(found),) if one], "tables": mine}
     if document["questions"]:
         yield {"name": "Answers with and without", "bars": [], "tables": tables[-1:]}
+
+
+def _one_line(column: str) -> str:
+    """Of a page, which breaks lines itself."""
+    return column.replace("-\n", "").replace("\n", " ")
 
 
 def _bars(found: Found) -> Bars | None:
@@ -184,6 +199,7 @@ def _facts(document: Found) -> list[tuple[str, str]]:
 
 INKS: Final = ("#1d5fc4", "#77acff", "#b8420f", "#177245", "#8331c9", "#0b6f85")
 GREY: Final = "#888888"
+MARKERS: Final = "os^"
 
 
 def draw_structured(document: Found, path: Path, plt: Any) -> None:
@@ -203,29 +219,39 @@ def draw_structured(document: Found, path: Path, plt: Any) -> None:
 
 def _draw_coverage(axes: Any, name: str, found: Found, inks: Mapping[str, str]) -> None:
     libraries = [one for one in inks if one in found["libraries"]]
+    kinds = [kind for kind in SHARES if any(one[kind] for one in found["libraries"].values())]
     width = 0.8 / len(libraries)
     for place, library in enumerate(libraries):
-        for group, kind in enumerate(SHARES):
+        for group, kind in enumerate(kinds):
             one = found["libraries"][library][kind]
             if one is not None:
                 at, value = group + (place - (len(libraries) - 1) / 2) * width, 100 * one["value"]
                 errors = [[value - 100 * one["low"]], [100 * one["high"] - value]]
                 axes.bar(at, value, width * 0.92, color=inks[library], yerr=errors, ecolor="#555555")
     axes.set(title=f"{name}, {found['cases']} schemas", ylim=(0, 104), ylabel="schemas, %")
-    axes.set_xticks(range(len(SHARES)), list(SHARES))
+    axes.set_xticks(range(len(kinds)), kinds)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
 
 
 def _draw_times(axes: Any, sets: Mapping[str, Found], inks: Mapping[str, str]) -> None:
     """A point a set and library: how long compiling and a token take."""
-    for (name, found), marker in zip(sets.items(), "os^D", strict=False):
-        for library, one in found["libraries"].items():
-            if one["compile"] and one["token"]:
-                across, up = 1e3 * one["compile"]["p50"], 1e6 * one["token"]["p50"]
-                axes.scatter([across], [up], 55, color=inks[library], marker=marker, alpha=0.85)
+    points = [
+        (1e3 * one["compile"]["p50"], 1e6 * one["token"]["p50"], inks[library], marker)
+        for found, marker in zip(sets.values(), MARKERS, strict=False)
+        for library, one in found["libraries"].items()
+        if one["compile"] and one["token"]
+    ]
+    for x, y, ink, marker in points:
+        axes.scatter([x], [y], 55, color=ink, marker=marker, alpha=0.85)
+    for name, marker in zip(sets, MARKERS, strict=False):
         axes.scatter([], [], 40, color=GREY, marker=marker, label=name)
-    axes.set(xscale="log", yscale="log", title="CPU time, schemas that all compile")
+    axes.set(title="CPU time, schemas that all compile" if points else "no schema compiles with all")
     axes.set(xlabel="compiling and first mask, ms (median)", ylabel="a token, µs (median)")
+    if points:
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
     axes.legend(fontsize=8, frameon=False)
     axes.grid(alpha=0.25)
