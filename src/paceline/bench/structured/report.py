@@ -110,9 +110,8 @@ def structured_remarks(document: Found) -> list[str]:
     found = [
         "declared: the schema compiles. empirical: what the model writes under it ends and satisfies the schema. "
         "compliance: empirical over declared. true: all values known to be valid pass and no invalid one does, of the "
-        "schemas that come with both; a schema that does not compile counts as wrong; `lets in` and `rejects` count the "
-        "wrong among those that compile. In brackets: 95 % intervals. "
-        "After JSONSchemaBench (arXiv:2501.10868).",
+        "schemas that come with both; one that does not compile counts as wrong. `lets in` and `rejects` count the "
+        "wrong among those that compile. In brackets: 95 % intervals. After JSONSchemaBench (arXiv:2501.10868).",
         f"Every library masks the same model ({document['model']['name']}, greedy, at most {options['max_tokens']} "
         f"tokens; a text that reaches them is cut off and not valid). It is shown the first {SHOWN} characters of the "
         "schema. Ours binds through the engine's own structured outputs, the others through a logits processor.",
