@@ -128,6 +128,8 @@ class StructuredBench:
             verdict = self.judge.ask("check", schema=json.dumps(case.schema), texts=[json.dumps(one) for one in values])
         except PeerError:
             return case, False
+        if not verdict["sound"]:
+            return case, False
         sides: tuple[list[Any], list[Any]] = ([], [])
         for place, (value, valid) in enumerate(zip(values, verdict["valid"], strict=True)):
             meant = place < len(case.valid)
@@ -135,7 +137,7 @@ class StructuredBench:
                 sides[0 if meant else 1].append(value)
             else:
                 into.doubtful += 1
-        return Case(case.name, case.schema, tuple(sides[0]), tuple(sides[1])), verdict["sound"]
+        return Case(case.name, case.schema, tuple(sides[0]), tuple(sides[1])), True
 
     def _case(self, case: Case, *, asked: bool) -> dict[str, Found]:
         found = {one.name: Found() for one in self.libraries}
@@ -200,7 +202,10 @@ class StructuredBench:
         return self.llm.tokenizer.encode(text + "\n")
 
     def _tokens(self, value: Any) -> list[int]:
-        return self.llm.tokenizer.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False)
+        text = json.dumps(value, ensure_ascii=False)
+        if any("\ud800" <= sign <= "\udfff" for sign in text):  # half a character, which only an escape can spell
+            text = json.dumps(value)
+        return self.llm.tokenizer.encode(text, add_special_tokens=False)
 
     def _follow(self, library: LibraryProcess, case: Case, own: list[list[int]], found: Found) -> None:
         values = (*case.valid, *case.invalid)
