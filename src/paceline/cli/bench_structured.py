@@ -37,6 +37,8 @@ Model = Annotated[
     str | None, typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id. Default: bundled.")
 ]
 Count = Annotated[int, typer.Option("--schemas", metavar="N", min=1, max=100_000, help="Schemas of each set.")]
+Cases = Annotated[int, typer.Option("--cases", metavar="N", min=1, max=100_000, help="Cases of the test suite.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="CPU threads of the model.")]
 Asked = Annotated[int, typer.Option("--questions", metavar="N", min=0, max=100_000, help="Of GSM8K; 0 for none.")]
 Tokens = Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, max=65536, help="Of each output.")]
 Seconds = Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, max=3600, help="That a schema may take.")]
@@ -50,7 +52,9 @@ def command(
     *,
     data: Data,
     model: Model = None,
+    threads: Threads = None,
     schemas: Count = 30,
+    cases: Cases = 100,
     questions: Asked = 20,
     max_tokens: Tokens = 256,
     seconds: Seconds = 10.0,
@@ -61,8 +65,8 @@ def command(
 ) -> None:
     """Compare structured outputs with other libraries: coverage of schemas, time, and the answers of a model."""
     _must_be_writable(output, html, plot)
-    options = {"schemas": schemas, "questions": questions, "max_tokens": max_tokens, "seconds": seconds}
-    document = _measure(data, model, peers, options)
+    options = {"schemas": schemas, "cases": cases, "questions": questions, "max_tokens": max_tokens, "seconds": seconds}
+    document = _measure(data, model, peers, options | {"threads": threads})
     _show(document)
     _write(document, output, html, plot)
     raise typer.Exit(INTERRUPTED if document["interrupted"] else 0)
@@ -105,9 +109,10 @@ def _measure(data: Path, model: str | None, peers: str, options: dict[str, Any])
     from paceline.llm import LLM
 
     commands = parse_libraries(peers)
-    sets, questions = load_sets(data, options["schemas"]), load_questions(data, options["questions"])
+    sets = load_sets(data, options["schemas"], options["cases"])
+    questions = load_questions(data, options["questions"])
     reject_diffusion({"model": model} if model else {})
-    llm = LLM(model, speculative_config=None, profile=False)
+    llm = LLM(model, speculative_config=None, profile=False, threads=options["threads"])
     with ExitStack() as stack, progress_bar() as bar:
         with spinner("starting the libraries"):
             libraries = [stack.enter_context(one) for one in open_libraries(llm, commands, options["seconds"])]

@@ -17,29 +17,29 @@ TOKENS = {"tokens": [b"7".hex(), b"8".hex(), ""], "ends": [2]}
 
 
 def test_sets_are_spread_and_leave_out_what_refers_elsewhere(tmp_path: Path) -> None:
-    iglu, suite = load_sets(data(tmp_path), 2)
+    iglu, suite = load_sets(data(tmp_path), 2, 2)
     assert (iglu.name, iglu.found, iglu.elsewhere, iglu.asked) == ("iglu-central", 3, 1, True)
     assert [case.schema for case in iglu.cases] == [{"const": 7}] * 2
     assert (suite.found, suite.asked) == (3, False)
     assert [case.name for case in suite.cases] == ["const: is 7", "const: is 7 or 7"]
     assert (suite.cases[1].valid, suite.cases[1].invalid) == ((7,), ("7", 7.5))
-    assert [case.decides for case in load_sets(tmp_path, 3)[1].cases] == [True, True, False]
+    assert [case.decides for case in load_sets(tmp_path, 1, 3)[1].cases] == [True, True, False]
     assert [(one.worked, one.answer) for one in load_questions(tmp_path, 1)] == [("There are 7 of them.", 7)] * 3
     assert load_questions(tmp_path, 0) == []
 
 
 def test_files_that_are_something_else_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data must be a folder"):
-        load_sets(tmp_path / "nowhere", 2)
+        load_sets(tmp_path / "nowhere", 2, 2)
     with pytest.raises(ConfigError, match="holds none of the folders schemastore, iglu-central"):
-        load_sets(tmp_path, 2)
+        load_sets(tmp_path, 2, 2)
     folder = data(tmp_path)
     (folder / "iglu-central" / "part.jsonl").write_text('{"path": "x"}\n')
     with pytest.raises(ConfigError, match=r"iglu-central' cannot be read \(KeyError\('schema'\)\); it must hold"):
-        load_sets(folder, 2)
+        load_sets(folder, 2, 2)
     (folder / "iglu-central" / "part.jsonl").write_text("")
     with pytest.raises(ConfigError, match="holds no schema that can be used"):
-        load_sets(folder, 2)
+        load_sets(folder, 2, 2)
     (folder / "gsm8k" / "test.jsonl").write_text('{"question": "?", "answer": "no number"}\n')
     with pytest.raises(ConfigError, match="gsm8k' cannot be read"):
         load_questions(folder, 1)

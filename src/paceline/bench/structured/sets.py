@@ -71,15 +71,19 @@ class Question:
     answer: int
 
 
-def load_sets(folder: Path, count: int) -> list[SchemaSet]:
-    """The sets that a folder holds, `count` cases of each, spread evenly over the set.
+def load_sets(folder: Path, count: int, cases: int) -> list[SchemaSet]:
+    """The sets that a folder holds, each with schemas that are spread evenly over it.
 
+    Args:
+        count: schemas of each set, as far as there are so many.
+        cases: of the test suite, which cost less, as no model is asked.
     Raises:
         ConfigError: no such folder, none of the sets in it, or a file that is not what it should be.
     """
     if not folder.is_dir():
         raise ConfigError(f"--data must be a folder, got {str(folder)!r}; name one that holds {', '.join(READERS)}")
-    found = [_spread(name, folder / name, count) for name in READERS if (folder / name).is_dir()]
+    names = [name for name in READERS if (folder / name).is_dir()]
+    found = [_spread(name, folder / name, cases if name == SUITE else count) for name in names]
     if not found:
         raise ConfigError(f"--data {str(folder)!r} holds none of the folders {', '.join(READERS)}; name their parent")
     return found
