@@ -128,7 +128,18 @@ def structured_remarks(document: Found) -> list[str]:
         left = [(one["elsewhere"], "schemas refer to other files"), (one["unsound"], "schemas are not sound"),
                 (one["doubtful"], "values are too long or judged otherwise by jsonschema")]  # fmt: skip
         found += [f"{name}: left out: " + ", ".join(f"{n} {why}" for n, why in left if n)] * any(n for n, _ in left)
+        slow = {library: _slow(of["errors"]) for library, of in one["libraries"].items()}
+        found += [
+            f"{name}: {library} was ended on {n} schemas, as it took longer than {options['seconds']:g} s of a clock"
+            for library, n in slow.items()
+            if n
+        ]
     return found + ["interrupted: the figures are of what was done until then."] * document["interrupted"]
+
+
+def _slow(errors: Mapping[str, int]) -> int:
+    """How many of the errors are of the clock."""
+    return sum(n for error, n in errors.items() if "gave no answer" in error)
 
 
 def structured_html(document: Found) -> str:
