@@ -39,7 +39,8 @@ ALLOWED = {
     "serving": METHODS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
     "batch": LOW,
     "bench": METHODS
-    | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"},
+    | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
+    | {"grammar"},
     "training": METHODS | {"bench", "llm", "models", "drafters"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}

@@ -91,3 +91,11 @@ def test_a_difference_is_seen() -> None:
     found = stats.bootstrap([np.full((stats.ENOUGH, 2), 1.3)], stats.median_ratio)
     assert found is not None
     assert stats.rates_differ(**found.to_dict())
+
+
+def test_intervals_of_shares() -> None:
+    found = stats.wilson(8, 10)
+    assert found["low"] == pytest.approx(0.4901625, abs=1e-6)
+    assert found["high"] == pytest.approx(0.9433178, abs=1e-6)
+    assert stats.wilson(0, 10)["low"] == pytest.approx(0.0, abs=1e-12)
+    assert stats.wilson(0, 10)["high"] > 0.2

@@ -30,6 +30,7 @@ from .stats import bootstrap as bootstrap
 from .stats import median_ratio as median_ratio
 from .stats import speedup as speedup
 from .stats import tokens_per_second as tokens_per_second
+from .stats import wilson as wilson
 from .timing import DifferentOutputError as DifferentOutputError
 from .timing import Turn as Turn
 from .timing import in_turn as in_turn

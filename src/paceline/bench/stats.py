@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import sqrt
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -158,3 +160,15 @@ def speedup_total(
     if not (base_tokens.sum(axis=0) > 0).all():
         return None
     return bootstrap([base_tokens, base_seconds, tokens, seconds], total_ratio, **options)
+
+
+def wilson(right: int, n: int) -> dict[str, Any]:
+    """A share with its 95 % interval (Wilson's score interval): value, low, high, right, n.
+
+    Raises:
+        ZeroDivisionError: nothing was asked.
+    """
+    share, z = right / n, NormalDist().inv_cdf((1 + LEVEL) / 2)
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return {"value": share, "low": max(0.0, middle - half), "high": min(1.0, middle + half), "right": right, "n": n}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import bench_diffusion, bench_documents, bench_peers
+from paceline.cli import bench_diffusion, bench_documents, bench_peers, bench_structured
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
 from paceline.cli.options import engine_options, reject_diffusion, with_flags
@@ -369,4 +369,5 @@ def _by_reason(remarks: Iterable[str]) -> list[str]:
 app.command("compare")(bench_documents.compare)
 app.command("diffusion")(bench_diffusion.command)
 app.command("report")(bench_documents.report)
+app.command("structured")(bench_structured.command)
 app.add_typer(bench_peers.app, name="peers")

@@ -21,6 +21,9 @@ app = typer.Typer(
     name="peers", help="Other engines on the same weights: install, list, remove, run.", add_completion=False
 )
 
+STRUCTURED = "structured outputs"
+"""What a peer without methods of decoding does."""
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A peer of `paceline bench peers list`.")]
 NameOrAll = Annotated[str, typer.Argument(metavar="NAME|all", help="A peer, or all that can run on this machine.")]
 
@@ -73,7 +76,7 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     for row in rows:
         status = "by URL" if row["folder"] is None else "installed" if row["installed"] else "no environment"
         how = f"; `paceline bench peers install {row['name']}`" if status == "no environment" else ""
-        print(f"{row['name']:<15} {status:<14} {', '.join(row['methods'])}{how}")
+        print(f"{row['name']:<18} {status:<14} {', '.join(row['methods']) or STRUCTURED}{how}")
 
 
 @app.command("remove")

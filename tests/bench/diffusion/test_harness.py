@@ -24,7 +24,6 @@ from paceline.bench.diffusion import (
     texts_to_time,
     time_methods,
     timing_figures,
-    wilson,
     with_method_times,
 )
 from paceline.errors import ConfigError
@@ -199,14 +198,6 @@ def test_a_document_is_json() -> None:
     json.dumps(
         with_method_times(score_methods(bench, lines, quiet), time_methods(bench, lines, quiet)[0]), allow_nan=False
     )
-
-
-def test_intervals_of_shares() -> None:
-    found = wilson(8, 10)
-    assert found["low"] == pytest.approx(0.4901625, abs=1e-6)
-    assert found["high"] == pytest.approx(0.9433178, abs=1e-6)
-    assert wilson(0, 10)["low"] == pytest.approx(0.0, abs=1e-12)
-    assert wilson(0, 10)["high"] > 0.2
 
 
 def test_differences_are_of_the_same_prompts() -> None:

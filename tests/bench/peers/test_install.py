@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.peers import PeerError, install, peer_entry, peers_home
+from paceline.bench.peers import PeerError, install, library_names, peer_entry, peers_home
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_an_unfinished_environment_is_not_ready(commands: list[list[str]], monke
 
 def test_all_leaves_out_what_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "has_cuda", lambda: False)
-    assert install.wanted_peers("all") == ["transformers", "llama.cpp", "openvino-genai"]
+    assert install.wanted_peers("all") == ["transformers", "llama.cpp", "openvino-genai", *library_names()]
     monkeypatch.setattr(install, "has_cuda", lambda: True)
     assert "vllm" in install.wanted_peers("all")
     assert install.wanted_peers("vllm") == ["vllm"]

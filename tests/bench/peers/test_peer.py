@@ -93,6 +93,7 @@ def test_bad_arguments_are_named(fake: Path, tmp_path: Path) -> None:
         (lambda: open_peer("transformers", fake, dtype="int8"), "no dtype 'int8'"),
         (lambda: open_peer("llama.cpp", tmp_path), "holds no config.json"),
         (lambda: open_peer("openai", "x"), "needs the option url"),
+        (lambda: open_peer("xgrammar", fake), "xgrammar decodes nothing; it is for `paceline bench structured`"),
     ):
         with pytest.raises(ConfigError, match=message):
             call()
@@ -115,7 +116,7 @@ def test_conversions_belong_to_a_state_of_the_checkpoint(tmp_path: Path) -> None
 
 def test_the_table_names_what_each_driver_reads() -> None:
     for name, entry in PEERS.items():
-        if entry.driver:
+        if entry.driver and entry.modes:
             source = (DRIVERS / f"{entry.driver}.py").read_text(encoding="utf-8")
             read = set(re.findall(r'options"?\]?(?:\.get\(|\[)"(\w+)"', source)) | set(
                 re.findall(r'"(\w+)" in options', source)

@@ -17,7 +17,6 @@ from .harness import texts_to_score as texts_to_score
 from .harness import texts_to_time as texts_to_time
 from .harness import time_methods as time_methods
 from .harness import timing_figures as timing_figures
-from .harness import wilson as wilson
 from .harness import with_method_times as with_method_times
 from .lines import DiffusionLine as DiffusionLine
 from .lines import default_lines as default_lines

@@ -11,10 +11,10 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from paceline.bench.diffusion.harness import DiffusionBench, Progress, timing_figures, wilson
+from paceline.bench.diffusion.harness import DiffusionBench, Progress, timing_figures
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
-from paceline.bench.stats import FloatArray, bootstrap, median_ratio
+from paceline.bench.stats import FloatArray, bootstrap, median_ratio, wilson
 from paceline.bench.timing import in_turn, time_in_turn
 from paceline.diffusion import Deviation, Outcome, Parts, deviation, options_of, part, pooled
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import sqrt
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,6 @@ from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.models.loading import Tokenizer
 from paceline.utils import integer, need
-
-Z = NormalDist().inv_cdf(0.975)
 
 Progress = Callable[[str, int, int], None]
 Table = Sequence[Sequence[float]] | stats.FloatArray
@@ -76,18 +72,6 @@ class Sample:
     output: tuple[int, ...]
 
 
-def wilson(right: int, n: int) -> dict[str, Any]:
-    """A share with its 95 % interval (Wilson's score interval).
-
-    Raises:
-        ZeroDivisionError: nothing was asked.
-    """
-    share = right / n
-    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    return {"value": share, "low": max(0.0, middle - half), "high": min(1.0, middle + half), "right": right, "n": n}
-
-
 def summarize_samples(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, Any]:
     """A line's figures; `baseline` is the static baseline on the same prompts."""
     n, calls, rounds = len(samples), sum(s.calls for s in samples), sum(s.rounds for s in samples)
@@ -113,7 +97,7 @@ def summarize_samples(samples: Sequence[Sample], baseline: Sequence[Sample]) -> 
 
 
 def _share(samples: Sequence[Sample]) -> dict[str, Any] | None:
-    return wilson(sum(s.right for s in samples), len(samples)) if samples else None
+    return stats.wilson(sum(s.right for s in samples), len(samples)) if samples else None
 
 
 def _raw(samples: Sequence[Sample]) -> dict[str, Any]:

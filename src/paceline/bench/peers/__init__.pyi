@@ -1,4 +1,5 @@
 from .catalogue import PEERS as PEERS
+from .catalogue import library_names as library_names
 from .catalogue import peer_entry as peer_entry
 from .catalogue import peer_names as peer_names
 from .catalogue import peers_home as peers_home
@@ -17,6 +18,7 @@ from .peer import Peer as Peer
 from .peer import PeerRun as PeerRun
 from .peer import agreement_with as agreement_with
 from .peer import open_peer as open_peer
+from .peer import peer_command as peer_command
 from .process import DriverProcess as DriverProcess
 from .process import PeerError as PeerError
 from .wanted import TRIES as TRIES

@@ -19,7 +19,8 @@ class PeerEntry:
     Attributes:
         driver: module in `drivers/` that runs in the peer's environment; "" for an endpoint, which needs none.
         packages: what `pip` installs, with versions.
-        modes: decoding modes the adapter offers, see `open`.
+        modes: decoding modes the adapter offers, see `open`; none for a library of structured outputs, which is for
+            `paceline bench structured`.
         dtypes: precisions it takes.
         batches: whether several prompts are decoded together.
         options: that the driver reads, beside the method; `model` is the folder of the draft.
@@ -33,6 +34,11 @@ class PeerEntry:
     batches: bool
     options: tuple[str, ...]
     needs_cuda: bool = False
+
+
+def _library(driver: str, *packages: str) -> PeerEntry:
+    """One that only says which tokens may come next."""
+    return PeerEntry(driver=driver, packages=packages, modes=(), dtypes=(), batches=False, options=())
 
 
 DRAFTING = ("num_speculative_tokens", "prompt_lookup_max")
@@ -71,6 +77,9 @@ PEERS: Mapping[str, PeerEntry] = {
         options=(*DRAFTING, "model", "max_model_len", "gpu_memory_utilization"),
         needs_cuda=True,
     ),
+    "xgrammar": _library("xgrammar_peer", "xgrammar==0.2.8", "torch==2.13.0", "transformers==5.23.0", "numpy>=2.0,<3"),
+    "outlines": _library("outlines_peer", "outlines-core==0.2.14", "numpy>=2.0,<3"),
+    "lm-format-enforcer": _library("lmfe_peer", "lm-format-enforcer==0.11.3", "numpy>=2.0,<3"),
     "openai": PeerEntry(driver="", packages=(), modes=("plain",), dtypes=(), batches=False, options=("url", "api_key")),
 }
 
@@ -78,6 +87,11 @@ PEERS: Mapping[str, PeerEntry] = {
 def peer_names() -> list[str]:
     """All peers, in the table's order."""
     return list(PEERS)
+
+
+def library_names() -> list[str]:
+    """Peers that are libraries of structured outputs, in the table's order."""
+    return [name for name, entry in PEERS.items() if not entry.modes]
 
 
 def peer_entry(name: str) -> PeerEntry:

@@ -166,6 +166,8 @@ def open_peer(
         PeerError: not installed, or it does not start.
     """
     found, given = catalogue.peer_entry(name), {"method": "plain", **(options or {})}
+    if not found.modes:
+        raise ConfigError(f"peer {name} decodes nothing; it is for `paceline bench structured`")
     if given["method"] not in found.modes:
         raise ConfigError(f"peer {name} has no method {given['method']!r}; it has {', '.join(found.modes)}")
     if name == "openai":
@@ -178,8 +180,16 @@ def open_peer(
         draft = _draft(name, given)
         given["model"], work["draft_work"] = str(draft), str(catalogue.converted(draft))
     request = {**work, "dtype": dtype, "threads": threads, "options": given}
-    command = (_python(name), DRIVERS, found.driver)
-    return SubprocessPeer(name, command, request, request_timeout=request_timeout)
+    return SubprocessPeer(name, peer_command(name), request, request_timeout=request_timeout)
+
+
+def peer_command(name: str) -> tuple[str | Path, ...]:
+    """Starts the driver of a peer in the peer's environment.
+
+    Raises:
+        PeerError: not installed.
+    """
+    return (_python(name), DRIVERS, catalogue.peer_entry(name).driver)
 
 
 def _draft(name: str, given: Mapping[str, Any]) -> Path:

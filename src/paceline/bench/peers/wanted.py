@@ -107,6 +107,8 @@ def _named(text: str) -> list[WantedPeer]:
         ]
     name, colon, method = text.partition(":")
     modes = catalogue.peer_entry(name).modes
+    if not modes:
+        raise ConfigError(f"peer {name} decodes nothing; it is for `paceline bench structured --peers {name}`")
     if colon and method not in modes:
         raise ConfigError(f"peer {name} has no method {method!r}; it has {', '.join(modes)}")
     return [WantedPeer(name=name, method=mode) for mode in ([method] if colon else modes)]

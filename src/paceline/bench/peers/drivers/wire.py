@@ -1,8 +1,9 @@
 """The wire between Paceline and a peer: JSON lines over standard input and output.
 
-A request is `{"op": "open", ...}` once, then `{"op": "generate", ...}` any number of times; the end of the input ends
-the process. Its answer is one line, `{"ok": true, ...}` or `{"ok": false, "error": "..."}`. Times are seconds, tokens
-are ids.
+A request is `{"op": "open", ...}` once, then `{"op": NAME, ...}` any number of times, where NAME is a method of the
+driver and the rest its arguments: `generate` of a `Driver`, or those of `structured.StructuredDriver`. The end of the
+input ends the process. An answer is one line, `{"ok": true, ...}` or `{"ok": false, "error": "..."}`. Times are
+seconds, tokens are ids.
 
 Whatever a library prints goes to standard error: the real standard output is kept for the wire alone.
 """
@@ -39,17 +40,17 @@ def serve(module: str) -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    driver: Driver | None = None
+    driver: Any = None
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         nonlocal driver
         if request["op"] == "open":
             driver = import_module(module).open_peer(request)
-            assert driver is not None
             return {"version": driver.version, "settings": driver.settings}
         if driver is None:
             raise RuntimeError("the first request must be open")
-        return driver.generate(request["prompts"], request["max_tokens"], request["ignore_eos"])
+        found: dict[str, Any] = getattr(driver, request.pop("op"))(**request)
+        return found
 
     for line in sys.stdin:
         _reply(out, answer, line)
