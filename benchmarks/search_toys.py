@@ -28,9 +28,7 @@ from common import RESULTS, save
 
 from paceline import LLM, SamplingParams
 from paceline.bench import bundled_prompts
-from paceline.search import Branch, Search, entropy_bits, minimum_entropy_coupling
-from paceline.search.base import Steps
-from paceline.search.branch import Found
+from paceline.search import Branch, Found, Search, Steps, entropy_bits, minimum_entropy_coupling
 
 LETTERS, LENGTH = "abcd", 5
 RANK = 20

@@ -29,7 +29,7 @@ from search_tasks import FAMILIES, Programs, Task, humaneval
 from tqdm import tqdm
 
 from paceline import LLM, SamplingParams
-from paceline.search.voting import last_number
+from paceline.search import last_number
 
 PLAIN = SamplingParams(temperature=0.7, max_tokens=48, seed=7)
 LONGEST = {"program": 64, "humaneval": 160}

@@ -32,3 +32,4 @@ from .search_config import SearchConfig as SearchConfig
 from .superposed import NGrams as NGrams
 from .uni_encoder import UniEncoder as UniEncoder
 from .uni_encoder import candidate_mask as candidate_mask
+from .voting import last_number as last_number
