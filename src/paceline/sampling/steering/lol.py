@@ -30,9 +30,9 @@ class LowerLayerMatters(Steering):
     Args:
         model: folder or hub id of the amateur, the model after a fine-tuning on texts that are not true; or folder of a
             LoRA adapter that makes it of the model (`paceline train lora`).
-        beta: strength of both contrasts.
+        beta: strength of both contrasts. Its default, and those of the next two, are not the paper's.
         omega: weight of the lower layer; 0 leaves it out.
-        refocus: weight of the instruction; 0 leaves it out. (The defaults of the three are not the paper's.)
+        refocus: weight of the instruction; 0 leaves it out.
         layer: 1 is the output of the first layer; None is the middle one.
         instruction: text or token ids, put before the prompt.
         alpha: in 0..1.
