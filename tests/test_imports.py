@@ -41,7 +41,7 @@ ALLOWED = {
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
     | {"grammar"},
-    "training": METHODS | {"bench", "llm", "models", "drafters"},
+    "training": METHODS | {"bench", "llm", "models", "drafters", "sampling"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
     | {"bench", "profiles"},

@@ -40,11 +40,13 @@ class Trainer(nn.Module):
         rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
     Attributes:
         rate: usual peak of the learning rate.
+        drafts: what is written drafts for the target; otherwise it is an adapter of it, or another model.
         replaces_target: what is written is a model in place of the target.
         depths: how many tokens ahead it is judged by.
     """
 
     rate: ClassVar[float] = 1e-3
+    drafts: ClassVar[bool] = True
     replaces_target: ClassVar[bool] = False
     depths: int
     rows: Tensor
@@ -80,9 +82,10 @@ class Trainer(nn.Module):
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """Write what it has learned; `facts` say where it comes from."""
 
-    @abstractmethod
     def speculative_config(self, folder: Path) -> dict[str, Any]:
-        """How it is drafted with, once it is written."""
+        """How it is drafted with, once it is written; of what does not draft, nothing."""
+        del folder
+        return {}
 
     def logits(self, states: Tensor) -> Tensor:
         """(m, v) of normed states (m, hidden)."""

@@ -5,4 +5,6 @@ from .dola import DoLa as DoLa
 from .dola import divergence as divergence
 from .guidance import ClassifierFreeGuidance as ClassifierFreeGuidance
 from .lol import LowerLayerMatters as LowerLayerMatters
+from .svdecode import MAX_MU as MAX_MU
 from .svdecode import SVDecode as SVDecode
+from .svdecode import steering_vector as steering_vector
