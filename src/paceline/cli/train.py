@@ -24,7 +24,7 @@ def command(
         str,
         typer.Argument(
             help="eagle3, eagle, hydra++, hydra, medusa, medusa2, mlp_speculator, draft_model, kangaroo or layer_skip; "
-            "lora for an adapter."
+            "lora for an adapter, codebooks for a model that speaks in codes."
         ),
     ],
     *,
@@ -62,6 +62,13 @@ def command(
     target_modules: Annotated[
         str | None, typer.Option("--target-modules", help="Of lora: q_proj,v_proj; all matrices by default.")
     ] = None,
+    codebook_size: Annotated[
+        int, typer.Option("--codebook-size", min=2, max=65536, help="Of codebooks: codes of each.")
+    ] = 1024,
+    codes: Annotated[int, typer.Option("--codes", min=1, help="Of codebooks: codes that make a state.")] = 8,
+    sites: Annotated[
+        str, typer.Option("--sites", help="Of codebooks: modules of every layer that have one.")
+    ] = "attention,mlp",
     depths: Annotated[
         int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
     ] = None,
@@ -114,6 +121,7 @@ def command(
         layers=None if layers is None else numbers(layers), hidden_size=hidden_size, num_layers=num_layers,
         exit_layer=exit_layer, rank=rank, alpha=alpha,
         target_modules=None if target_modules is None else tuple(target_modules.split(",")),
+        codebook_size=codebook_size, codes=codes, sites=tuple(sites.split(",")),
         feature_cache_bytes=int(feature_cache_gib * 2**30),
         feature_disk_bytes=int(feature_disk_gib * 2**30), keep_features=keep_features, fitting=fitting,
     )  # fmt: skip
@@ -139,9 +147,12 @@ def adapter_words(found: Trained, given: Mapping[str, Any]) -> str:
     """What an adapter can do, and how it is used."""
     best, first = (one.acceptance[0] for one in (found.curve.best, found.curve.judged[0]))
     model = f"-m {given['model']} " if "model" in given else ""
+    use = f"generate {model}--lora {found.folder}"
+    if found.model is not None:
+        use = f"codebooks show {found.model} 'Once upon a time'"
     return (
         f"Of the tokens of held-out answers, {best:.1%} are now the likeliest ones ({first:.1%} before). The report is "
-        f"{found.folder / 'report.html'}.\nUse it: paceline generate {model}--lora {found.folder}"
+        f"{found.folder / 'report.html'}.\nUse it: paceline {use}"
     )
 
 

@@ -141,7 +141,9 @@ def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple
     ends = [token for token in (llm.tokenizer.bos_id, llm.tokenizer.eos_id) if token is not None]
     vocabulary = draft_vocabulary(training, config.draft_vocab_size, llm.runner.info.vocab_size, ends)
     torch.manual_seed(config.fitting.seed)
-    return trainer(config.method).begun(llm, config, vocabulary)
+    made, view = trainer(config.method).begun(llm, config, vocabulary)
+    made.prepare(view, training, config.fitting.row_tokens, config.fitting.seed)
+    return made, view
 
 
 def _target(llm: LLM) -> Mapping[str, str]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.heads import write_head
-from paceline.training.batches import Batch, TargetView
+from paceline.training.batches import Batch, Document, TargetView
 from paceline.training.train_config import METHODS
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class Trainer(nn.Module):
         Args:
             vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
         """
+
+    def prepare(self, view: TargetView, documents: Sequence[Document], length: int, seed: int) -> None:
+        """Look at documents that it will learn, cut into rows of so many tokens, before the first step."""
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:

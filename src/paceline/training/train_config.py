@@ -20,10 +20,11 @@ METHODS: Final = {
     "kangaroo": "kangaroo:KangarooTrainer",
     "layer_skip": "layer_skip:LayerSkipTrainer",
     "lora": "lora:LoraTrainer",
+    "codebooks": "codebooks:CodebookTrainer",
 }
 """Method -> module and class of its `Trainer`."""
 
-LEARN_TEXTS: Final = ("lora",)
+LEARN_TEXTS: Final = ("lora", "codebooks")
 """Methods that learn texts as they are, not what the model says."""
 
 
@@ -75,6 +76,8 @@ class TrainConfig:
         exit_layer: layers that run before kangaroo's adapter, or that draft by layer_skip; None is 2, or a quarter.
         rank, alpha: of a LoRA adapter, whose changes count alpha / rank times. target_modules: matrices that it
             changes, as "q_proj"; None is all of the layers'.
+        codebook_size, codes, sites: codes of a codebook, how many of them make a state, and behind which modules of
+            every layer there is one (`paceline.codebooks.SITES`).
         feature_cache_bytes: memory for states that are kept between epochs. feature_disk_bytes: space for further ones
             in the run's folder, freed in the end unless keep_features; what is beyond is computed again.
         fitting: the loop's.
@@ -99,6 +102,9 @@ class TrainConfig:
     rank: int = 16
     alpha: float = 32.0
     target_modules: tuple[str, ...] | None = None
+    codebook_size: int = 1024
+    codes: int = 8
+    sites: tuple[str, ...] = ("attention", "mlp")
     feature_cache_bytes: int = 2 << 30
     feature_disk_bytes: int = 0
     keep_features: bool = False
@@ -116,6 +122,8 @@ class TrainConfig:
         given = self.texts or self.method not in LEARN_TEXTS
         need(given, "texts", f"be true for {self.method}, which learns texts as they are", self.texts)
         integer("rank", self.rank, 1, 1024)
+        integer("codebook_size", self.codebook_size, 2, 1 << 16)
+        integer("codes", self.codes, 1, self.codebook_size)
         number("alpha", self.alpha, 0.0, 1e6, "be above 0", open_low=True)
         self._check_layers()
         self._check_shape()
