@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from paceline.codebooks.books import Books, read_books
 from paceline.errors import PromptError
+from paceline.models.fallback import quiet
 from paceline.models.loading import GenerationDefaults, Tokenizer, read_config
 from paceline.utils import integer, number
 
@@ -53,14 +54,13 @@ class CodebookModel:
             CheckpointError: no such folder, no model, or no codebooks in it.
         """
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
 
         place = Path(folder)
         read_config(place)
-        logging.disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, local_files_only=True
-        )
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(
+                place, dtype=torch.float32, use_safetensors=True, local_files_only=True
+            )
         books = read_books(place, model.model.layers, model.config.hidden_size)
         tokenizer = Tokenizer.load(place)
         return cls(model, books, tokenizer, GenerationDefaults.load(place, tokenizer).eos_ids)
