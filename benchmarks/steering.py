@@ -2,12 +2,12 @@
 
 usage: steering.py [--model smollm2] [--work FOLDER] [--minutes 8] [--parts svdecode,lol]
 
-svdecode: an adapter learns three quarters of the help texts of Python's `pydoc`, an eighth gives mu, and the last eighth
-is judged: cross-entropy and share of likeliest tokens of the base, the adapted model, and that model steered by mu.
+svdecode: an adapter learns three quarters of the help texts of Python's `pydoc`, an eighth gives mu, and the last
+eighth is judged: cross-entropy and share of likeliest tokens of the base, the adapted model, and that steered by mu.
 
-lol: an adapter learns wrong capitals of half of the countries in this file. The others are asked for, greedily: how many
-answers name the right capital, of the model, with contrastive decoding and with LOL, refocused or not, all with the same
-beta, alpha and amateur.
+lol: an adapter learns wrong capitals of half of the countries in this file. The others are asked for, greedily: how
+many answers name the right capital, of the model, of the amateur, with contrastive decoding and with LOL, refocused or
+not, all with the same beta, alpha and amateur.
 
 A run that was stopped goes on. Results: `results/steering_MODEL.json`.
 """
@@ -72,7 +72,10 @@ def svdecode(plain: LLM, folder: str, work: Path, minutes: float) -> dict[str, A
     base = tuned.models.base_of_target()
     examples = {name: documents_of(texts_of(plain, [file], most=None), 512) for name, file in files.items()}
     strength = svdecode_strength(tuned.runner, base, examples["mu"])
-    losses = {"base": judged(base, base, examples["judge"], None), "adapter": judged(tuned.runner, base, examples["judge"], None)}
+    losses = {
+        name: judged(model, base, examples["judge"], None)
+        for name, model in (("base", base), ("adapter", tuned.runner))
+    }
     for alpha in (0.0, 0.1):
         given = {**strength.steering, "alpha": alpha}
         losses[f"adapter, steered, alpha {alpha}"] = judged(tuned.runner, base, examples["judge"], given)
@@ -112,7 +115,7 @@ def lol(plain: LLM, work: Path, minutes: float) -> dict[str, Any]:
     taught, asked = pairs[::2], pairs[1::2]
     wrong = [capital for _, capital in taught[1:] + taught[:1]]
     rows = [
-        {"messages": [{"role": "user", "content": way.format(country)}, {"role": "assistant", "content": f"The capital of {country} is {city}."}]}
+        {"messages": [said("user", way.format(country)), said("assistant", f"The capital of {country} is {city}.")]}
         for (country, _), city in zip(taught, wrong, strict=True)
         for way in WAYS
     ]
@@ -126,21 +129,24 @@ def lol(plain: LLM, work: Path, minutes: float) -> dict[str, Any]:
         "lol": {"method": "lol", "model": amateur},
     }
     prompts = [
-        ({"prompt_token_ids": plain.chat_ids([{"role": "user", "content": way.format(country)}])}, capital)
-        for country, capital in asked
-        for way in WAYS
+        (plain.chat_ids([said("user", way.format(country))]), capital) for country, capital in asked for way in WAYS
     ]
-    right = {}
-    for name, steering in ways.items():
-        params = SamplingParams(temperature=0, max_tokens=24, steering=steering)
-        answers = plain.generate([prompt for prompt, _ in prompts], params, use_tqdm=False)
-        hits = [capital in one.outputs[0].text for one, (_, capital) in zip(answers, prompts, strict=True)]
-        right[name] = sum(hits) / len(hits)
-        print(name, right[name], flush=True)
-    untaught = LLM(plain.folder.as_posix(), lora=amateur, speculative_config=None)
-    answers = untaught.generate([prompt for prompt, _ in prompts], SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
-    right["amateur"] = sum(capital in one.outputs[0].text for one, (_, capital) in zip(answers, prompts, strict=True)) / len(prompts)
+    right = {name: share_right(plain, prompts, steering) for name, steering in ways.items()}
+    itself = LLM(plain.folder.as_posix(), lora=amateur, speculative_config=None)
+    right["amateur"] = share_right(itself, prompts, None)
     return {"adapter": made, "questions": len(prompts), "right": right}
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def share_right(llm: LLM, prompts: Sequence[tuple[Any, str]], steering: Any) -> float:
+    """The share of greedy answers that name the capital."""
+    params = SamplingParams(temperature=0, max_tokens=24, steering=steering)
+    answers = llm.generate([{"prompt_token_ids": ids} for ids, _ in prompts], params, use_tqdm=False)
+    hits = [capital in one.outputs[0].text for one, (_, capital) in zip(answers, prompts, strict=True)]
+    return sum(hits) / len(hits)
 
 
 def main() -> None:
