@@ -130,7 +130,8 @@ def command(
     if not accelerator().is_main_process:
         return
     if not found.speculative_config:
-        say(adapter_words(found, given))
+        for line in adapter_words(found, given):
+            say(line)
         return
     best, first = found.curve.best, found.curve.judged[0]
     say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
@@ -143,17 +144,15 @@ def command(
     say(f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'")
 
 
-def adapter_words(found: Trained, given: Mapping[str, Any]) -> str:
-    """What an adapter can do, and how it is used."""
+def adapter_words(found: Trained, given: Mapping[str, Any]) -> tuple[str, str]:
+    """What an adapter, or a model of its own, can do, and how it is used."""
     best, first = (one.acceptance[0] for one in (found.curve.best, found.curve.judged[0]))
     model = f"-m {given['model']} " if "model" in given else ""
     use = f"generate {model}--lora {found.folder}"
     if found.model is not None:
         use = f"codebooks show {found.model} 'Once upon a time'"
-    return (
-        f"Of the tokens of held-out answers, {best:.1%} are now the likeliest ones ({first:.1%} before). The report is "
-        f"{found.folder / 'report.html'}.\nUse it: paceline {use}"
-    )
+    said = f"Of the tokens of held-out texts, {best:.1%} are now the likeliest ones ({first:.1%} before)."
+    return f"{said} The report is {found.folder / 'report.html'}.", f"Use it: paceline {use}"
 
 
 def _over(one: Mapping[str, Any]) -> str:
