@@ -31,6 +31,7 @@ ALLOWED = {
     "sampling": METHODS,
     "grammar": METHODS | {"models", "sampling"},
     "profiles": METHODS | {"controllers", "models"},
+    "codebooks": METHODS | {"models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
     "search": METHODS | {"engine", "models", "sampling"},
     "claims": LOW,
@@ -41,10 +42,10 @@ ALLOWED = {
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
     | {"grammar"},
-    "training": METHODS | {"bench", "llm", "models", "drafters"},
+    "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "profiles"},
+    | {"bench", "codebooks", "profiles"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -462,6 +462,13 @@ STEERINGS: Mapping[str, Entry] = {
         needs=("an amateur model",),
         paper="Contrastive Decoding: Open-ended Text Generation as Optimization (arXiv:2210.15097)",
     ),
+    "lol": Entry(
+        "paceline.sampling.steering.lol:LowerLayerMatters",
+        "model",
+        needs=("taps", "head", "an amateur model, or an adapter that makes it"),
+        paper="Lower Layer Matters: Alleviating Hallucination via Multi-Layer Fusion Contrastive Decoding with "
+        "Truthfulness Refocused (arXiv:2408.08769)",
+    ),
     "svdecode": Entry(
         "paceline.sampling.steering.svdecode:SVDecode",
         "model",

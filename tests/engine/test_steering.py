@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine.harness import engine, run, tokens
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoint import write
 from tools.gtest import ERROR, g_test
 from toys import ToyRunner
@@ -24,6 +23,7 @@ from paceline.config import EngineConfig
 from paceline.drafters import DrafterArgs
 from paceline.engine import Engine, Request, Scheduler
 from paceline.errors import CapabilityError, ConfigError, PromptError
+from paceline.models.loading import write_adapter
 from paceline.sampling.steering import Steering, parse_steering
 
 DRAFT = "bundled/draft"
@@ -39,6 +39,7 @@ STEERED: dict[str, dict[str, Any]] = {
     "negative prompt": {"method": "cfg", "guidance_scale": 1.5, "negative_prompt": NEGATIVE},
     "contrastive": {"method": "contrastive", "model": DRAFT, "beta": 0.5},
     "svdecode": {"method": "svdecode", "model": DRAFT, "mu": 5.0},
+    "lol": {"method": "lol", "model": DRAFT, "layer": 1, "refocus": 0.4, "instruction": NEGATIVE},
 }
 OTHERWISE: dict[str, dict[str, Any]] = {
     "dola": {"layers": [5]},
@@ -46,6 +47,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "negative prompt": {"guidance_scale": 4.0},
     "contrastive": {"beta": 2.0},
     "svdecode": {"mu": 0.5},
+    "lol": {"beta": 2.0},
 }
 
 
@@ -94,17 +96,32 @@ def test_guidance_gives_the_tokens_of_transformers(llm: LLM, reference: Any) -> 
     assert decoded(llm, STEERED["cfg"] | OTHERWISE["cfg"]) != decoded(llm, STEERED["cfg"])
 
 
+def first_layer(model: Any, made: Any, rows: slice) -> torch.Tensor:
+    """What the state behind the first layer predicts."""
+    state: torch.Tensor = (
+        model.model.norm(made.hidden_states[1]) if len(made.hidden_states) > 2 else made.hidden_states[1]
+    )
+    found: torch.Tensor = model.lm_head(state[0, rows]).double().log_softmax(-1)
+    return found
+
+
 def by_hand(given: dict[str, Any], ids: list[int], count: int, reference: Any, small: Any) -> torch.Tensor:
     """(count, v) scores of the last `count` tokens of a text, each given what is before it."""
     with torch.inference_mode():
         whole = reference(torch.tensor([ids]), output_hidden_states=True)
         rows = slice(-1 - count, -1)
         p = whole.logits[0, rows].double().log_softmax(-1)
-        a = small(torch.tensor([ids])).logits[0, rows].double().log_softmax(-1)
+        amateur = small(torch.tensor([ids]), output_hidden_states=True)
+        a = amateur.logits[0, rows].double().log_softmax(-1)
         early = [reference.lm_head(whole.hidden_states[k][0, rows]).double().log_softmax(-1) for k in (1, 2, 4)]
     kept = p >= p.amax(-1, keepdim=True) + math.log(0.1)
     if given["method"] == "contrastive":
         scores = 1.5 * p - 0.5 * a
+    elif given["method"] == "lol":
+        with torch.inference_mode():
+            behind = reference(torch.tensor([[*given["told"], *ids]])).logits[0, rows].double().log_softmax(-1)
+            low, a_low = (first_layer(model, one, rows) for model, one in ((reference, whole), (small, amateur)))
+        scores = p + 0.5 * (p - a) + 0.3 * (low + 0.5 * (low - a_low)) + 0.4 * (behind - p)
     elif given["method"] == "svdecode":
         s = p - a + 1
         scores = p + 5.0 * p.exp() * (s - (p.exp() * s).sum(-1, keepdim=True))
@@ -116,13 +133,16 @@ def by_hand(given: dict[str, Any], ids: list[int], count: int, reference: Any, s
     return scores.masked_fill(~kept, -math.inf)
 
 
-@pytest.mark.parametrize("name", ["dola", "contrastive", "svdecode"])
+@pytest.mark.parametrize("name", ["dola", "contrastive", "svdecode", "lol"])
 def test_every_token_is_the_best_by_the_formula(llm: LLM, reference: Any, small: Any, name: str) -> None:
     given = STEERED[name]
     prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
-    for prompt, found in zip(prompts, decoded(llm, given), strict=True):
+    decode = decoded(llm, given)
+    if name == "lol":
+        given = given | {"told": llm.tokenizer.encode(given["instruction"])}
+    for prompt, found in zip(prompts, decode, strict=True):
         assert by_hand(given, [*prompt, *found], len(found), reference, small).argmax(-1).tolist() == found
-    others = decoded(llm, given | OTHERWISE[name])
+    others = decoded(llm, STEERED[name] | OTHERWISE[name])
     assert [
         by_hand(given, [*prompt, *found], len(found), reference, small).argmax(-1).tolist() != found
         for prompt, found in zip(prompts, others, strict=True)
@@ -135,6 +155,8 @@ NEUTRAL: list[dict[str, Any]] = [
     {"method": "contrastive", "model": str(BUNDLED_TARGET), "beta": 0.5, "alpha": 0.0},
     {"method": "svdecode", "model": DRAFT, "mu": 0.0, "alpha": 0.0},
     {"method": "svdecode", "model": str(BUNDLED_TARGET), "mu": 5.0, "alpha": 0.0},
+    {"method": "lol", "model": DRAFT, "beta": 0.0, "omega": 0.0, "refocus": 0.0, "alpha": 0.0},
+    {"method": "lol", "model": str(BUNDLED_TARGET), "beta": 0.5, "omega": 0.0, "refocus": 0.0, "alpha": 0.0},
 ]
 
 
@@ -149,31 +171,36 @@ def test_neutral_settings_are_the_model(llm: LLM) -> None:
     assert decoded(llm, {"method": "contrastive", "model": DRAFT, "alpha": 1.0}) == decoded(llm, None)
 
 
-def test_the_base_of_a_model_with_an_adapter_is_the_model_without_it(tmp_path: Path) -> None:
+def test_adapters_make_a_second_model_of_the_target(tmp_path: Path) -> None:
+    """The base of a model that has one, and the amateur that one makes of the model."""
     folder = str(write(tmp_path / "base", max_position_embeddings=512))
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    given = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
-    (adapter / "adapter_config.json").write_text(json.dumps(given))
     width = LLM(folder).runner.info.hidden_size
-    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-    save_file(
-        {f"{name}A.weight": torch.randn(4, width), f"{name}B.weight": torch.randn(width, 4)},
-        adapter / "adapter_model.safetensors",
-    )
-    tuned = LLM(folder, lora=adapter, dtype="float32", speculative_config=None)
+    a, b = torch.randn(4, width), torch.randn(width, 4)
+    write_adapter(tmp_path / "adapter", {"model.layers.0.self_attn.q_proj": (a, b)}, alpha=8.0, base=folder)
+    merged = write(tmp_path / "merged", max_position_embeddings=512)
+    weights = load_file(merged / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.weight"] += 2.0 * b @ a
+    save_file(weights, merged / "model.safetensors")
     prompts = [{"prompt_token_ids": [20 + i, 7, 8, 9]} for i in range(6)]
-    steered = {"method": "svdecode", "mu": 100.0}
+
+    tuned = LLM(folder, lora=tmp_path / "adapter", dtype="float32", speculative_config=None)
+    steered: dict[str, Any] = {"method": "svdecode", "mu": 100.0}
     found = decoded(tuned, steered, prompts)
     assert found == decoded(tuned, steered | {"model": folder}, prompts)
     assert found != decoded(tuned, None, prompts)
+
+    plain = LLM(folder, dtype="float32", speculative_config=None)
+    steered = {"method": "lol", "beta": 2.0, "instruction": [3, 4]}
+    found = decoded(plain, steered | {"model": str(tmp_path / "adapter")}, prompts)
+    assert found == decoded(plain, steered | {"model": str(merged)}, prompts)
+    assert found != decoded(plain, steered | {"model": folder}, prompts)
 
 
 class Mixture(Steering):
     """Half of the model, half of what it says behind another prompt."""
 
     name = "mixture"
-    companion = "prompt"
+    companions = ("prompt",)
 
     def __init__(self, prompt: str | None = None) -> None:
         self.prompt = prompt
@@ -256,7 +283,8 @@ class HeadToy(ToyRunner):
     """A toy whose layers predict."""
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
-        matrix = torch.randn(self.info.hidden_size, self.info.vocab_size, generator=torch.Generator().manual_seed(5))
+        seed = 5 + self.seed
+        matrix = torch.randn(self.info.hidden_size, self.info.vocab_size, generator=torch.Generator().manual_seed(seed))
         return hidden @ matrix
 
 
@@ -274,8 +302,8 @@ def toy(**options: Any) -> HeadToy:
     return HeadToy(VOCAB, order=2, sharpness=1.0, **options)
 
 
-def amateur(**options: Any) -> ToyRunner:
-    return ToyRunner(VOCAB, order=2, sharpness=1.0, seed=8, **options)
+def amateur(**options: Any) -> HeadToy:
+    return HeadToy(VOCAB, order=2, sharpness=1.0, seed=8, **options)
 
 
 def live_with(
@@ -296,6 +324,7 @@ TOYS: list[dict[str, Any]] = [
     {"method": "cfg", "guidance_scale": 1.8, "negative_prompt": [4, 5]},
     {"method": "contrastive", "model": "toy", "beta": 0.8, "alpha": 0.05},
     {"method": "svdecode", "model": "toy", "mu": 2.0, "alpha": 0.05},
+    {"method": "lol", "model": "toy", "alpha": 0.05, "refocus": 0.6, "instruction": [4, 5]},
 ]
 
 
@@ -307,9 +336,14 @@ def steered_distribution(given: dict[str, Any]) -> dict[tuple[int, ...], float]:
         chance = 1.0
         for i, token in enumerate(output):
             text, behind = [*PROMPT, *output[:i]], [4, 5, *output[:i]]
+            layers, lower = (
+                [one.head(one.hidden(tap, text)[None]) for tap in method.taps(4)] for one in (target, second)
+            )
+            told = target.logits([4, 5, *text])[None]
             others = {
-                "dola": [target.head(target.hidden(tap, text)[None]) for tap in method.taps(4)],
+                "dola": layers,
                 "cfg": [target.logits(behind)[None]],
+                "lol": [*layers, second.logits(text)[None], *lower, told],
             }.get(given["method"], [second.logits(text)[None]])
             row = method.shape(target.logits(text)[None], others)[0]
             chance *= float((row.double() / TEMPERATURE).softmax(-1)[token])
@@ -389,7 +423,7 @@ def test_caches_follow_every_life_of_a_sequence(given: dict[str, Any]) -> None:
     assert target.open_caches == second.open_caches == 0
 
     target, second, live = fresh()
-    added = 2 if given["method"] == "cfg" else 1
+    added = 2 if given["method"] in ("cfg", "lol") else 1
     requests = run_some(live, params)
     assert target.open_caches == 3 * added
     assert second.open_caches == (3 if "model" in given else 0)

@@ -12,7 +12,14 @@ from scipy.spatial.distance import jensenshannon
 from paceline import registry
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
-from paceline.sampling.steering import ClassifierFreeGuidance, ContrastiveDecoding, DoLa, SVDecode, parse_steering
+from paceline.sampling.steering import (
+    ClassifierFreeGuidance,
+    ContrastiveDecoding,
+    DoLa,
+    LowerLayerMatters,
+    SVDecode,
+    parse_steering,
+)
 
 ROWS, VOCAB = 5, 40
 
@@ -102,18 +109,54 @@ def test_svdecode_follows_the_gradient_of_the_divergence() -> None:
     assert torch.equal(masked > -math.inf, plausible(TARGET, 0.1))
 
 
+def test_lol_fuses_two_contrasts_and_an_instruction() -> None:
+    lower, amateur, amateur_lower, told = rows(2), OTHER, rows(3), rows(4)
+    given = [lower, amateur, amateur_lower, told]
+    p, low, a, a_low, t = (probabilities(one).log() for one in (TARGET, *given))
+    expected = p + 0.5 * (p - a) + 0.3 * (low + 0.5 * (low - a_low)) + 0.7 * (t - p)
+    expected = expected.masked_fill(~plausible(TARGET, 0.1), -math.inf)
+    method = LowerLayerMatters("m", beta=0.5, omega=0.3, refocus=0.7)
+    found = method.shape(TARGET, iter(given))
+    assert close(found, expected)
+    assert not close(method.shape(TARGET, [lower, amateur, told, amateur_lower]), expected)
+    assert torch.equal(found > -math.inf, plausible(TARGET, 0.1))
+    assert list(method.companions) == ["model", "prompt"]
+
+
+def test_lol_collapses() -> None:
+    nothing = LowerLayerMatters("m", beta=0.0, omega=0.0, refocus=0.0, alpha=0.0)
+    assert torch.equal(nothing.shape(TARGET, [OTHER]), TARGET)
+    assert nothing.taps(6) == ()
+    assert list(nothing.companions) == ["model"]
+    final = LowerLayerMatters("m", beta=0.7, omega=0.0, refocus=0.0)
+    assert torch.equal(final.shape(TARGET, [OTHER]), ContrastiveDecoding("m", beta=0.7).shape(TARGET, [OTHER]))
+    lower = rows(2)
+    itself = LowerLayerMatters("m", beta=0.7, omega=0.4, refocus=0.0, alpha=0.0)
+    plain = probabilities(TARGET).log() + 0.4 * probabilities(lower).log()
+    found = probabilities(itself.shape(TARGET, [lower, TARGET, lower]))
+    assert torch.allclose(found, probabilities(plain), atol=1e-6)
+    assert not torch.allclose(probabilities(itself.shape(TARGET, [lower, OTHER, lower])), found, atol=1e-2)
+    assert [LowerLayerMatters("m").taps(size) for size in (1, 6, 30)] == [(0,), (2,), (14,)]
+    assert LowerLayerMatters("m", layer=6).taps(6) == (5,)
+    with pytest.raises(ConfigError, match="layer must be at most 6"):
+        LowerLayerMatters("m", layer=7).taps(6)
+
+
 METHODS: list[dict[str, Any]] = [
     {"method": "dola"},
     {"method": "cfg", "guidance_scale": 1.7},
     {"method": "contrastive", "model": "m"},
     {"method": "svdecode", "mu": 3.0},
+    {"method": "lol", "model": "m"},
 ]
+LOOKED_AT = {"dola": 2, "lol": 4}
+"""Other rows of each node, where there are more than one."""
 
 
 @pytest.mark.parametrize("given", METHODS, ids=lambda given: str(given["method"]))
 def test_a_row_keeps_its_bits_whatever_is_beside_it(given: dict[str, Any]) -> None:
     method, size = parse_steering(given), 40_000
-    target, others = rows(5, 4, size), [rows(seed, 4, size) for seed in ((6, 7) if given["method"] == "dola" else (6,))]
+    target, others = rows(5, 4, size), [rows(6 + i, 4, size) for i in range(LOOKED_AT.get(given["method"], 1))]
     before, threads = target.clone(), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -128,15 +171,15 @@ def test_a_row_keeps_its_bits_whatever_is_beside_it(given: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("given", METHODS, ids=lambda given: str(given["method"]))
 def test_what_is_no_number_stays_so(given: dict[str, Any]) -> None:
-    others = [OTHER.clone(), rows(2)]
+    others = [OTHER.clone(), *(rows(2 + i) for i in range(LOOKED_AT.get(given["method"], 1) - 1))]
     others[0][1] = math.nan
-    shaped = parse_steering(given).shape(TARGET, others[: 2 if given["method"] == "dola" else 1])
+    shaped = parse_steering(given).shape(TARGET, others)
     if given["method"] != "dola":
         assert shaped[1].isnan().any()
     assert not shaped[0].isnan().any()
     broken = TARGET.clone()
     broken[2] = math.nan
-    assert parse_steering(given).shape(broken, [OTHER])[2].isnan().all()
+    assert parse_steering(given).shape(broken, [OTHER, *others[1:]])[2].isnan().all()
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -151,6 +194,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": "contrastive"}, "steering must give 'model' with method 'contrastive'"),
     ({"method": "contrastive", "model": ""}, "model must be a folder or hub id"),
     ({"method": "contrastive", "model": "m", "beta": -1}, "beta must be in"),
+    ({"method": "lol"}, "steering must give 'model' with method 'lol'"),
+    ({"method": "lol", "model": "m", "omega": -1}, "omega must be in"),
+    ({"method": "lol", "model": "m", "layer": 0}, "layer must be an integer of 1 or more"),
+    ({"method": "lol", "model": "m", "instruction": ""}, "instruction must not be empty"),
     ({"method": "svdecode", "mu": math.nan}, "mu must be in"),
     ({"method": "math:gcd"}, "is not a steering method class"),
 ]

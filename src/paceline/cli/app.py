@@ -23,6 +23,7 @@ from paceline.cli import (
     batch,
     bench,
     chat,
+    codebooks,
     convert,
     datastore,
     demo,
@@ -70,6 +71,7 @@ app.command("explain")(explain.command)
 app.add_typer(analyze.app, name="analyze")
 app.command("tune")(tune.command)
 app.command("train")(train.command)
+app.add_typer(codebooks.app, name="codebooks")
 app.command("convert")(convert.command)
 app.add_typer(profile.app, name="profile")
 app.command("doctor")(doctor.command)

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,13 +14,17 @@ from paceline.cli.options import open_llm, with_flags
 from paceline.cli.terminal import counted, say
 from paceline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from paceline.training import Trained
+
 
 @with_flags(sampling=False)
 def command(
     method: Annotated[
         str,
         typer.Argument(
-            help="eagle3, eagle, hydra++, hydra, medusa, medusa2, mlp_speculator, draft_model, kangaroo or layer_skip."
+            help="eagle3, eagle, hydra++, hydra, medusa, medusa2, mlp_speculator, draft_model, kangaroo or layer_skip; "
+            "lora for an adapter, codebooks for a model that speaks in codes."
         ),
     ],
     *,
@@ -53,6 +57,18 @@ def command(
         int | None,
         typer.Option("--exit-layer", min=1, help="Layers that draft, for kangaroo (2) and layer_skip (a quarter)."),
     ] = None,
+    rank: Annotated[int, typer.Option("--rank", min=1, max=1024, help="Of lora's changes.")] = 16,
+    alpha: Annotated[float, typer.Option("--alpha", help="Of lora: changes count alpha / rank times.")] = 32.0,
+    target_modules: Annotated[
+        str | None, typer.Option("--target-modules", help="Of lora: q_proj,v_proj; all matrices by default.")
+    ] = None,
+    codebook_size: Annotated[
+        int, typer.Option("--codebook-size", min=2, max=65536, help="Of codebooks: codes of each.")
+    ] = 1024,
+    codes: Annotated[int, typer.Option("--codes", min=1, help="Of codebooks: codes that make a state.")] = 8,
+    sites: Annotated[
+        str, typer.Option("--sites", help="Of codebooks: modules of every layer that have one.")
+    ] = "attention,mlp",
     depths: Annotated[
         int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
     ] = None,
@@ -83,13 +99,15 @@ def command(
     ] = 8,
     given: dict[str, Any],
 ) -> None:
-    """Train a head that drafts for a model; run again after a stop, it goes on where it was."""
-    from paceline.training import Fitting, TrainConfig, accelerator, launched_device, train
+    """Train a head that drafts for a model, or an adapter of it; run again after a stop, it goes on where it was."""
+    from paceline.training import LEARN_TEXTS, Fitting, TrainConfig, accelerator, launched_device, train
 
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
     if given.get("quantization") not in (None, "none"):
         raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
+    if method == "lora" and "lora" in given:
+        raise ConfigError(f"lora trains an adapter of the model itself, got --lora {given['lora']} too; leave it out")
     if (device := launched_device()) is not None:
         given.setdefault("device", device)
     fitting = Fitting(
@@ -97,15 +115,23 @@ def command(
         eval_steps=eval_steps, seed=given.get("seed") or 0,
     )  # fmt: skip
     config = TrainConfig(
-        method=method, data=tuple(data), texts=texts, most_prompts=most_prompts, max_tokens=max_tokens,
+        method=method, data=tuple(data), texts=texts or method in LEARN_TEXTS, most_prompts=most_prompts,
+        max_tokens=max_tokens,
         sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths,
         layers=None if layers is None else numbers(layers), hidden_size=hidden_size, num_layers=num_layers,
-        exit_layer=exit_layer, feature_cache_bytes=int(feature_cache_gib * 2**30),
+        exit_layer=exit_layer, rank=rank, alpha=alpha,
+        target_modules=None if target_modules is None else tuple(target_modules.split(",")),
+        codebook_size=codebook_size, codes=codes, sites=tuple(sites.split(",")),
+        feature_cache_bytes=int(feature_cache_gib * 2**30),
         feature_disk_bytes=int(feature_disk_gib * 2**30), keep_features=keep_features, fitting=fitting,
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
                   speed_prompts=speed_prompts)  # fmt: skip
     if not accelerator().is_main_process:
+        return
+    if not found.speculative_config:
+        for line in adapter_words(found, given):
+            say(line)
         return
     best, first = found.curve.best, found.curve.judged[0]
     say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
@@ -116,6 +142,17 @@ def command(
             f"{counted(found.speed['drafts'], 'draft')} a step, {auto} with as many as pay.")  # fmt: skip
     model = "..." if found.model is None else f"-m {found.model}"
     say(f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'")
+
+
+def adapter_words(found: Trained, given: Mapping[str, Any]) -> tuple[str, str]:
+    """What an adapter, or a model of its own, can do, and how it is used."""
+    best, first = (one.acceptance[0] for one in (found.curve.best, found.curve.judged[0]))
+    model = f"-m {given['model']} " if "model" in given else ""
+    use = f"generate {model}--lora {found.folder}"
+    if found.model is not None:
+        use = f"codebooks show {found.model} 'Once upon a time'"
+    said = f"Of the tokens of held-out texts, {best:.1%} are now the likeliest ones ({first:.1%} before)."
+    return f"{said} The report is {found.folder / 'report.html'}.", f"Use it: paceline {use}"
 
 
 def _over(one: Mapping[str, Any]) -> str:

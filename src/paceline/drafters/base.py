@@ -114,6 +114,9 @@ class Models(Protocol):
     def base_of_target(self) -> Runner:
         """The target without the LoRA adapter that it was loaded with."""
 
+    def target_with(self, lora: str | None) -> Runner:
+        """The target with the LoRA adapter in a folder in place of its own; None is without any."""
+
 
 class Judge(Protocol):
     """Verifies trees for a drafter that is built on another one."""

@@ -10,9 +10,8 @@ first one (`companion`) in the same memory counts with it."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TypeGuard
 
-from paceline.engine.companion import Companion
+from paceline.engine.companion import Companion, Second
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence
@@ -48,9 +47,9 @@ class Room:
         memory, prompt = self._memory, len(request.prompt_ids)
         longest = prompt + request.max_tokens - 2 + memory.widest
         needed = memory.blocks_for(longest)
-        if self._counts(request.companion):
-            second = len(request.companion.prompt) - prompt
-            longest, needed = 2 * longest + second, needed + memory.blocks_for(longest + second)
+        for second in self._seconds(request.companion):
+            own = len(second.prompt) + request.max_tokens - 2 + memory.widest
+            longest, needed = longest + own, needed + memory.blocks_for(own)
         if needed > memory.capacity:
             raise PromptError(
                 f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} "
@@ -113,9 +112,8 @@ class Room:
         """
         if not active:
             return True
-        own = [tokens]
-        if self._counts(request.companion):
-            own.append(tokens - len(request.prompt_ids) + len(request.companion.prompt))
+        behind = tokens - len(request.prompt_ids)
+        own = [tokens, *(behind + len(second.prompt) for second in self._seconds(request.companion))]
         need = sum(self._memory.blocks_for(length + self._memory.widest) for length in own)
         need -= self._shared(request, active)
         lengths = own + self._lengths(active)
@@ -123,17 +121,17 @@ class Room:
             lengths
         )
 
-    def _counts(self, companion: Companion | None) -> TypeGuard[Companion]:
-        """Whether there is a second sequence in this memory."""
-        return companion is not None and companion.runner is not None and memory_of(companion.runner) is self._memory
+    def _seconds(self, companion: Companion | None) -> list[Second]:
+        """The second sequences in this memory."""
+        seconds = () if companion is None else companion.seconds
+        return [one for one in seconds if memory_of(one.runner) is self._memory]
 
     def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
         """Tokens of the texts in this memory."""
         found = []
         for sequence in sequences:
             found.append(len(sequence.context.tokens))
-            if self._counts(companion := sequence.companion):
-                found.append(companion.length(sequence.context))
+            found += [second.length(sequence.context) for second in self._seconds(sequence.companion)]
         return found
 
     def _inputs(self, sequence: Sequence) -> list[tuple[SequenceCache | None, int]]:
@@ -141,8 +139,7 @@ class Room:
         step.
         """
         caches: list[SequenceCache | None] = [sequence.cache]
-        if self._counts(companion := sequence.companion):
-            caches.append(companion.held)
+        caches += [second.held for second in self._seconds(sequence.companion)]
         lengths = [0 if cache is None else cache.length for cache in caches]
         return [
             (cache, length - 1 - filled + self._memory.widest)

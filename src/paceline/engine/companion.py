@@ -1,4 +1,4 @@
-"""What goes along with one sequence that is steered (`sampling.steering`): layers, or a second sequence."""
+"""What goes along with one sequence that is steered (`sampling.steering`): layers, and second sequences."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ from paceline.sampling.steering import Steering
 
 
 @dataclass(slots=True)
-class Companion:
-    """Layers of the target, or a second sequence, which has a prompt of its own and the same output.
+class Second:
+    """A second sequence, which has a prompt of its own and the same output.
 
     Attributes:
-        taps: layers of the target whose states are wanted.
-        runner: of the second sequence; None where there is none.
-        prompt: of the second sequence.
+        name: of the method that looks at it.
+        runner: of its model. prompt: its own. taps: layers whose states are wanted, of another model than the target.
         held: its cache, filled as far as its rows were wanted; None where it was not made, or given up.
     """
 
-    method: Steering
+    name: str
+    runner: Runner
+    prompt: Sequence[int]
     taps: tuple[int, ...] = ()
-    runner: Runner | None = None
-    prompt: Sequence[int] = ()
     held: SequenceCache | None = None
-
-    def fresh(self) -> Companion:
-        """The same without a cache."""
-        return replace(self, held=None)
 
     def length(self, context: Context) -> int:
         """Tokens of the second sequence, beside a sequence with this text."""
@@ -50,7 +45,6 @@ class Companion:
     def cache(self) -> SequenceCache:
         """The cache, made if need be."""
         if self.held is None:
-            assert self.runner is not None
             self.hold(self.runner.open())
         assert self.held is not None
         return self.held
@@ -58,13 +52,12 @@ class Companion:
     def hold(self, cache: SequenceCache) -> None:
         """Take a cache, whose committed tokens are never taken back."""
         self.held = cache
-        memory = None if self.runner is None else memory_of(self.runner)
-        if memory is not None:
+        if (memory := memory_of(self.runner)) is not None:
             memory.let_go(cache)
 
     def release(self) -> None:
         """Give up the cache."""
-        if self.held is not None and self.runner is not None:
+        if self.held is not None:
             self.runner.release(self.held)
         self.held = None
 
@@ -74,9 +67,7 @@ class Companion:
         Raises:
             PromptError: an empty prompt, tokens outside the vocabulary, or more than the context.
         """
-        if self.runner is None:
-            return
-        info, size, name = self.runner.info, len(self.prompt), self.method.name
+        info, size, name = self.runner.info, len(self.prompt), self.name
         if not size:
             raise PromptError(f"the other prompt of steering method {name!r} has no tokens; give at least one")
         if (most := max(self.prompt)) >= info.vocab_size:
@@ -89,3 +80,26 @@ class Companion:
                 f"steering method {name!r} needs room for {size} tokens of a prompt and {max_tokens} new ones, but "
                 f"the context of {info.name} holds {info.max_context}; lower max_tokens"
             )
+
+
+@dataclass(slots=True)
+class Companion:
+    """What steers one sequence.
+
+    Attributes:
+        taps: layers of the target whose states are wanted.
+        seconds: second sequences, as `Steering.companions` lists them.
+    """
+
+    method: Steering
+    taps: tuple[int, ...] = ()
+    seconds: tuple[Second, ...] = ()
+
+    def fresh(self) -> Companion:
+        """The same without caches."""
+        return replace(self, seconds=tuple(replace(one, held=None) for one in self.seconds))
+
+    def release(self) -> None:
+        """Give up all caches."""
+        for one in self.seconds:
+            one.release()

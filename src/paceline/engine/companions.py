@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from paceline import registry
-from paceline.engine.companion import Companion
+from paceline.engine.companion import Companion, Second
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import HasHead, Runner, SequenceCache
+from paceline.models.loading import is_adapter
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict
 from paceline.utils import need
@@ -63,6 +65,15 @@ class Added:
 NOTHING_ADDED: Final = Added()
 
 
+@dataclass(frozen=True, slots=True)
+class Beside(Generic[T]):
+    """A second sequence, the one that it goes along with, and what a step has of that one: its tree or verdict."""
+
+    first: Decoding
+    second: Second
+    beside: T
+
+
 class Companions:
     """The companions of all sequences of an engine.
 
@@ -90,28 +101,36 @@ class Companions:
         if request.params.steering is None:
             return None
         method = parse_steering(request.params.steering)
-        if method.companion == "layers":
-            for ability in ("taps", "head"):
-                _need_ability(method, ability, self.runner)
-            return Companion(method, method.taps(self.runner.info.num_layers))
-        if method.companion == "prompt":
-            found = Companion(method, (), self.runner, self._prompt(method, request))
-        else:
-            found = Companion(method, (), self._open(method), list(request.prompt_ids))
-        found.check(request.max_tokens)
+        found = Companion(method, _taps(method, self.runner))
+        for kind in method.companions:
+            if kind == "prompt":
+                second = Second(method.name, self.runner, self._prompt(method, request))
+            else:
+                runner = self._open(method)
+                second = Second(method.name, runner, list(request.prompt_ids), _taps(method, runner))
+            second.check(request.max_tokens)
+            found.seconds += (second,)
         return found
 
     def _prompt(self, method: Steering, request: Request) -> list[int]:
-        given = request.prompt_ids[-1:] if method.prompt is None else method.prompt
+        given, own = request.prompt_ids[-1:] if method.prompt is None else method.prompt, list(request.prompt_ids)
         if isinstance(given, str):
-            need(self._tokenizer is not None, "negative_prompt", "be token ids where there is no tokenizer", given)
+            need(self._tokenizer is not None, "prompt of steering", "be token ids where there is no tokenizer", given)
             given = self._tokenizer.encode(given)
-        return list(given)
+        if not method.prepended:
+            return list(given)
+        twice = self._tokenizer is not None and [*given[:1]] == own[:1] == [self._tokenizer.bos_id]
+        return [*given, *own[twice:]]
 
     def _open(self, method: Steering) -> Runner:
         if self._models is None:
             raise ConfigError(f"steering method {method.name!r} needs a second model, and none can be opened here")
-        runner = self._models.base_of_target() if method.model is None else self._models.open(method.model)
+        if method.model is None:
+            runner = self._models.base_of_target()
+        elif is_adapter(method.model):
+            runner = self._models.target_with(method.model)
+        else:
+            runner = self._models.open(method.model)
         if self._branches:
             _need_ability(method, "trees", runner)
         return runner
@@ -121,13 +140,12 @@ class Companions:
         if all(sequence.companion is None for sequence in batch):
             return NOTHING_ADDED
         taps = {layer for sequence in batch if sequence.companion is not None for layer in sequence.companion.taps}
-        pairs = [pair for runner, some in _by_runner(zip(batch, trees, strict=True)) if runner is self.runner
-                 for pair in some]  # fmt: skip
-        if not (taps or pairs):
+        own = [one for runner, some in _by_runner(zip(batch, trees, strict=True)) if runner is self.runner
+               for one in some]  # fmt: skip
+        if not (taps or own):
             return NOTHING_ADDED
-        sequences = [sequence for sequence, _ in pairs]
-        caches = self._filled(self.runner, sequences)
-        return Added(caches, [_root(one) for one in sequences], [tree for _, tree in pairs], sorted(taps))
+        caches, roots = self._filled(self.runner, own), [_root(one) for one in own]
+        return Added(caches, roots, [one.beside for one in own], sorted(taps))
 
     def shape(
         self, batch: Sequence[Decoding], trees: Sequence[TokenTree], scores: Scores, second: Sequence[torch.Tensor]
@@ -141,53 +159,45 @@ class Companions:
         if not steered:
             return scores
         logits = scores.logits.to(torch.float32, copy=True)
-        rows = self._elsewhere([(batch[i], trees[i]) for i in steered]) | {id(self.runner): iter(second)}
+        rows = self._elsewhere([(batch[i], trees[i]) for i in steered])
+        rows[id(self.runner)] = iter([[one] for one in second])
         for i in steered:
             companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
-            if companion.runner is None:
-                _shape_rows(companion, logits[span], self._early(companion, scores, span))
-            else:
-                _shape_rows(companion, logits[span], [next(rows[id(companion.runner)])])
+            early = _early(companion.method, self.runner, companion.taps, scores, span)
+            others = [next(rows[id(one.runner)]) for one in companion.seconds]
+            _shape_rows(companion, logits[span], chain(early, *others))
         return replace(scores, logits=logits, best=None)
 
-    def _early(self, companion: Companion, scores: Scores, span: slice) -> Iterator[torch.Tensor]:
-        """What layers predict, one after the other; the head's weights are read once for several of them."""
-        assert isinstance(self.runner, HasHead)
-        layers, rows = companion.taps, span.stop - span.start
-        together = max(1, MOST_ROWS // rows)
-        for start in range(0, len(layers), together):
-            states = torch.cat([scores.taps[layer][span] for layer in layers[start : start + together]])
-            yield from self.runner.head(states, norm=companion.method.norm).split(rows)
-
-    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Iterator[torch.Tensor]]:
-        """Logits of the second sequences of other models, by the id of their runner."""
+    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Iterator[Iterable[torch.Tensor]]]:
+        """Logits of the second sequences of other models, and what their layers predict, by the id of their runner."""
         found = {}
         for runner, some in _by_runner(pairs):
             if runner is not self.runner:
-                sequences, trees = [sequence for sequence, _ in some], [tree for _, tree in some]
-                caches, roots = self._filled(runner, sequences), [_root(one) for one in sequences]
-                scores = runner.score(caches, roots, [_known(tree, runner.info.vocab_size) for tree in trees])
-                found[id(runner)] = iter([scores.of(i) for i in range(len(some))])
+                caches, roots = self._filled(runner, some), [_root(one) for one in some]
+                trees = [_known(one.beside, runner.info.vocab_size) for one in some]
+                taps = sorted({layer for one in some for layer in one.second.taps})
+                found[id(runner)] = _each(some, runner.score(caches, roots, trees, taps=taps))
         return found
 
     def commit(self, batch: Sequence[Decoding], verdicts: Sequence[Verdict]) -> None:
         """Second sequences keep the accepted paths of these, which go on."""
         for runner, some in _by_runner(zip(batch, verdicts, strict=True)):
-            runner.commit([_companion(sequence).cache for sequence, _ in some], [verdict.path for _, verdict in some])
+            runner.commit([one.second.cache for one in some], [one.beside.path for one in some])
 
     def fork(self, first: Decoding, others: Sequence[Decoding]) -> None:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
-        companion = first.companion
-        if not others or companion is None or companion.runner is None or not companion.runner.capabilities.fork:
+        if not others or first.companion is None:
             return
-        (cache,) = self._filled(companion.runner, [first])
-        for other in others:
-            _companion(other).hold(companion.runner.fork(cache))
+        for i, second in enumerate(first.companion.seconds):
+            if second.runner.capabilities.fork:
+                (cache,) = self._filled(second.runner, [Beside(first, second, None)])
+                for other in others:
+                    _companion(other).seconds[i].hold(second.runner.fork(cache))
 
-    def _filled(self, runner: Runner, sequences: Sequence[Decoding]) -> list[SequenceCache]:
+    def _filled(self, runner: Runner, seconds: Sequence[Beside[Any]]) -> list[SequenceCache]:
         """Caches of second sequences, with all but the last token of their texts."""
-        caches = [_companion(sequence).cache for sequence in sequences]
-        left = {i: _companion(sequence).missing(sequence.context) for i, sequence in enumerate(sequences)}
+        caches = [one.second.cache for one in seconds]
+        left = {i: one.second.missing(one.first.context) for i, one in enumerate(seconds)}
         while left := {i: tokens for i, tokens in left.items() if tokens}:
             chunks, room = dict[int, list[int]](), self._chunk
             for i, tokens in left.items():
@@ -212,24 +222,51 @@ def _companion(sequence: Decoding) -> Companion:
     return sequence.companion
 
 
-def _root(sequence: Decoding) -> int:
-    return _companion(sequence).root(sequence.context)
+def _taps(method: Steering, runner: Runner) -> tuple[int, ...]:
+    """The layers of a model that a method looks at; the model must give their states."""
+    found = method.taps(runner.info.num_layers)
+    for ability in ("taps", "head") if found else ():
+        _need_ability(method, ability, runner)
+    return found
 
 
-def _by_runner(pairs: Iterable[tuple[Decoding, T]]) -> Iterable[tuple[Runner, list[tuple[Decoding, T]]]]:
-    """Those of sequences with a second one, by its runner."""
-    found: dict[int, tuple[Runner, list[tuple[Decoding, T]]]] = {}
-    for sequence, other in pairs:
-        if sequence.companion is not None and (runner := sequence.companion.runner) is not None:
-            found.setdefault(id(runner), (runner, []))[1].append((sequence, other))
+def _root(one: Beside[Any]) -> int:
+    return one.second.root(one.first.context)
+
+
+def _by_runner(pairs: Iterable[tuple[Decoding, T]]) -> Iterable[tuple[Runner, list[Beside[T]]]]:
+    """The second sequences, in order, by their runner."""
+    found: dict[int, tuple[Runner, list[Beside[T]]]] = {}
+    for first, beside in pairs:
+        for second in () if first.companion is None else first.companion.seconds:
+            found.setdefault(id(second.runner), (second.runner, []))[1].append(Beside(first, second, beside))
     return found.values()
 
 
+def _each(seconds: Sequence[Beside[TokenTree]], scores: Scores) -> Iterator[Iterable[torch.Tensor]]:
+    """Of each second sequence of another model its rows, then what its layers predict."""
+    for i, one in enumerate(seconds):
+        method, runner, taps = _companion(one.first).method, one.second.runner, one.second.taps
+        yield chain([scores.of(i)], _early(method, runner, taps, scores, slice(scores.rows[i], scores.rows[i + 1])))
+
+
+def _early(
+    method: Steering, runner: Runner, layers: Sequence[int], scores: Scores, span: slice
+) -> Iterator[torch.Tensor]:
+    """What layers predict, one after the other; the head's weights are read once for several of them."""
+    if not layers:
+        return
+    assert isinstance(runner, HasHead)
+    rows = span.stop - span.start
+    together = max(1, MOST_ROWS // rows)
+    for start in range(0, len(layers), together):
+        states = torch.cat([scores.taps[layer][span] for layer in layers[start : start + together]])
+        yield from runner.head(states, norm=method.norm).split(rows)
+
+
 def _shape_rows(companion: Companion, rows_rv: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
-    """Shape float32 rows in place; tokens that the second sequence's model does not have are forbidden."""
-    width = rows_rv.shape[-1]
-    if companion.runner is not None:
-        width = min(width, companion.runner.info.vocab_size)
+    """Shape float32 rows in place; tokens that a second sequence's model does not have are forbidden."""
+    width = min([rows_rv.shape[-1], *(one.runner.info.vocab_size for one in companion.seconds)])
     fitted = (other_rv[:, :width].to(rows_rv.device, torch.float32) for other_rv in others)
     rows_rv[:, :width] = companion.method.shape(rows_rv[:, :width], fitted)
     rows_rv[:, width:] = -math.inf

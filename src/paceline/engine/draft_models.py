@@ -271,18 +271,27 @@ class DraftModels:
             ConfigError: it was loaded without one.
             OutOfMemoryError: no room for both.
         """
-        info = self.info
         if self._lora is None:
             raise ConfigError(
-                f"model must name the base of {info.name}, which was loaded without a LoRA adapter; got nothing"
+                f"model must name the base of {self.info.name}, which was loaded without a LoRA adapter; got nothing"
             )
-        name = f"{info.name} without its adapter"
+        return self.target_with(None)
+
+    def target_with(self, lora: str | None) -> Runner:
+        """The target with the LoRA adapter in a folder in place of its own, read again from its files.
+
+        Raises:
+            CheckpointError: no such adapter, or one of another model.
+            OutOfMemoryError: no room for both.
+        """
+        info = self.info
+        name = f"{info.name} with the adapter {lora}" if lora else f"{info.name} without its adapter"
         dtype, device = str(info.dtype).removeprefix("torch."), str(info.device)
         return self._once(
-            ("base",),
+            ("adapted", lora),
             lambda: load_runner(
                 self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context,
-                quantization=info.quantization,
+                quantization=info.quantization, lora=lora,
             ),
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ from .batches import documents_of as documents_of
 from .batches import packed as packed
 from .conversion import FORMATS as FORMATS
 from .conversion import convert as convert
+from .head_training import Trained as Trained
 from .head_training import train as train
 from .heads import HeadTrainer as HeadTrainer
 from .heads import Trainer as Trainer
@@ -23,6 +24,10 @@ from .optimizing import update as update
 from .processes import accelerator as accelerator
 from .processes import launched_device as launched_device
 from .state_shards import StateShards as StateShards
+from .steering_strength import Strength as Strength
+from .steering_strength import candidate_strengths as candidate_strengths
+from .steering_strength import svdecode_strength as svdecode_strength
+from .train_config import LEARN_TEXTS as LEARN_TEXTS
 from .train_config import METHODS as METHODS
 from .train_config import Fitting as Fitting
 from .train_config import TrainConfig as TrainConfig

@@ -43,7 +43,8 @@ class Trained:
 
     Attributes:
         folder: of what was trained, with report.json and report.html. curve: its judgements.
-        speculative_config: how it is drafted with. model: the folder, where it is a model in place of the target.
+        speculative_config: how it is drafted with; empty for what does not draft.
+        model: the folder, where it is a model in place of the target.
         speed: what `measured` says of it, where it was timed.
     """
 
@@ -88,11 +89,11 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     if processes.is_main_process:
         facts = _facts(llm, config, answers, command)
         head.write(folder, llm, view, facts)
-        if speed_prompts:
+        if speed_prompts and head.drafts:
             prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
             target = replaced(llm, folder) if head.replaces_target else llm
             speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
-        write_report(folder, config.as_json(), curve, facts, speed)
+        write_report(folder, config.as_json(), curve, facts, speed, drafts=head.drafts)
     processes.wait_for_everyone()
     return Trained(folder, curve, drafter, folder if head.replaces_target else None, speed)
 
@@ -140,7 +141,9 @@ def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple
     ends = [token for token in (llm.tokenizer.bos_id, llm.tokenizer.eos_id) if token is not None]
     vocabulary = draft_vocabulary(training, config.draft_vocab_size, llm.runner.info.vocab_size, ends)
     torch.manual_seed(config.fitting.seed)
-    return trainer(config.method).begun(llm, config, vocabulary)
+    made, view = trainer(config.method).begun(llm, config, vocabulary)
+    made.prepare(view, training, config.fitting.row_tokens, config.fitting.seed)
+    return made, view
 
 
 def _target(llm: LLM) -> Mapping[str, str]:
@@ -176,8 +179,8 @@ def _claim(path: Path, settings: Mapping[str, Any]) -> None:
     """Reject a folder in which a run of other settings has begun."""
     text = json.dumps(settings, indent=2)
     settings = json.loads(text)
-    if path.is_file() and (known := json.loads(path.read_text())) != settings:
-        other = sorted(key for key in known if known[key] != settings.get(key))
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    if other := sorted(key for key in known if known[key] != settings.get(key)):  # earlier versions had fewer keys
         raise ConfigError(
             f"{str(path.parent)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
         )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.heads import write_head
-from paceline.training.batches import Batch, TargetView
+from paceline.training.batches import Batch, Document, TargetView
 from paceline.training.train_config import METHODS
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ class Trainer(nn.Module):
         rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
     Attributes:
         rate: usual peak of the learning rate.
+        drafts: what is written drafts for the target; otherwise it is an adapter of it, or another model.
         replaces_target: what is written is a model in place of the target.
         depths: how many tokens ahead it is judged by.
     """
 
     rate: ClassVar[float] = 1e-3
+    drafts: ClassVar[bool] = True
     replaces_target: ClassVar[bool] = False
     depths: int
     rows: Tensor
@@ -61,6 +63,9 @@ class Trainer(nn.Module):
         Args:
             vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
         """
+
+    def prepare(self, view: TargetView, documents: Sequence[Document], length: int, seed: int) -> None:
+        """Look at documents that it will learn, cut into rows of so many tokens, before the first step."""
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
@@ -80,9 +85,10 @@ class Trainer(nn.Module):
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """Write what it has learned; `facts` say where it comes from."""
 
-    @abstractmethod
     def speculative_config(self, folder: Path) -> dict[str, Any]:
-        """How it is drafted with, once it is written."""
+        """How it is drafted with, once it is written; of what does not draft, nothing."""
+        del folder
+        return {}
 
     def logits(self, states: Tensor) -> Tensor:
         """(m, v) of normed states (m, hidden)."""

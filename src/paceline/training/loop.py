@@ -70,7 +70,8 @@ class Curve:
 
     @property
     def best(self) -> Judged:
-        return max(self.judged, key=lambda one: one.length)
+        """The last of those with the longest drafts."""
+        return max(self.judged, key=lambda one: (one.length, one.step))
 
     def save(self, path: Path) -> None:
         fresh = path.with_suffix(".new")

@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paceline.training.batches import Batch
 from paceline.training.heads import Trainer
@@ -51,6 +52,22 @@ class NextTokenTrainer(Trainer):
         """(m,) columns of the likeliest tokens behind states (m, d)."""
         rows = self.head_rows().T.to(states.dtype)
         return torch.cat([(part @ rows).argmax(-1) for part in states.split(1024)])
+
+
+def text_loss(states: Tensor, rows: Tensor, batch: Batch) -> Tensor:
+    """The cross-entropy in nats, per learned token, of the text's own tokens.
+
+    Args:
+        states: (b, t, d), whose products with rows (v, d) are logits of the token behind each; of the whole vocabulary.
+    """
+    wanted = batch.columns.flatten()
+    tokens = (wanted >= 0).nonzero().squeeze(1)
+    before = states.flatten(0, 1)[tokens - 1]
+    losses = [
+        F.cross_entropy((part @ rows.T.to(part.dtype)).float(), wanted[at], reduction="sum")
+        for part, at in zip(before.split(512), tokens.split(512), strict=True)
+    ]
+    return torch.stack(losses).sum() / max(1, len(tokens)) if losses else states.sum() * 0.0
 
 
 def decoded(model: nn.Module, embedded: Tensor, batch: Batch) -> Tensor:

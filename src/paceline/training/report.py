@@ -22,21 +22,34 @@ table {{ border-collapse: collapse; margin: 1rem 0 }} th, td {{ padding: .2rem .
 th:first-child, td:first-child {{ text-align: left }} tr + tr {{ border-top: 1px solid #8884 }}
 img {{ max-width: 100%; background: #fff }} pre {{ overflow-x: auto; padding: 1rem; background: #8881 }}
 </style></head><body><h1>{title}</h1>
-<p>On held-out texts of the target, a chain of {depths} drafts gives <b>{length:.2f}</b> tokens a pass
+{judged}{speed}{plot}<h2>Where it comes from</h2><pre>{facts}</pre></body></html>
+"""
+
+DRAFTS = """<p>On held-out texts of the target, a chain of {depths} drafts gives <b>{length:.2f}</b> tokens a pass
 (at best, after {step} steps; {first:.2f} before training). {minutes:.0f} minutes of training.</p>
 <table><tr><th>draft</th>{depth_cells}</tr><tr><th>before training</th>{before_cells}</tr>
 <tr><th>after it</th>{after_cells}</tr></table>
 <p>Each cell: the share of drafts that are right where all before them are.</p>
-{speed}{plot}<h2>Where it comes from</h2><pre>{facts}</pre></body></html>
+"""
+
+TEXTS = """<p>Of the tokens of held-out texts, <b>{share:.1%}</b> are the likeliest ones (at best, after {step} steps;
+{first:.1%} before training). {minutes:.0f} minutes of training.</p>
 """
 
 
 def write_report(
-    folder: Path, settings: Mapping[str, Any], curve: Curve, facts: Mapping[str, Any], speed: Mapping[str, Any] | None
+    folder: Path,
+    settings: Mapping[str, Any],
+    curve: Curve,
+    facts: Mapping[str, Any],
+    speed: Mapping[str, Any] | None,
+    *,
+    drafts: bool = True,
 ) -> None:
     """Write both files into a head's folder; the plot is left out where matplotlib is not installed.
 
     Args:
+        drafts: it is a head; otherwise what is judged is how well texts are predicted.
         settings: of the run. facts: where the head comes from. speed: of `measured`, where it was timed.
     """
     best, first = curve.best, curve.judged[0]
@@ -53,12 +66,28 @@ def write_report(
         "provenance": facts,
     }
     (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+    page = PAGE.format(
+        title=f"{escape(settings['method'])} for {escape(str(facts['target']['name']))}",
+        judged=_judged(curve)
+        if drafts
+        else TEXTS.format(
+            share=best.acceptance[0], step=best.step, first=first.acceptance[0], minutes=curve.seconds / 60
+        ),
+        plot=_plot(curve),
+        speed="" if speed is None else _speed(speed),
+        facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
+    )
+    (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+def _judged(curve: Curve) -> str:
+    """What a head can do, before and after training."""
+    best, first = curve.best, curve.judged[0]
 
     def cells(shares: list[float]) -> str:
         return "".join(f"<td>{share:.2f}</td>" for share in shares)
 
-    page = PAGE.format(
-        title=f"{escape(settings['method'])} for {escape(str(facts['target']['name']))}",
+    return DRAFTS.format(
         depths=len(best.acceptance),
         length=best.length,
         step=best.step,
@@ -67,11 +96,7 @@ def write_report(
         depth_cells="".join(f"<th>{depth}</th>" for depth in range(1, len(best.acceptance) + 1)),
         before_cells=cells(first.acceptance),
         after_cells=cells(best.acceptance),
-        plot=_plot(curve),
-        speed="" if speed is None else _speed(speed),
-        facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
     )
-    (folder / "report.html").write_text(page, encoding="utf-8")
 
 
 def _speed(found: Mapping[str, Any]) -> str:

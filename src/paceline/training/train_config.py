@@ -19,8 +19,13 @@ METHODS: Final = {
     "draft_model": "draft_model:DraftModelTrainer",
     "kangaroo": "kangaroo:KangarooTrainer",
     "layer_skip": "layer_skip:LayerSkipTrainer",
+    "lora": "lora:LoraTrainer",
+    "codebooks": "codebooks:CodebookTrainer",
 }
 """Method -> module and class of its `Trainer`."""
+
+LEARN_TEXTS: Final = ("lora", "codebooks")
+"""Methods that learn texts as they are, not what the model says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,10 @@ class TrainConfig:
         layers: of the model, of which draft_model is made, ascending; None is a fifth of them.
         hidden_size, num_layers: of a small Llama that draft_model is instead; hidden_size is a multiple of 64.
         exit_layer: layers that run before kangaroo's adapter, or that draft by layer_skip; None is 2, or a quarter.
+        rank, alpha: of a LoRA adapter, whose changes count alpha / rank times. target_modules: matrices that it
+            changes, as "q_proj"; None is all of the layers'.
+        codebook_size, codes, sites: codes of a codebook, how many of them make a state, and behind which modules of
+            every layer there is one (`paceline.codebooks.SITES`).
         feature_cache_bytes: memory for states that are kept between epochs. feature_disk_bytes: space for further ones
             in the run's folder, freed in the end unless keep_features; what is beyond is computed again.
         fitting: the loop's.
@@ -90,6 +99,12 @@ class TrainConfig:
     hidden_size: int | None = None
     num_layers: int = 1
     exit_layer: int | None = None
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: tuple[str, ...] | None = None
+    codebook_size: int = 1024
+    codes: int = 8
+    sites: tuple[str, ...] = ("attention", "mlp")
     feature_cache_bytes: int = 2 << 30
     feature_disk_bytes: int = 0
     keep_features: bool = False
@@ -104,6 +119,12 @@ class TrainConfig:
         integer("draft_vocab_size", self.draft_vocab_size, 16)
         if self.depths is not None:
             integer("depths", self.depths, 1, 16)
+        given = self.texts or self.method not in LEARN_TEXTS
+        need(given, "texts", f"be true for {self.method}, which learns texts as they are", self.texts)
+        integer("rank", self.rank, 1, 1024)
+        integer("codebook_size", self.codebook_size, 2, 1 << 16)
+        integer("codes", self.codes, 1, self.codebook_size)
+        number("alpha", self.alpha, 0.0, 1e6, "be above 0", open_low=True)
         self._check_layers()
         self._check_shape()
         integer("feature_cache_bytes", self.feature_cache_bytes, 0)

@@ -105,7 +105,7 @@ class TransformersRunner:
                 f"{name} is a quantised checkpoint, which is not supported; use the original weights"
             )
         try:
-            with _quiet():
+            with quiet():
                 model, found = AutoModelForCausalLM.from_pretrained(
                     str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
                 )
@@ -229,7 +229,7 @@ class TransformersRunner:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and reports of transformers meanwhile: what matters of them is an error of ours."""
     from transformers.utils import logging as reports
 

@@ -15,6 +15,8 @@ from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
 from .hub import read_config as read_config
 from .hub import resolve as resolve
+from .lora import is_adapter as is_adapter
+from .lora import write_adapter as write_adapter
 from .quantization import GROUP as GROUP
 from .quantization import Form as Form
 from .quantization import Forms as Forms

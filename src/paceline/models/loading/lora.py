@@ -8,6 +8,7 @@ only then. Variants of LoRA that compute something else are rejected with an err
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, read_header, some
@@ -143,6 +145,42 @@ class AdaptedCheckpoint(Checkpoint):
         a, b = (self._stored.tensor(one).float() for one in (factors.a, factors.b))
         change = b @ a * _scale(self._adapter.config, name, len(a))
         return change.T if factors.embedding else change
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds a LoRA adapter as PEFT writes it."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def write_adapter(
+    folder: Path, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], *, alpha: float, base: str
+) -> None:
+    """Write an adapter as PEFT does.
+
+    Args:
+        factors: module, as `model.layers.0.self_attn.q_proj` -> (r, in) and (out, r), r the same for all.
+        alpha: their product counts alpha / r times. base: folder or hub id of the model that is adapted.
+    """
+    (rank,) = {len(a) for a, _ in factors.values()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted({name.rsplit(".", 1)[-1] for name in factors}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    tensors = {
+        f"{OUTER}{name}.lora_{side}.weight": one.detach().contiguous().cpu()
+        for name, pair in factors.items()
+        for side, one in zip("AB", pair, strict=True)
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
 
 class StoredAdapter(Checkpoint):

@@ -4,4 +4,7 @@ from .contrastive import ContrastiveDecoding as ContrastiveDecoding
 from .dola import DoLa as DoLa
 from .dola import divergence as divergence
 from .guidance import ClassifierFreeGuidance as ClassifierFreeGuidance
+from .lol import LowerLayerMatters as LowerLayerMatters
+from .svdecode import MAX_MU as MAX_MU
 from .svdecode import SVDecode as SVDecode
+from .svdecode import steering_vector as steering_vector

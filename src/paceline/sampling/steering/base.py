@@ -26,21 +26,25 @@ class Steering(ABC):
 
     Attributes:
         name: of the method.
-        companion: where the other rows come from: "layers" of the target, whose states go through its head; a second
-            sequence of the target behind another "prompt"; or a sequence of another "model" behind the same prompt.
-        model: folder or hub id of that other model; None is the target without its LoRA adapter.
+        companions: sequences whose rows are looked at: one of the target behind another "prompt", one of another
+            "model" behind the same prompt. A method may look at layers (`taps`) beside them, or alone.
+        model: folder or hub id of that other model, or folder of a LoRA adapter, which is the target with it; None is
+            the target without the LoRA adapter that it was loaded with.
         prompt: text or token ids of that other prompt; None is the last token of the request's own.
-        norm: states of layers go through the target's final norm before its head.
+        prepended: `prompt` goes before the request's own prompt instead of in its place.
+        norm: states of layers go through the final norm before the head.
     """
 
     name: ClassVar[str]
-    companion: ClassVar[Literal["layers", "prompt", "model"]]
+    companions: Sequence[Literal["prompt", "model"]] = ()
     model: str | None = None
     prompt: str | Sequence[int] | None = None
+    prepended: bool = False
     norm: bool = False
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        """Layers of the target that are looked at, as `Scores.taps` counts them: -1 the embeddings, 0 the first layer.
+        """Layers that are looked at, in the target and in the other model alike, as `Scores.taps` counts them: -1 the
+        embeddings, 0 the first layer.
 
         Raises:
             ConfigError: layers that a model of `num_layers` does not have.
@@ -54,7 +58,8 @@ class Steering(ABC):
 
         Args:
             rows_rv: float32 logits of the target; not written to.
-            others: (r, v) float32 logits for the same nodes: one tensor for each of `taps`, else a single one.
+            others: (r, v) float32 logits for the same nodes: one tensor for each of `taps` of the target, then for each
+                of `companions` its own, and behind those of another model one for each of its `taps`.
         """
 
 

@@ -31,7 +31,7 @@ class ContrastiveDecoding(Steering):
     """
 
     name = "contrastive"
-    companion = "model"
+    companions = ("model",)
 
     def __init__(
         self, model: str, alpha: float = 0.1, beta: float | None = None, amateur_temperature: float = 1.0

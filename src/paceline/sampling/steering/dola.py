@@ -40,7 +40,6 @@ class DoLa(Steering):
     """
 
     name = "dola"
-    companion = "layers"
 
     def __init__(
         self, layers: Literal["low", "high"] | Sequence[int] = "low", alpha: float = 0.1, norm: bool = False

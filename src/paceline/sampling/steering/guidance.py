@@ -30,7 +30,7 @@ class ClassifierFreeGuidance(Steering):
     """
 
     name = "cfg"
-    companion = "prompt"
+    companions = ("prompt",)
 
     def __init__(self, guidance_scale: float = 1.5, negative_prompt: str | Sequence[int] | None = None) -> None:
         number("guidance_scale", guidance_scale, -MAX_SCALE, MAX_SCALE, f"be in -{MAX_SCALE:g}..{MAX_SCALE:g}")

@@ -34,7 +34,7 @@ class SVDecode(Steering):
     """
 
     name = "svdecode"
-    companion = "model"
+    companions = ("model",)
 
     def __init__(self, mu: float = 1.0, alpha: float = 0.1, model: str | None = None) -> None:
         number("mu", mu, -MAX_MU, MAX_MU, f"be in -{MAX_MU:g}..{MAX_MU:g}")

@@ -1,0 +1,95 @@
+"""Training of a LoRA adapter of the target on texts with answers: low-rank changes of its matrices, nothing else.
+
+The answers are learned as they are. So an adapter is the brief fine-tuning that SVDecode carries further, or, of
+answers that are not true, the amateur that LOL contrasts with. It is judged by the share of held-out tokens that it
+finds the likeliest. What is written is an adapter in PEFT's format, which `LLM(lora=...)` and PEFT read.
+
+Source: LoRA: low-rank adaptation of large language models (arXiv:2106.09685).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.models.loading import write_adapter
+from paceline.training.batches import Batch, TargetView
+from paceline.training.draft_model import embedding_of, sliced
+from paceline.training.next_token import NextTokenTrainer, decoded, text_loss
+from paceline.utils import need
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.training.train_config import TrainConfig
+
+
+class LoraTrainer(NextTokenTrainer):
+    """An adapter in training; at first it changes nothing.
+
+    Args:
+        folder: of the target's checkpoint. layers: how many it has. rows: (v, hidden) of its head.
+        modules: ends of the names of the matrices that are adapted, as "q_proj"; None adapts all of the layers'.
+        rank: of the change. alpha: the change counts alpha / rank times.
+    Attributes:
+        names: of the adapted modules, as the checkpoint has them.
+    Raises:
+        ConfigError: modules that the model does not have.
+        CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
+    """
+
+    rate: ClassVar[float] = 5e-4
+    drafts: ClassVar[bool] = False
+
+    def __init__(
+        self, folder: Path, layers: int, rows: Tensor, *, modules: Sequence[str] | None, rank: int, alpha: float
+    ) -> None:
+        super().__init__(rows, 1)
+        model, self.embed = sliced(folder, range(layers))
+        self.model = (model.requires_grad_(False),)  # in a tuple: no part of what is trained and kept
+        self.alpha, self.scale = alpha, alpha / rank
+        linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+        chosen = [name for name in linear if modules is None or name.rsplit(".", 1)[-1] in modules]
+        known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+        fine = all(any(name.endswith(f".{one}") for name in chosen) for one in modules or ())
+        need(fine and bool(chosen), "target_modules", f"be among {', '.join(known)}, the model's", modules)
+        self.names = [f"model.{name}" for name in chosen]
+        self.a, self.b = nn.ParameterList(), nn.ParameterList()
+        for name in chosen:
+            outputs, inputs = linear[name].weight.shape
+            self.a.append(nn.init.kaiming_uniform_(nn.Parameter(torch.empty(rank, inputs)), a=math.sqrt(5)))
+            self.b.append(nn.Parameter(torch.zeros(outputs, rank)))
+            linear[name].register_forward_hook(self._adapted(len(self.a) - 1))
+
+    @classmethod
+    def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LoraTrainer, TargetView]:
+        """Its vocabulary is the whole one."""
+        info = llm.runner.info
+        view = TargetView(llm.runner, (), torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
+        rank, alpha = config.rank, config.alpha
+        made = cls(llm.folder, info.num_layers, view.rows, modules=config.target_modules, rank=rank, alpha=alpha)
+        return made, view
+
+    def states(self, batch: Batch) -> Tensor:
+        return decoded(self.model[0].to(batch.tokens.device), embedding_of(self.embed, batch), batch)
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        return text_loss(self.states(batch), self.rows, batch)
+
+    def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
+        """An adapter in PEFT's format; where it comes from is in the report."""
+        factors = dict(zip(self.names, zip(self.a, self.b, strict=True), strict=True))
+        write_adapter(folder, factors, alpha=self.alpha, base=llm.runner.info.name)
+
+    def _adapted(self, number: int) -> Any:
+        """A hook that adds what an adapter makes of a module's input."""
+
+        def added(module: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
+            return made + self.scale * F.linear(F.linear(given[0], self.a[number]), self.b[number])
+
+        return added
