@@ -168,5 +168,8 @@ def _lines(values: Mapping[str, str], width: int) -> list[str]:
     lines = []
     for key, value in values.items():
         indent = f"    {key:<11}"
-        lines += wrap(value, width, initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False)
+        lines += wrap(
+            value, width, initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
     return lines
