@@ -9,6 +9,7 @@ import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else the threads of each process spin, and others wait for a core
 os.environ["PACELINE_CACHE_DIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
 
 import pytest
