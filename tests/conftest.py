@@ -4,8 +4,11 @@ network.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
+
+gc.disable()  # until all tests are collected, since what is imported stays
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,5 +34,10 @@ FIRST = ("contract/test_exactness", "contract/test_pairwise", "drafters/test_con
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """While one process compiles, another has enough to do that needs no kernels, so that it does not wait."""
+    """While one process compiles, another has enough to do that needs no kernels, so that it does not wait.
+
+    What was imported is not searched for garbage again.
+    """
+    gc.freeze()
+    gc.enable()
     items.sort(key=lambda item: next((i for i, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))
