@@ -8,8 +8,6 @@ import gc
 import os
 import tempfile
 
-gc.disable()  # until all tests are collected, since what is imported stays
-
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else the threads of each process spin, and others wait for a core
@@ -19,6 +17,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected, since what is imported stays
 
 
 @pytest.fixture(autouse=True)
