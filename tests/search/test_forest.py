@@ -127,14 +127,9 @@ def test_a_search_that_fails_harms_no_other(llm: LLM) -> None:
     assert found[1].outputs[0].token_ids == plain[0].outputs[0].token_ids
 
 
-def test_what_a_text_left_behind_is_not_kept_token_by_token(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_what_a_text_left_behind_is_not_kept_token_by_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     RulesAlive.counts = []
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, repetition_penalty=1.2)
-    gc.collect()
-    gc.freeze()  # what was there before is not looked at
-    request.addfinalizer(gc.unfreeze)
     (found,) = llm.generate("One day", params, search=f"{HERE}:RulesAlive")
     assert len(found.outputs[0].token_ids) == len(RulesAlive.counts) == 24
     assert max(RulesAlive.counts[5:]) <= RulesAlive.counts[4] + 1
