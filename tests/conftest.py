@@ -4,17 +4,20 @@ network.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else the threads of each process spin, and others wait for a core
 os.environ["PACELINE_CACHE_DIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected, since what is imported stays
 
 
 @pytest.fixture(autouse=True)
@@ -30,5 +33,10 @@ FIRST = ("contract/test_exactness", "contract/test_pairwise", "drafters/test_con
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """While one process compiles, another has enough to do that needs no kernels, so that it does not wait."""
+    """While one process compiles, another has enough to do that needs no kernels, so that it does not wait.
+
+    What was imported is not searched for garbage again.
+    """
+    gc.freeze()
+    gc.enable()
     items.sort(key=lambda item: next((i for i, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))

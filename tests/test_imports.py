@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "paceline"
 LOW = {"errors", "utils", "config", "registry", "bundled", "version"}
@@ -51,6 +53,14 @@ ALLOWED = {
 }
 CYCLES: tuple[str, ...] = ()
 """Parts in which cycles are known; they are to go."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    """The trees of all files, millions of objects in which every later search for garbage would look."""
+    yield
+    parsed.cache_clear()
+    imports.cache_clear()
 
 
 @cache

@@ -41,13 +41,22 @@ RULES = {
 }
 
 
+@pytest.fixture(scope="module", params=RULES)
+def ruled(llm: LLM, request: pytest.FixtureRequest) -> tuple[SamplingParams, list[Any]]:
+    """How to sample, and the outputs of decoding at once, which another seed changes."""
+    how = params(**RULES[request.param])
+    plain = at_once(llm, how)
+    if request.param != "greedy":
+        other = at_once(llm, params(**{**RULES[request.param], "seed": 8}))
+        assert [one.token_ids for one in other] != [one.token_ids for one in plain]
+    return how, plain
+
+
 @pytest.mark.parametrize("speculative", [None, "ngram", "draft_model"])
-@pytest.mark.parametrize("rules", RULES)
-def test_segments_change_no_token(llm: LLM, rules: str, speculative: str | None) -> None:
+def test_segments_change_no_token(llm: LLM, ruled: tuple[SamplingParams, list[Any]], speculative: str | None) -> None:
     config = {"method": "draft_model", "model": "bundled/draft"} if speculative == "draft_model" else speculative
     chosen = llm.with_speculative_config(config)
-    how = params(**RULES[rules])
-    plain = at_once(llm, how)
+    how, plain = ruled
     for segment in (3, 1000):
         pool = chosen.rollouts(PROMPTS, how, segment_tokens=segment, pool_size=4)
         found = ordered(list(pool))
@@ -60,9 +69,6 @@ def test_segments_change_no_token(llm: LLM, rules: str, speculative: str | None)
         assert all(set(one.segments[:-1]) <= {segment} for one in found)
         assert pool.done
         assert not pool.unfinished
-    if rules != "greedy":
-        other = at_once(llm, params(**{**RULES[rules], "seed": 8}))
-        assert [one.token_ids for one in other] != [one.token_ids for one in plain]
 
 
 def test_log_probabilities_are_those_of_decoding_at_once(llm: LLM) -> None:

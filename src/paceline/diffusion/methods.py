@@ -14,6 +14,7 @@ import pkgutil
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from paceline.diffusion.base import Setting, TokenText, Transition
@@ -56,10 +57,11 @@ def part(kind: str, name: str) -> Any:
     return pkgutil.resolve_name(f"paceline.diffusion.{table[name]}")
 
 
-def options_of(factory: Any) -> dict[str, inspect.Parameter]:
+@cache
+def options_of(factory: Any) -> Mapping[str, inspect.Parameter]:
     """Keyword arguments of a part."""
     parameters = inspect.signature(factory).parameters.values()
-    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return MappingProxyType({p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY})
 
 
 class ConfiguredMethod:

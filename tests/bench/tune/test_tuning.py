@@ -92,14 +92,14 @@ Run = Callable[..., Tuning]
 def run(llm: LLM, monkeypatch: pytest.MonkeyPatch, few: None) -> Run:
     def tuned(*, row: float = 0.0, draft: float = 0.05, **options: Any) -> Tuning:
         clock = Passes(monkeypatch, llm.runner, row=row, draft=draft)
-        options = {"drafts": [DRAFT], "budget": 900.0, "max_tokens": 12, "cores": 0, **options}
+        options = {"drafts": [DRAFT], "budget": 600.0, "max_tokens": 8, "cores": 0, **options}
         return tune(llm, TARGET, options.pop("prompts", PROMPTS), clock=options.pop("clock", clock), **options)
 
     return tuned
 
 
 def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
-    found = run(budget=1600.0)
+    found = run(budget=1100.0)
     assert found.chosen == found.best
     assert found.gain is not None
     assert 1.0 < found.gain.low <= found.gain.median <= found.gain.high
@@ -115,7 +115,7 @@ def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
 
 def test_where_every_row_costs_a_pass_no_drafting_is_chosen(run: Run) -> None:
     """Where on one of the three prompts nothing is drafted, neither side is shown to be faster; else plain decoding."""
-    found = run(row=1.0, draft=1.0)
+    found = run(row=1.0, draft=1.0, budget=900.0, max_tokens=12)
     assert found.gain is not None
     assert found.gain.low < 1.0
     if found.gain.high >= 1.0:
@@ -127,13 +127,13 @@ def test_where_every_row_costs_a_pass_no_drafting_is_chosen(run: Run) -> None:
 
 
 def test_dear_drafts_lose_to_copying(run: Run) -> None:
-    found = run(draft=3.0, budget=2000.0, prompts=["one two three one two three one two three one two"] * 2)
+    found = run(draft=3.0, budget=1400.0, prompts=["one two three one two three one two three one two"] * 2)
     assert found.settings["draft_model (draft), 5 tokens"][0] < 1.0 <= found.settings["ngram, 5 tokens"][0]
 
 
 def test_wrong_outputs_are_rejected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     believe_chains(monkeypatch)
-    found = run(budget=1600.0)
+    found = run(budget=1100.0)
     fixed = {"ngram, 5 tokens", "draft_model (draft), 5 tokens", "ngram + draft_model (draft), 5 tokens"}
     assert fixed <= set(found.rejected)  # those with controller auto may have drafted nothing, which is right
     assert all("differs from plain decoding" in why for why in found.rejected.values())
@@ -142,7 +142,7 @@ def test_wrong_outputs_are_rejected(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_draft_that_cannot_be_loaded_is_rejected_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
-    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1600.0)
+    found = run(drafts=[DRAFT, str(tmp_path / "none")], budget=1100.0)
     assert any("cannot run" in why for why in found.rejected.values())
     assert found.best is not None
     assert str(tmp_path) not in str(found.best.config)
@@ -203,7 +203,7 @@ def test_an_interrupt_in_the_confirmation_keeps_the_best(run: Run, monkeypatch: 
         if sum(one.startswith("measuring") for one in seen) == MIN_PAIRS + 3:
             raise KeyboardInterrupt
 
-    found = run(progress=progress, budget=1600.0)
+    found = run(progress=progress, budget=1100.0)
     assert found.interrupted
     assert not found.in_search
     assert found.gain is not None
@@ -255,7 +255,7 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
     calls: list[int] = []
     monkeypatch.setattr("paceline.bench.tune.tuning.set_threads", calls.append)
     monkeypatch.setattr("paceline.bench.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
-    found = run(budget=1600.0, max_tokens=4)
+    found = run(budget=1100.0, max_tokens=4)
     assert 7 in calls
     assert calls[-1] == found.threads == torch.get_num_threads()
     assert "off, 7 threads" in found.settings
