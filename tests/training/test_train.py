@@ -163,10 +163,11 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     assert not all(torch.equal(one, weights(other)[name]) for name, one in weights(calm).items())
 
 
-def test_a_folder_of_another_run_is_rejected(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "value"), [("method", "medusa"), ("processes", 2)])
+def test_a_folder_of_another_run_is_rejected(llm: LLM, prompts: Path, tmp_path: Path, key: str, value: Any) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "training.json").write_text(json.dumps({"method": "medusa"}))
-    with pytest.raises(ConfigError, match="another method"):
+    (tmp_path / "run" / "training.json").write_text(json.dumps({key: value}))
+    with pytest.raises(ConfigError, match=f"another {key}"):
         train(llm, config(prompts), tmp_path)
 
 

@@ -65,7 +65,7 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
         command: how it was asked for, for the report.
         speed_prompts: held-out prompts on which it is timed in the end, in turn with plain decoding; 0 for none.
     Raises:
-        ConfigError: the folder holds a run of other settings. PromptError: prompts that cannot be used.
+        ConfigError: the folder holds a run of other settings, or of more or fewer processes. PromptError: prompts that cannot be used.
         CapabilityError: a model that does not give what the method needs.
     """
     _check(llm)
@@ -74,7 +74,8 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     run.mkdir(parents=True, exist_ok=True)
     processes = accelerator()
     with processes.main_process_first():
-        _claim(run / SETTINGS, {"model": llm.runner.info.fingerprint, **config.as_json()})
+        made_by = {"model": llm.runner.info.fingerprint, "processes": processes.num_processes}
+        _claim(run / SETTINGS, {**made_by, **config.as_json()})
         answers = _answers(llm, config, run)
     length = config.fitting.row_tokens
     training, held_out = split(answers, config.held_out_share, length)
