@@ -65,7 +65,8 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
         command: how it was asked for, for the report.
         speed_prompts: held-out prompts on which it is timed in the end, in turn with plain decoding; 0 for none.
     Raises:
-        ConfigError: the folder holds a run of other settings, or of more or fewer processes. PromptError: prompts that cannot be used.
+        ConfigError: the folder holds a run of other settings, or of more or fewer processes.
+        PromptError: prompts that cannot be used.
         CapabilityError: a model that does not give what the method needs.
     """
     _check(llm)
