@@ -117,6 +117,7 @@ def f(kind):
 """
     tests = ["f('loud')", "f('mute')", "try: f('mute')\nexcept ValueError: pass"]
     assert run_tests(program, tests).reasons == ("ValueError: ValueError: a  [31mb c ", "ValueError: Mute: ", "")
+    assert "unterminated" in run_tests("x = 'a", ["assert True"]).reasons[0]
 
 
 @walled
@@ -380,8 +381,8 @@ def until_none() -> list[int]:
 
 
 @walled
-@pytest.mark.parametrize("test", ["stay()", "stay(0)"], ids=["at the time limit", "at the end"])
-def test_no_program_can_undo_what_makes_it_die(test: str) -> None:
+@pytest.mark.parametrize(("test", "limit"), [("stay()", 1.0), ("stay(0)", 10.0)], ids=["at the limit", "at the end"])
+def test_no_program_can_undo_what_makes_it_die(test: str, limit: float) -> None:
     program = """
 import ctypes, os, time
 def stay(seconds=60):
@@ -392,7 +393,7 @@ def stay(seconds=60):
     if seconds == 0 and os.fork(): return
     time.sleep(60)
 """
-    assert run_tests(program, [test], seconds=1.0).passed == (test == "stay(0)",)
+    assert run_tests(program, [test], seconds=limit).passed == (test == "stay(0)",)
     assert not until_none()
 
 

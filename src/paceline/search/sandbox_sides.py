@@ -320,8 +320,11 @@ def answered(line: Line) -> Any:
     kind, why = getattr(builtins, str(answer["raised"]), None), str(answer["why"])[:MOST_REASON]
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise RuntimeError(why)
-    error = kind.__new__(kind, why)
-    error.args = (why,)
+    try:
+        error = kind(why)
+    except TypeError:  # it takes more than words
+        error = kind.__new__(kind, why)
+        error.args = (why,)
     raise error
 
 
