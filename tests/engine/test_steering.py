@@ -227,7 +227,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["dola", "contrastive", "svdecode"])
+@pytest.mark.parametrize("name", ["dola", "contrastive", "svdecode", "lol"])
 def test_a_grammar_may_ask_for_what_the_model_finds_implausible(llm: LLM, name: str) -> None:
     given = {**STEERED[name], "alpha": 0.9}
     params = SamplingParams(temperature=0.0, max_tokens=8, steering=given, structured_outputs={"regex": "[xy]{5}"})

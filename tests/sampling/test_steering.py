@@ -122,7 +122,7 @@ def test_lol_fuses_two_contrasts_and_an_instruction() -> None:
     found = method.shape(TARGET, iter(given))
     assert close(found, expected)
     assert not close(method.shape(TARGET, [lower, amateur, told, amateur_lower]), expected)
-    assert torch.equal(found > -math.inf, plausible(TARGET, 0.1))
+    assert torch.equal(found > -5000, plausible(TARGET, 0.1))
     assert list(method.companions) == ["model", "prompt"]
 
 
