@@ -404,6 +404,10 @@ def shared_memory(): return libc.shmget(0, ctypes.c_size_t(2**20), 0o1600) >= 0
 def messages(): return libc.msgget(0, 0o1600) >= 0
 def keyring(): return libc.syscall({"x86_64": 250, "aarch64": 219}[__import__("os").uname().machine], 0, -3, 1) >= 0
 def io_uring(): return libc.syscall(425, 8, ctypes.create_string_buffer(256)) >= 0
+def nameless_file():
+    try: __import__("os").memfd_create("x")
+    except OSError: return False
+    return True
 def family(number):
     try: socket.socket(number, socket.SOCK_STREAM).close()
     except OSError: return False
@@ -414,7 +418,7 @@ def family(number):
 @walled
 def test_what_no_namespace_holds_is_refused() -> None:
     """Memory that no limit counts, keys of the user's, sockets to the host of a virtual machine."""
-    asked = ("shared_memory()", "messages()", "keyring()", "io_uring()", "family(40)")
+    asked = ("shared_memory()", "messages()", "keyring()", "io_uring()", "family(40)", "nameless_file()")
     tests = [f"assert {one} is {{}}" for one in asked]
     assert run_tests(SYSTEM_CALLS, [one.format(False) for one in tests]).passed == (True,) * len(asked)
     assert run_tests(SYSTEM_CALLS, ["assert family(1) and family(2)"]).passed == (True,)

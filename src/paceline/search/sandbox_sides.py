@@ -51,7 +51,8 @@ REFUSED: Final = {
     "keyctl": (250, 219), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
     "pivot_root": (155, 41), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
-    "mount_setattr": (442, 442), "open_by_handle_at": (304, 265),
+    "mount_setattr": (442, 442), "open_by_handle_at": (304, 265), "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
 }  # fmt: skip
 """Calls by which a process holds memory that no limit counts, reaches others, or finds seldom-used parts of Linux."""
 
