@@ -375,7 +375,7 @@ class LLM(metaclass=Named):
         """Samples for training, decoded in segments, so that none is waited for: see `RolloutPool`.
 
         Args:
-            prompts: taken as places get free; each as in `generate`.
+            prompts: taken as places get free; each as in `generate`, or a single one.
             sampling_params: of all; `logprobs` counts as 0 where it is None.
             segment_tokens: most new tokens of a sample in a step.
             pool_size: most samples side by side; None is `max_num_seqs`, or the samples of a prompt if those are more.
@@ -387,7 +387,11 @@ class LLM(metaclass=Named):
         (params,) = self._params(sampling_params, 1)
         if params.logprobs is None:
             params = replace(params, logprobs=0)
+        need(params.logprobs == 0, "logprobs", "be None or 0 in rollouts, which keep one a token", params.logprobs)
+        need(params.prompt_logprobs is None, "prompt_logprobs", "be left out of rollouts", params.prompt_logprobs)
         size = max(self.config.max_num_seqs, params.n) if pool_size is None else pool_size
+        if isinstance(prompts, str | Mapping):
+            prompts = [prompts]
 
         def submit(prompt: Prompt) -> tuple[Request, Driver]:
             request, driver = self.request(prompt, params)

@@ -279,6 +279,12 @@ def test_a_finished_line_is_not_ended_twice_on_a_terminal(monkeypatch: pytest.Mo
     assert terminal.getvalue() == "a\n"
 
 
+def test_a_search_takes_no_drafters(run: Command) -> None:
+    found = run("generate", PROMPT, "--search", "beam", "-s", "ngram", *FAST)
+    assert (found.code, found.err) == (2, "paceline: --search drafts nothing; leave --speculative-config out\n")
+    assert run("generate", PROMPT, "--search", "beam", "-s", "null", "--max-tokens", 2, *FAST).code == 0
+
+
 def test_only_searches_that_run_programs_can_run_them_unsafely(run: Command) -> None:
     found = run("generate", PROMPT, "--unsafe-execution", *FAST)
     assert found.code == 2

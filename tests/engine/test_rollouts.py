@@ -165,7 +165,20 @@ def test_bad_arguments_get_one_line(llm: LLM) -> None:
         llm.rollouts(PROMPTS, params(), segment_tokens=0)
     with pytest.raises(ConfigError, match="pool_size must be an integer of 4 or more"):
         llm.rollouts(PROMPTS, params(n=4), segment_tokens=8, pool_size=3)
+    for name, value in (("logprobs", 1), ("prompt_logprobs", 0)):
+        with pytest.raises(ConfigError, match=f"^{name} must be"):
+            llm.rollouts(PROMPTS, params(**{name: value}), segment_tokens=8)
+    with pytest.raises(ConfigError, match="version must be an integer of 0 or more, got 'new'"):
+        llm.rollouts(PROMPTS, params(), segment_tokens=8).update_policy("new")  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match="got None"):
+        list(llm.rollouts([None, PROMPTS[0]], params(), segment_tokens=8))  # type: ignore[list-item]
     pool = llm.rollouts(["", PROMPTS[0]], params(max_tokens=4), segment_tokens=8)
     with pytest.raises(PromptError, match="the prompt is empty"):
         pool.step()
     assert [one.prompt_index for one in pool] == [1]
+
+
+@pytest.mark.parametrize("prompt", ["def", {"prompt": "def"}])
+def test_a_single_prompt_is_one(llm: LLM, prompt: Any) -> None:
+    found = list(llm.rollouts(prompt, params(max_tokens=4), segment_tokens=8))
+    assert [one.text for one in found] == [llm.generate("def", params(max_tokens=4))[0].outputs[0].text]

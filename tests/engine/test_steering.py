@@ -227,6 +227,16 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["dola", "contrastive", "svdecode", "lol"])
+def test_a_grammar_may_ask_for_what_the_model_finds_implausible(llm: LLM, name: str) -> None:
+    given = {**STEERED[name], "alpha": 0.9}
+    params = SamplingParams(temperature=0.0, max_tokens=8, steering=given, structured_outputs={"regex": "[xy]{5}"})
+    (found,) = llm.generate("The capital of France is", params)
+    assert found.outputs[0].error is None
+    assert set(found.outputs[0].text) <= set("xy")
+    assert len(found.outputs[0].text) == 5
+
+
 @pytest.fixture(scope="module")
 def drafting(llm: LLM) -> dict[str, LLM]:
     return {name: llm.with_speculative_config(config) for name, config in DRAFTS.items()}

@@ -224,5 +224,7 @@ def test_bad_arguments_get_one_line(llm: LLM, changes: dict[str, Any], message: 
     given = {"message": b"one", "params": params(), "key": b"key", **changes}
     with pytest.raises(ConfigError, match=message):
         hide_message(llm, PROMPT, **given)
+    with pytest.raises(ConfigError, match="prompt must be one prompt"):
+        read_message(llm, [PROMPT, PROMPT], [1], params(), key=b"key")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="tokens must hold a token"):
         read_message(llm, PROMPT, [], params(), key=b"key")

@@ -318,6 +318,8 @@ def test_rules_say_what_may_follow(llm: LLM) -> None:
         ({"method": "pg_td", "reward": lambda found: [2.0]}, "reward must give a number in 0..1"),
         ({"method": "pg_td", "tests": [], "unsafe_execution": True}, "tests must be one or more"),
         ({"method": "pg_td", "tests": [1], "unsafe_execution": True}, "tests must be a string or a list"),
+        ({"method": "pg_td", "tests": "assert f()"}, "tests must be a list of tests, a function, or"),
+        ({"method": "pg_td", "tests": ["x"], "test_seconds": 0}, "test_seconds must be above 0"),
         ({"method": "pg_td", "reward": nothing, "rollouts": 0}, "rollouts must be an integer"),
         ({"method": "ved"}, "value must be a function"),
         ({"method": "ved", "value": lambda found: [float("nan")] * len(found)}, "value must give a finite number"),

@@ -205,12 +205,25 @@ def test_a_star_without_time_to_end_gives_the_deepest_text(llm: LLM) -> None:
         assert result.search.budget_spent
         text = result.outputs[0]
         assert (text.error is None) == (tokens > 2), text
+        assert text.error is None or "its budget is spent" in text.error
         assert len(text.token_ids) % 4 == 0
 
 
 def test_drafts_are_rejected_with_a_search(llm: LLM) -> None:
     with pytest.raises(ConfigError, match="prediction must be left out with search"):
         llm.generate({"prompt": PROMPT, "prediction": "return n"}, params(), search="beam")
+
+
+@pytest.mark.parametrize("method", ["first_finish", "cautious", "adadec", "transfer_q", "backoff"])
+def test_several_texts_are_rejected_where_one_is_made(llm: LLM, method: str) -> None:
+    options = {"reward": lambda texts: [0.5] * len(texts)} if method == "transfer_q" else {}
+    with pytest.raises(ConfigError, match=f"n must be 1 with search method '{method}', which makes one text, got 2"):
+        searched(llm, params(n=2), method=method, **options)
+
+
+def test_best_first_search_goes_on_until_there_are_as_many_texts_as_wanted(llm: LLM) -> None:
+    options = {"method": "a_star", "reward": lambda texts: [min(1.0, len(text) / 40) for text in texts]}
+    assert len(searched(llm, params(n=3, max_tokens=8), **options).outputs) == 3
 
 
 @pytest.mark.parametrize("method", ["self_consistency", "complexity_voting", "first_finish", "cautious"])
@@ -225,6 +238,7 @@ def test_temperature_zero_is_rejected_where_samples_are_needed(llm: LLM, method:
         ({"method": "a_star"}, "reward must be a function"),
         ({"method": "a_star", "reward": "no.such:thing"}, "reward: cannot import"),
         ({"method": "a_star", "reward": lambda texts: [2.0] * len(texts)}, "reward must give a number in 0..1"),
+        ({"method": "a_star", "reward": lambda texts: "x" * len(texts)}, "reward must give a number .* got 'x"),
         ({"method": "complexity_voting", "num_samples": 4, "keep": 5}, "keep must be an integer in 1..4"),
         ({"method": "cautious", "high_entropy": 0.0}, "high_entropy must be above low_entropy"),
     ],

@@ -94,6 +94,33 @@ def test_tests_that_hold_pass_and_others_say_why_they_do_not() -> None:
 
 
 @walled
+def test_no_name_of_the_harness_stands_before_the_programs() -> None:
+    program = """
+class Box:
+    def __init__(self): self._items, self._line, self._number = [1], "a", 7
+def told(**more): return sorted(more)
+"""
+    tests = [
+        "one = Box()\nassert (one._items, one._line, one._number) == ([1], 'a', 7)",
+        "names = ['function', 'line', 'self', 'verb']\nassert told(**dict.fromkeys(names)) == names",
+    ]
+    assert run_tests(program, tests).passed == (True, True)
+
+
+@walled
+def test_a_reason_is_one_line_whatever_the_exception_says() -> None:
+    program = """
+class Mute(ValueError):
+    def __str__(self): raise SystemExit(0)
+def f(kind):
+    raise Mute if kind == "mute" else ValueError("a\\n\\x1b[31mb\\u2028c\\ud800")
+"""
+    tests = ["f('loud')", "f('mute')", "try: f('mute')\nexcept ValueError: pass"]
+    assert run_tests(program, tests).reasons == ("ValueError: ValueError: a  [31mb c ", "ValueError: Mute: ", "")
+    assert "unterminated" in run_tests("x = 'a", ["assert True"]).reasons[0]
+
+
+@walled
 def test_programs_are_judged_in_their_order_each_test_with_a_fresh_start() -> None:
     programs = [f"seen = []\ndef f(n):\n    seen.append(n)\n    return n + {k} + len(seen)" for k in range(4)]
     tests = ["assert f(1) == 3", "assert f(1) == 4"]
@@ -155,7 +182,9 @@ import os
 def answer(n):
     right = int("4" + "2")
     for pid in os.listdir("/proc"):
-        if pid.isdigit() and f"== {right}" in open(f"/proc/{pid}/cmdline", errors="replace").read(): return right
+        try:
+            if pid.isdigit() and f"== {right}" in open(f"/proc/{pid}/cmdline", errors="replace").read(): return right
+        except OSError: pass
     return 41""",
     "modules": """
 import sys, types
@@ -349,6 +378,52 @@ def until_none() -> list[int]:
     while left_behind() and time.monotonic() < end:
         time.sleep(0.02)
     return left_behind()
+
+
+@walled
+@pytest.mark.parametrize(("test", "limit"), [("stay()", 1.0), ("stay(0)", 10.0)], ids=["at the limit", "at the end"])
+def test_no_program_can_undo_what_makes_it_die(test: str, limit: float) -> None:
+    program = """
+import ctypes, os, time
+def stay(seconds=60):
+    libc = ctypes.CDLL(None)
+    libc.prctl(1, 0, 0, 0, 0)
+    libc.prctl(15, b"left-behind", 0, 0, 0)
+    os.setsid()
+    if seconds == 0 and os.fork(): return
+    time.sleep(60)
+"""
+    assert run_tests(program, [test], seconds=limit).passed == (test == "stay(0)",)
+    assert not until_none()
+
+
+SYSTEM_CALLS = """
+import ctypes, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def shared_memory(): return libc.shmget(0, ctypes.c_size_t(2**20), 0o1600) >= 0
+def messages(): return libc.msgget(0, 0o1600) >= 0
+def keyring(): return libc.syscall({"x86_64": 250, "aarch64": 219}[__import__("os").uname().machine], 0, -3, 1) >= 0
+def io_uring(): return libc.syscall(425, 8, ctypes.create_string_buffer(256)) >= 0
+def nameless_file():
+    try: __import__("os").memfd_create("x")
+    except OSError: return False
+    return True
+def family(number):
+    try: socket.socket(number, socket.SOCK_STREAM).close()
+    except OSError: return False
+    return True
+"""
+
+
+@walled
+def test_what_no_namespace_holds_is_refused() -> None:
+    """Memory that no limit counts, keys of the user's, sockets to the host of a virtual machine."""
+    asked = ("shared_memory()", "messages()", "keyring()", "io_uring()", "family(40)", "nameless_file()")
+    tests = [f"assert {one} is {{}}" for one in asked]
+    assert run_tests(SYSTEM_CALLS, [one.format(False) for one in tests]).passed == (True,) * len(asked)
+    assert run_tests(SYSTEM_CALLS, ["assert family(1) and family(2)"]).passed == (True,)
+    free = run_tests(SYSTEM_CALLS, [one.format(True) for one in tests[:2]], unsafe_execution=True)
+    assert free.passed == (True, True)
 
 
 @walled

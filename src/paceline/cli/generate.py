@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
 from paceline.utils import json_value
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Mapping
 
     from rich.live import Live
     from rich.text import Text
@@ -69,10 +69,7 @@ def command(
 ) -> None:
     """Continue a prompt with a model; on a terminal, accepted drafts are coloured by drafter."""
     check_sampling(given)
-    if show_tree and (search is None or as_json):
-        raise ConfigError("--tree draws what --search has made; give --search, and leave --json out")
-    if unsafe_execution and search is None:
-        raise ConfigError("--unsafe-execution is for programs that --search tries; give --search")
+    check_search(search, given, as_json, show_tree, unsafe_execution)
     text = read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
     llm = open_llm(given, diffusion=True)
@@ -95,6 +92,22 @@ def command(
     if "max_tokens" in given:
         chunks = with_cut_told(chunks, given["max_tokens"], llm)
     finish(_as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks))
+
+
+def check_search(
+    search: str | None, given: Mapping[str, Any], as_json: bool, show_tree: bool, unsafe_execution: bool
+) -> None:
+    """Reject flags that say nothing with, or without, a search.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if show_tree and (search is None or as_json):
+        raise ConfigError("--tree draws what --search has made; give --search, and leave --json out")
+    if unsafe_execution and search is None:
+        raise ConfigError("--unsafe-execution is for programs that --search tries; give --search")
+    if search is not None and given.get("speculative_config") not in (None, "null"):
+        raise ConfigError("--search drafts nothing; leave --speculative-config out")
 
 
 def unsafely(search: str) -> dict[str, Any]:

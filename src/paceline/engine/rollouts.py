@@ -116,7 +116,11 @@ class RolloutPool:
 
         Args:
             version: theirs; None is the next.
+        Raises:
+            ConfigError: it is no integer of 0 or more.
         """
+        if version is not None:
+            integer("version", version, 0)
         self.policy_version = self.policy_version + 1 if version is None else version
         self._reset()
 
@@ -140,10 +144,11 @@ class RolloutPool:
 
     def _refill(self) -> None:
         while not self._exhausted and len(self.unfinished) + self._samples <= self.pool_size:
-            number, prompt = next(self._prompts, (0, None))
-            if prompt is None:
+            taken = next(self._prompts, None)
+            if taken is None:
                 self._exhausted = True
                 return
+            number, prompt = taken
             request, driver = self._submit(prompt)
             request.streamed = False
             samples = [Rollout(number, i, request.prompt, request.prompt_ids) for i in range(self._samples)]

@@ -52,7 +52,7 @@ class AStar(Search):
         heuristic: what is left, "shortfall" (1 - reward) or "log" (-log reward).
         cost: of a step, "shortfall" or "surprisal", the mean negative log-probability of its tokens.
         path_weight: of the cost of the steps so far; 0 is greedy best-first search.
-        finished: end once so many ended texts were taken from the queue.
+        finished: end once so many ended texts were taken from the queue, and no fewer than `n`.
     Raises:
         ConfigError: a value outside its range, no reward.
     """
@@ -92,12 +92,13 @@ class AStar(Search):
 
     def steps(self, root: Branch) -> Steps[None]:
         self._push(_Node(root, 0.0, 0.0, 0))
+        wanted = max(self.wanted, root.request.params.n)
         while self._queue:
             self.alive = self._best_so_far()
             total, _, node = heappop(self._queue)
             if node.branch.ended:
                 self.found.append(Found(node.branch, -total))
-                if len(self.found) >= self.wanted:
+                if len(self.found) >= wanted:
                     break
                 continue
             streams = [node.stream, *(next(self._streams) for _ in range(self.branching - 1))]

@@ -33,6 +33,7 @@ class AdaDec(Search):
     """
 
     name = "adadec"
+    one_text = True
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class BackOff(Search):
     """
 
     name = "backoff"
+    one_text = True
 
     def __init__(
         self,

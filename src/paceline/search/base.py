@@ -33,7 +33,7 @@ class Search(ABC):
     """One search, of one prompt.
 
     Attributes:
-        name: of the method.
+        name: of the method. one_text: whether it makes a single text, so that `n` must be 1.
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
         kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
@@ -44,6 +44,7 @@ class Search(ABC):
     """
 
     name: ClassVar[str]
+    one_text: ClassVar[bool] = False
     tokenizer: Tokenizer
     runner: Runner
     models: DraftModels

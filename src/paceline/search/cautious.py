@@ -35,6 +35,7 @@ class CautiousPrediction(Search):
     """
 
     name = "cautious"
+    one_text = True
 
     def __init__(
         self, most_trials: int = 10, low_entropy: float = 0.01, high_entropy: float = 1.5, trial_tokens: int = 64

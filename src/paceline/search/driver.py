@@ -101,7 +101,8 @@ class _Running:
         self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
         request.outputs = [output_of(one, index) for index, one in enumerate(best)]
         if not best:
-            why = error or "the search has found nothing"
+            spent = ", and its budget is spent; raise it" if self.tree.budget_spent else ""
+            why = error or f"the search has found nothing{spent}"
             request.outputs = [CompletionOutput(0, finish_reason="error", error=why)]
         metrics = request.metrics
         metrics.num_steps = self.tree.num_passes

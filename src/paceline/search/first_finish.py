@@ -38,6 +38,7 @@ class FirstFinish(Search):
     """
 
     name = "first_finish"
+    one_text = True
 
     def __init__(self, num_samples: int = 4, accept: Callable[[str], Any] | str | None = None) -> None:
         super().__init__()

@@ -281,7 +281,7 @@ def hide_message(
     channel = _channel(key, rate)
     data = channel.whitened(len(message).to_bytes(HEADER, "big") + message)
     search = {"method": f"{__name__}:HideMessage", "channel": channel, "data": data}
-    (result,) = llm.generate(prompt, params, False, search=search)
+    (result,) = llm.generate([_one(prompt)], params, False, search=search)
     result.raise_for_error()
     complete = channel.done and channel.message() == message
     return HiddenMessage(result, complete, channel.known)
@@ -306,7 +306,7 @@ def read_message(
     channel = _channel(key, rate)
     params = replace(params, max_tokens=len(listed))
     search = {"method": f"{__name__}:ReadMessage", "channel": channel, "tokens": listed}
-    (result,) = llm.generate(prompt, params, False, search=search)
+    (result,) = llm.generate([_one(prompt)], params, False, search=search)
     result.raise_for_error()
     if not channel.done:
         wanted = "" if channel.size is None else f" of {HEADER + channel.size}"
@@ -320,6 +320,12 @@ def _channel(key: bytes, rate: float | None) -> Channel:
     if rate is not None:
         number("rate", rate, 0.0, 1e3, "be above 0, in bits", open_low=True)
     return Channel(key, rate)
+
+
+def _one(prompt: Prompt) -> Prompt:
+    several = isinstance(prompt, list | tuple) and not all(isinstance(one, int) for one in prompt)
+    need(not several, "prompt", "be one prompt", prompt)
+    return prompt
 
 
 def _check(given: object, name: str) -> None:

@@ -37,25 +37,28 @@ def named(option: str, given: F | str | None, default: F | None = None) -> F:
     return found  # type: ignore[no-any-return]
 
 
-def rewards(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """What a reward makes of texts.
+def numbers(option: str, what: str, fits: Callable[[float], bool], scorer: Scorer, texts: Sequence[str]) -> list[float]:
+    """What a function of a user's makes of texts.
 
     Raises:
-        ConfigError: not a number in 0..1 for each.
+        ConfigError: not a number that fits for each.
     """
-    found = [float(one) for one in scorer(texts)]
-    if len(found) != len(texts) or not all(0.0 <= one <= 1.0 for one in found):
-        raise ConfigError(f"reward must give a number in 0..1 for each of {len(texts)} texts, got {found[:4]}")
+    given = scorer(texts)
+    try:
+        found = [float(one) for one in given]
+    except (TypeError, ValueError):
+        found = []
+    need(
+        len(found) == len(texts) and all(map(fits, found)), option, f"give {what} for each of {len(texts)} texts", given
+    )
     return found
+
+
+def rewards(scorer: Scorer, texts: Sequence[str]) -> list[float]:
+    """What a reward makes of texts; see `numbers`."""
+    return numbers("reward", "a number in 0..1", lambda one: 0.0 <= one <= 1.0, scorer, texts)
 
 
 def values(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """What a value makes of texts.
-
-    Raises:
-        ConfigError: not a finite number for each.
-    """
-    found = [float(one) for one in scorer(texts)]
-    if len(found) != len(texts) or not all(map(isfinite, found)):
-        raise ConfigError(f"value must give a finite number for each of {len(texts)} texts, got {found[:4]}")
-    return found
+    """What a value makes of texts; see `numbers`."""
+    return numbers("value", "a finite number", isfinite, scorer, texts)

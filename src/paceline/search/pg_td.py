@@ -121,8 +121,12 @@ class PgTd(Search):
         if tests is None or isinstance(tests, list | tuple):
             self.tests = _checked(tests) if tests is not None else ()
         else:
+            function = not isinstance(tests, str) or re.fullmatch(r"[\w.]+:[\w.]+", tests)
+            need(bool(function), "tests", 'be a list of tests, a function, or its name as "module:function"', tests)
             self.tests = named("tests", tests)
         self.program = named("program", program, program_of)
+        if tests is not None:
+            number("test_seconds", test_seconds, 0.0, 3600.0, "be above 0 and at most 3600", open_low=True)
         self.box = None if tests is None else Sandbox(test_seconds, unsafe_execution=unsafe_execution)
         self.rollouts, self.branching = rollouts, branching
         self.exploration, self.base = exploration, exploration_base

@@ -202,11 +202,11 @@ def _report(box: Sandbox, kind: str | None, program: str, asked: str) -> str:
 
 def _started(box: Sandbox, kind: str | None, role: str, file: int, folder: str | None) -> subprocess.Popen[bytes]:
     limits = {
-        "output_bytes": box.output_bytes, "CPU": int(box.seconds) + 1, "AS": box.memory_bytes,
-        "FSIZE": box.file_bytes, "NOFILE": OPEN_FILES, "CORE": 0,
+        "output_bytes": box.output_bytes, "walled": kind is not None, "CPU": int(box.seconds) + 1,
+        "AS": box.memory_bytes, "FSIZE": box.file_bytes, "NOFILE": OPEN_FILES, "CORE": 0,
     }  # fmt: skip
     if kind:
-        limits["NPROC"] = box.processes  # without a namespace it would count all that the user runs
+        limits["NPROC"] = box.processes + 1  # and the namespace's first; without one it would count all of the user's
     source = Path(__file__).with_name("sandbox_sides.py").read_text()
     own = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
     return subprocess.Popen(

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import ctypes
+import errno
 import importlib
 import json
 import operator
 import os
 import resource
 import socket
+import struct
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +38,65 @@ def limit(limits: Mapping[str, int]) -> None:
         held = resource.getrlimit(kind)[1]
         allowed = most if held == resource.RLIM_INFINITY else min(most, held)
         resource.setrlimit(kind, (allowed, allowed))
+
+
+# ------------------------------------------------------------------------------------------------ refused calls
+
+MACHINES: Final = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""Linux's number of an architecture, and which of its numbers below are its own."""
+
+REFUSED: Final = {
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "ptrace": (101, 117),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "add_key": (248, 217), "request_key": (249, 218),
+    "keyctl": (250, 219), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
+    "pivot_root": (155, 41), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "mount_setattr": (442, 442), "open_by_handle_at": (304, 265), "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+}  # fmt: skip
+"""Calls by which a process holds memory that no limit counts, reaches others, or finds seldom-used parts of Linux."""
+
+CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
+FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+"""Kinds of sockets that stay inside; those to a virtual machine's host, AF_VSOCK, know no namespaces."""
+
+OTHER_TABLE, NEW_USER = 0x40000000, 0x10000000
+NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16
+LOAD, EQUAL, AT_LEAST, ANY_BIT, ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, FAIL = 0x7FFF0000, 0x00050000
+SET_FILTER: Final = (22, 2)
+
+
+def call_filter(machine: str) -> bytes:
+    """The program of Linux's seccomp that refuses calls.
+
+    Raises:
+        KeyError: a machine whose numbers are not known here.
+    """
+    architecture, column = MACHINES[machine]
+    refuse = (ANSWER, 0, 0, FAIL | errno.EPERM)
+    steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), refuse, (LOAD, 0, 0, NUMBER)]
+    steps += [(AT_LEAST, 0, 1, OTHER_TABLE), refuse]
+    for numbers in REFUSED.values():
+        steps += [(EQUAL, 0, 1, numbers[column]), refuse]
+    steps += [(EQUAL, 0, 1, CLONE3[column]), (ANSWER, 0, 0, FAIL | errno.ENOSYS)]  # its flags cannot be read
+    steps += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, ARGUMENT), (ANY_BIT, 0, 1, NEW_USER), refuse]
+    steps += [(ANSWER, 0, 0, ALLOW), (EQUAL, 0, len(FAMILIES) + 2, SOCKET[column]), (LOAD, 0, 0, ARGUMENT)]
+    steps += [(EQUAL, len(FAMILIES) - place, 0, family) for place, family in enumerate(FAMILIES)]
+    steps += [(ANSWER, 0, 0, FAIL | errno.EAFNOSUPPORT), (ANSWER, 0, 0, ALLOW)]
+    return b"".join(struct.pack("=HBBI", *one) for one in steps)
+
+
+def refuse_calls() -> None:
+    """Let Linux refuse calls of this process, and of all that it starts.
+
+    Raises:
+        OSError: it has no such filters. KeyError: see `call_filter`.
+    """
+    steps = ctypes.create_string_buffer(call_filter(os.uname().machine))
+    given = ctypes.create_string_buffer(struct.pack("@HP", len(steps) // 8, ctypes.addressof(steps)))
+    if ctypes.CDLL(None, use_errno=True).prctl(*SET_FILTER, ctypes.byref(given), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no filter of system calls")
 
 
 # ------------------------------------------------------------------------------------------------ what crosses over
@@ -104,6 +166,16 @@ class Line:
         return json.loads(line)
 
 
+def said(error: BaseException) -> str:
+    """An exception in one line, its own words left out where they cannot be had."""
+    try:
+        words = str(error)
+    except BaseException:
+        words = ""
+    line = f"{type(error).__name__}: {words[:MOST_REASON]}"
+    return "".join(one if one.isprintable() else " " for one in line)[:MOST_REASON]
+
+
 # ------------------------------------------------------------------------------------------------ the program
 
 
@@ -116,7 +188,7 @@ class Program:
         self.verbs: Mapping[str, Callable[..., Any]] = {
             "name": self.module.__dict__.__getitem__,
             "attribute": getattr,
-            "call": lambda function, *args, **more: function(*args, **more),
+            "call": lambda function, /, *args, **more: function(*args, **more),
             "item": operator.getitem,
             "iterator": iter,
             "next": next,
@@ -148,7 +220,7 @@ def serve(line: Line, source: str) -> None:
             line.send({"found": found})
         except BaseException as error:  # whatever it raises is its answer
             kind = next(one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins")
-            line.send({"raised": kind, "why": f"{type(error).__name__}: {error}"[:MOST_REASON]})
+            line.send({"raised": kind, "why": said(error)})
         asked = line.receive()
 
 
@@ -181,25 +253,23 @@ class Names(dict[str, Any]):
 class Remote:
     """An object of the program's that is not plain data."""
 
-    __slots__ = ("_line", "_number")
+    __slots__ = ("__line", "__number")  # names that no attribute of the program's has
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, line: Line, number: int) -> None:
-        self._line, self._number = line, number
+        self.__line, self.__number = line, number
 
     def __getattr__(self, name: str) -> Any:
-        return ask(self._line, "attribute", self, name)
+        return ask(self.__line, "attribute", self, name)
 
-    def __call__(self, *args: Any, **more: Any) -> Any:
-        return ask(self._line, "call", self, *args, **more)
+    def __call__(self, /, *args: Any, **more: Any) -> Any:
+        return ask(self.__line, "call", self, *args, **more)
 
     def __getitem__(self, key: Any) -> Any:
-        return ask(self._line, "item", self, key)
+        return ask(self.__line, "item", self, key)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._items(ask(self._line, "iterator", self)))
-
-    def _items(self, iterator: Remote) -> Iterator[Any]:
+        iterator = ask(self.__line, "iterator", self)
         while True:
             try:
                 yield next(iterator)
@@ -207,13 +277,13 @@ class Remote:
                 return
 
     def __next__(self) -> Any:
-        return ask(self._line, "next", self)
+        return ask(self.__line, "next", self)
 
     def __len__(self) -> int:
-        return int(ask(self._line, "length", self))
+        return int(ask(self.__line, "length", self))
 
     def __str__(self) -> str:
-        return str(ask(self._line, "text", self))
+        return str(ask(self.__line, "text", self))
 
     def __bool__(self) -> bool:
         raise TypeError("an object of the program's is neither true nor false; test plain values")
@@ -222,7 +292,7 @@ class Remote:
         raise TypeError("an object of the program's cannot be compared; test plain values")
 
 
-def ask(line: Line, verb: str, *args: Any, **more: Any) -> Any:
+def ask(line: Line, verb: str, /, *args: Any, **more: Any) -> Any:
     """What the program's process makes of a request.
 
     Raises:
@@ -241,7 +311,7 @@ def ask(line: Line, verb: str, *args: Any, **more: Any) -> Any:
 def number_of(value: Any) -> int:
     if type(value) is not Remote:
         raise TypeError(f"{type(value).__name__} cannot be handed to the program; hand plain values")
-    return object.__getattribute__(value, "_number")  # type: ignore[no-any-return]
+    return object.__getattribute__(value, "_Remote__number")  # type: ignore[no-any-return]
 
 
 def answered(line: Line) -> Any:
@@ -251,8 +321,11 @@ def answered(line: Line) -> Any:
     kind, why = getattr(builtins, str(answer["raised"]), None), str(answer["why"])[:MOST_REASON]
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         raise RuntimeError(why)
-    error = kind.__new__(kind, why)
-    error.args = (why,)
+    try:
+        error = kind(why)
+    except TypeError:  # it takes more than words
+        error = kind.__new__(kind, why)
+        error.args = (why,)
     raise error
 
 
@@ -262,7 +335,7 @@ def judged(line: Line, test: str, nonce: str) -> str:
         parsed = ast.parse(test, "test.py")
         exec(compile(parsed, "test.py", "exec"), Names(line, parsed))
     except BaseException as error:
-        return f"- {type(error).__name__}: {error}"[:MOST_REASON]
+        return f"- {said(error)}"
     return nonce
 
 
@@ -272,11 +345,13 @@ def judged(line: Line, test: str, nonce: str) -> str:
 def main(role: str, file: str, limits: str) -> None:
     """Be one of the two; standard input and output are used up before anything given runs."""
     wanted = json.loads(limits)
-    line = Line(int(file), wanted.pop("output_bytes"))
+    line, walled = Line(int(file), wanted.pop("output_bytes")), wanted.pop("walled")
     given = sys.stdin.buffer.read().decode()
     report = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit(wanted)
+    if walled:
+        refuse_calls()
     if role == "judge":
         os.write(report, judged(line, **json.loads(given)).encode(errors="replace"))
         os._exit(0)

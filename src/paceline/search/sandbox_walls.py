@@ -2,7 +2,8 @@
 
 The process sees an empty network, no processes but its own, and a root of its own that holds the interpreter, the
 system's libraries and a small /tmp; nothing of it but /tmp can be written. It is not root, has no capabilities, gets
-none by running files, and can make no further user namespaces. It dies with the process that put up the walls.
+none by running files, and can make no further user namespaces. It is not the first process of its namespace, with which
+all others die: that one is out of its reach, and dies with the process that put up the walls.
 
 Run by a fresh interpreter without anything but its standard library; argument: `{"binds": [PATH, ...], "scratch_bytes":
 N, "command": [...]}`. Exits with 70 where the system does not permit it.
@@ -11,9 +12,11 @@ N, "command": [...]}`. Exits with 70 where the system does not permit it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
+import struct
 import sys
 from contextlib import suppress
 from typing import Any, Final
@@ -23,6 +26,10 @@ NEW_MOUNTS, NEW_HOST_NAME, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = (
 )
 READ_ONLY, NO_SET_UID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 DETACH: Final = 2
+MOUNT_SETATTR, HERE, ALL_BELOW = 442, -100, 0x8000
+SEALED: Final = struct.pack("4Q", 1 | 2 | 4, 0, 0, 0)
+"""For `mount_setattr`: read-only, no set-uid, no devices."""
+
 DIE_WITH_PARENT, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38
 NOBODY: Final = 65534
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -38,16 +45,27 @@ def call(name: str, *args: Any) -> None:
     """A function of the C library that returns 0 where it succeeds.
 
     Raises:
-        OSError: it did not.
+        OSError: it did not. NotImplementedError: this system has no such call.
     """
-    given = [one.encode() if isinstance(one, str) else one for one in args]
+    given = [
+        one.encode() if isinstance(one, str) else ctypes.c_long(one) if isinstance(one, int) else one for one in args
+    ]
     if getattr(libc, name)(*given) != 0:
         number = ctypes.get_errno()
+        if number == errno.ENOSYS:
+            raise NotImplementedError(name)
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     call("mount", source, target, kind, ctypes.c_ulong(flags), data)
+
+
+def seal(path: str) -> None:
+    """Let nothing be written in a mounted folder, nor (from Linux 5.12 on) in what is mounted below it."""
+    mount(None, path, None, BIND | REMOUNT | READ_ONLY | NO_SET_UID | NO_DEVICES)
+    with suppress(NotImplementedError):
+        call("syscall", MOUNT_SETATTR, HERE, path, ALL_BELOW, SEALED, len(SEALED))
 
 
 def new_root(binds: list[str], scratch_bytes: int) -> None:
@@ -64,7 +82,7 @@ def new_root(binds: list[str], scratch_bytes: int) -> None:
             continue
         os.makedirs(root + path, exist_ok=True)
         mount(path, root + path, None, BIND | RECURSIVE)
-        mount(None, root + path, None, BIND | REMOUNT | READ_ONLY | NO_SET_UID | NO_DEVICES)
+        seal(root + path)
     os.mkdir(root + "/dev")
     for path in DEVICES:
         with open(root + path, "wb"):
@@ -123,10 +141,10 @@ def become(command: list[str], binds: list[str], scratch_bytes: int) -> None:
     call("prctl", DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     new_root(binds, scratch_bytes)
     watched, held = os.pipe()
-    child = os.fork()  # the first process of its namespace, all of which dies with it
-    if child:
+    first = os.fork()  # of its namespace, all of which dies with it
+    if first:
         os.close(watched)
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+        exit_as(first)
     os.close(held)
     if was_root:
         identity.give_up_root()
@@ -136,13 +154,25 @@ def become(command: list[str], binds: list[str], scratch_bytes: int) -> None:
     with suppress(BlockingIOError):
         os.read(watched, 1)
         os._exit(NOT_PERMITTED)  # the parent died before it could take this one along
+    child = os.fork()
+    if child:  # which could undo what makes it die, and must not be the first
+        call("prctl", DUMPABLE, 0, 0, 0, 0)
+        exit_as(child)
     call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     os.execve(command[0], command, {})
+
+
+def exit_as(child: int) -> None:
+    """Wait for a child, and for all others that end before it; end as it does."""
+    ended, status = 0, 0
+    while ended != child:
+        ended, status = os.wait()
+    os._exit(os.waitstatus_to_exitcode(status) & 255)
 
 
 if __name__ == "__main__":
     try:
         become(**json.loads(sys.argv[1]))
-    except (OSError, StopIteration) as error:
+    except (OSError, NotImplementedError, StopIteration) as error:
         print(error, file=sys.stderr)
         os._exit(NOT_PERMITTED)

@@ -18,11 +18,11 @@ from math import isnan
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from paceline.errors import ConfigError, PromptError
+from paceline.errors import PromptError
 from paceline.models.loading import resolve
 from paceline.search.classifiers import ClassifierScorer, is_classifier
 from paceline.search.likelihood import candidate_logprobs
-from paceline.search.named import named
+from paceline.search.named import named, numbers
 from paceline.search.uni_encoder import UniEncoder
 from paceline.utils import integer, need, reject_unknown
 
@@ -54,10 +54,7 @@ class FunctionScorer:
         self.option, self.function = option, function
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        found = [float(one) for one in self.function(texts)]
-        if len(found) != len(texts) or any(map(isnan, found)):
-            raise ConfigError(f"{self.option} must give a number for each of {len(texts)} texts, got {found[:4]}")
-        return found
+        return numbers(self.option, "a number", lambda one: not isnan(one), self.function, texts)
 
 
 class LikelihoodScorer:

@@ -81,7 +81,10 @@ class SearchConfig:
         """
         for name in ("logprobs", "prompt_logprobs", "steering"):
             need(getattr(params, name) is None, name, "be left out with search", getattr(params, name))
-        self._class().check(params)
+        method = self._class()
+        single = f"be 1 with search method {self.method!r}, which makes one text"
+        need(params.n == 1 or not method.one_text, "n", single, params.n)
+        method.check(params)
 
     def _class(self) -> type[Search]:
         found = registry.load("searches", self.method)

@@ -50,6 +50,7 @@ class TransferQ(Search):
     """
 
     name = "transfer_q"
+    one_text = True
 
     def __init__(
         self,

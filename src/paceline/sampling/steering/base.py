@@ -110,10 +110,19 @@ def need_model(name: str, model: object) -> None:
 
 
 def only_plausible(shaped_rv: torch.Tensor, rows_rv: torch.Tensor, alpha: float) -> torch.Tensor:
-    """`shaped_rv` where the target finds a token plausible, else -inf; rows with NaN stay NaN where they were."""
+    """`shaped_rv` where the target finds a token plausible, else what softmax makes 0 of: the target's logits, `FAR`
+    below all that is plausible, so that a rule which leaves nothing plausible, as a grammar may, leaves these. Rows
+    with NaN stay NaN where they were.
+    """
     if alpha <= 0.0:
         return shaped_rv
-    return shaped_rv.masked_fill(rows_rv < rows_rv.amax(-1, keepdim=True) + math.log(alpha), -math.inf)
+    above_rv = rows_rv - rows_rv.amax(-1, keepdim=True)
+    other_rv = above_rv < math.log(alpha)
+    lowest_r1 = shaped_rv.masked_fill(other_rv, math.inf).amin(-1, keepdim=True)
+    return torch.where(other_rv, lowest_r1 - FAR + above_rv, shaped_rv)
+
+
+FAR: Final = 1e4
 
 
 def exact_sums(terms_rv: torch.Tensor) -> torch.Tensor:
