@@ -70,7 +70,7 @@ METHODS: dict[str, Method] = {
     "ved": Method({"method": "ved", "value": None, "beam_width": 4}, "reward", ("story",)),
     "gfd": Method({"method": "gfd", "scorer": None, "weight": 0.5}, "reward", ("story",), GREEDY),
     "superposed": Method({"method": "superposed", "num_drafts": 3}, "likeliest", SUMS, GREEDY),
-    "pg_td": Method({"method": "pg_td", "tests": None, "rollouts": 8}, "reward", CODE, GREEDY),
+    "pg_td": Method({"method": "pg_td", "tests": None, "rollouts": 32}, "reward", CODE, GREEDY),
     "dola": Method(None, "first", changes={**GREEDY, "steering": {"method": "dola"}}),
     "cfg": Method(None, "first", changes={**GREEDY, "steering": {"method": "cfg"}}),
 }  # fmt: skip
@@ -201,7 +201,7 @@ def main() -> None:
     model = model_of(given.model)
     llm = LLM(model.folder, speculative_config=None, threads=given.threads)
     name = f"searches_{model.name}"
-    families = [*given.families.split(","), *(["humaneval"] if given.data else [])]
+    families = [one for one in given.families.split(",") if one] + (["humaneval"] if given.data else [])
     for family in families:
         tasks = tasks_of(family, given.tasks, given.data)
         params = replace(PLAIN, max_tokens=LONGEST.get(family, PLAIN.max_tokens))
