@@ -12,11 +12,11 @@ import torch
 from paceline import LLM, SamplingParams, registry
 from paceline.engine import RequestOutput
 from paceline.errors import ConfigError
-from paceline.search import permitted_walls, program_of
+from paceline.search import available_isolation, program_of
 
 PROMPT = "x = "
 LETTERS = "abc"
-walled = pytest.mark.skipif(permitted_walls() is None, reason="this machine permits no user namespaces")
+isolated = pytest.mark.skipif(available_isolation() is None, reason="this machine permits no user namespaces")
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def cases_of(prompt: str) -> list[str]:
     return ["assert add(1, 2) == 3", "assert add(2, 5) == 7"]
 
 
-@walled
+@isolated
 def test_a_program_that_passes_its_tests_is_found(llm: LLM) -> None:
     how = SamplingParams(temperature=0.0, max_tokens=8)
     (plain,) = llm.generate(ADD, how)
@@ -207,10 +207,10 @@ def test_the_program_is_the_block_of_code_where_there_is_one() -> None:
     assert program_of("Write f.", "```\ndef f(): 1") == "def f(): 1"
 
 
-def test_programs_are_not_run_without_walls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_not_run_without_isolation(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.search import sandbox
 
-    monkeypatch.setattr(sandbox, "permitted_walls", lambda: None)
+    monkeypatch.setattr(sandbox, "available_isolation", lambda: None)
     how = SamplingParams(temperature=0.0, max_tokens=8)
     with pytest.raises(ConfigError, match="unsafe_execution"):
         searched(llm, how, ADD, method="pg_td", tests=cases_of(ADD))

@@ -1,7 +1,7 @@
 """The sandbox: right programs pass, forgers do not, and nothing that a program tries reaches the machine.
 
 Every attack is also run where it succeeds, so that it is one: forgeries against a plain run of program and test, the
-others without walls.
+others without isolation.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.search import Sandbox, permitted_walls, run_tests
+from paceline.search import Sandbox, available_isolation, run_tests
 
-walled = pytest.mark.skipif(permitted_walls() is None, reason="this machine permits no user namespaces")
+isolated = pytest.mark.skipif(available_isolation() is None, reason="this machine permits no user namespaces")
 posix = pytest.mark.skipif(os.name != "posix", reason="programs are run on POSIX systems")
 
 GOOD = """
@@ -83,7 +83,7 @@ WRONG = {
 }
 
 
-@walled
+@isolated
 def test_tests_that_hold_pass_and_others_say_why_they_do_not() -> None:
     verdict = run_tests(GOOD, [*RIGHT, *WRONG])
     assert verdict.passed == (True,) * len(RIGHT) + (False,) * len(WRONG), verdict.reasons
@@ -93,7 +93,7 @@ def test_tests_that_hold_pass_and_others_say_why_they_do_not() -> None:
     assert verdict.share == len(RIGHT) / (len(RIGHT) + len(WRONG))
 
 
-@walled
+@isolated
 def test_no_name_of_the_harness_stands_before_the_programs() -> None:
     program = """
 class Box:
@@ -107,7 +107,7 @@ def told(**more): return sorted(more)
     assert run_tests(program, tests).passed == (True, True)
 
 
-@walled
+@isolated
 def test_a_reason_is_one_line_whatever_the_exception_says() -> None:
     program = """
 class Mute(ValueError):
@@ -120,7 +120,7 @@ def f(kind):
     assert "unterminated" in run_tests("x = 'a", ["assert True"]).reasons[0]
 
 
-@walled
+@isolated
 def test_programs_are_judged_in_their_order_each_test_with_a_fresh_start() -> None:
     programs = [f"seen = []\ndef f(n):\n    seen.append(n)\n    return n + {k} + len(seen)" for k in range(4)]
     tests = ["assert f(1) == 3", "assert f(1) == 4"]
@@ -232,7 +232,7 @@ OF_THE_HARNESS = {"modules", "words", "tracing", "answers that are no plain data
 """Attacks on this harness; all others fool a plain run."""
 
 
-@walled
+@isolated
 @pytest.mark.parametrize("name", FORGERIES)
 def test_no_program_can_forge_a_pass(name: str) -> None:
     verdict = run_tests(FORGERIES[name], [TEST])
@@ -244,12 +244,12 @@ def test_no_program_can_forge_a_pass(name: str) -> None:
 
 
 def test_an_honest_program_passes_where_forgers_do_not() -> None:
-    if permitted_walls() is None:
+    if available_isolation() is None:
         pytest.skip("this machine permits no user namespaces")
     assert run_tests("def answer(n): return 7 * n", [TEST]).passed == (True,)
 
 
-@walled
+@isolated
 def test_no_exception_of_the_programs_ends_a_loop_of_the_test() -> None:
     program = "def even(n):\n    if n > 2: raise StopIteration\n    return True"
     test = "assert all(map(even, [2, 3, 4]))"
@@ -258,14 +258,14 @@ def test_no_exception_of_the_programs_ends_a_loop_of_the_test() -> None:
     exec(f"{program}\n{test}", space)  # which it does to a plain run
 
 
-@walled
+@isolated
 def test_a_function_may_be_called_as_a_module_is() -> None:
     program = "def calendar(n): return n + 1\ndef math(n): return n"
     assert run_tests(program, ["assert calendar(2) == 3", "assert math(2) == 2"]).passed == (True, True)
     assert run_tests(program, ["assert math(math.floor(2.5)) == 2"]).passed == (False,)
 
 
-@walled
+@isolated
 @pytest.mark.parametrize("name", ["math", "isclose", "all", "sorted"])
 def test_names_that_a_test_relies_on_are_not_the_programs(name: str) -> None:
     """A program that brings its own `math` or `sorted` does not decide with it."""
@@ -289,11 +289,11 @@ def f(n): return [4, 3]"""
 
 
 def both(program: str, test: str, **more: Any) -> tuple[bool, bool]:
-    """Whether a test passes behind walls, and without them."""
+    """Whether a test passes isolated, and not."""
     return tuple(run_tests(program, [test], unsafe_execution=u, **more).passed[0] for u in (False, True))
 
 
-@walled
+@isolated
 def test_files_are_neither_read_nor_written(tmp_path: Path) -> None:
     secret, made = tmp_path / "secret", tmp_path / "made"
     secret.write_text("a secret")
@@ -320,7 +320,7 @@ def seen():
     assert run_tests(program, [f"assert set(seen()) <= {{{prefix!r}}}"]).passed == (True,)
 
 
-@walled
+@isolated
 def test_no_socket_leads_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         program = f"""
@@ -360,7 +360,7 @@ def left_behind() -> list[int]:
     return found
 
 
-@walled
+@isolated
 def test_what_a_program_starts_dies_with_it() -> None:
     test = "assert leave() == 'left'\nimport time; time.sleep(0.2)"
     assert run_tests(DAEMON, [test]).passed == (True,)
@@ -380,7 +380,7 @@ def until_none() -> list[int]:
     return left_behind()
 
 
-@walled
+@isolated
 @pytest.mark.parametrize(("test", "limit"), [("stay()", 1.0), ("stay(0)", 10.0)], ids=["at the limit", "at the end"])
 def test_no_program_can_undo_what_makes_it_die(test: str, limit: float) -> None:
     program = """
@@ -415,7 +415,7 @@ def family(number):
 """
 
 
-@walled
+@isolated
 def test_what_no_namespace_holds_is_refused() -> None:
     """Memory that no limit counts, keys of the user's, sockets to the host of a virtual machine."""
     asked = ("shared_memory()", "messages()", "keyring()", "io_uring()", "family(40)", "nameless_file()")
@@ -426,7 +426,7 @@ def test_what_no_namespace_holds_is_refused() -> None:
     assert free.passed == (True, True)
 
 
-@walled
+@isolated
 def test_a_program_is_nobody_without_rights_secrets_or_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "x")
     program = """
@@ -454,7 +454,7 @@ def root():
     assert run_tests(program, tests).passed == (True,) * 5
 
 
-@walled
+@isolated
 def test_limits_hold() -> None:
     program = """
 import os, time
@@ -490,10 +490,10 @@ def sleep(): time.sleep(60)
 
 
 @posix
-def test_without_walls_nothing_runs_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_isolation_nothing_runs_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.search import sandbox
 
-    monkeypatch.setattr(sandbox, "permitted_walls", lambda: None)
+    monkeypatch.setattr(sandbox, "available_isolation", lambda: None)
     with pytest.raises(ConfigError, match=r"permits no sandbox .* unsafe_execution \(--unsafe-execution\)"):
         run_tests("def f(): return 1", ["assert f() == 1"])
     found = run_tests("def f(): return 1", ["assert f() == 1", "assert f() == 2"], unsafe_execution=True)

@@ -14,7 +14,7 @@ import typer
 from paceline.cli.methods import in_use
 from paceline.cli.options import open_llm, with_flags
 from paceline.cli.prompts import Prompts, read_prompts
-from paceline.cli.terminal import counted, progress_bar, stages, wrapped
+from paceline.cli.terminal import counted, progress_bar, short, stages, wrapped
 
 if TYPE_CHECKING:
     from paceline.bench.judge import Agreement, SamplingTest, VerifyReport
@@ -50,7 +50,7 @@ def command(
             llm, items, max_tokens=max_tokens, temperature=temperature, samples=samples, seed=seed, progress=show
         )
     if as_json:
-        print(json.dumps(report.to_dict() | {"verified": in_use(llm)}))
+        print(json.dumps(report.to_dict() | {"model": short(report.model), "verified": in_use(llm)}))
     else:
         print(words(report, in_use(llm)))
     raise typer.Exit(0 if report.holds else 1)

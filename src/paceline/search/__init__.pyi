@@ -26,7 +26,7 @@ from .pg_td import program_of as program_of
 from .results import SearchTree as SearchTree
 from .sandbox import Sandbox as Sandbox
 from .sandbox import Verdict as Verdict
-from .sandbox import permitted_walls as permitted_walls
+from .sandbox import available_isolation as available_isolation
 from .sandbox import run_tests as run_tests
 from .search_config import SearchConfig as SearchConfig
 from .superposed import NGrams as NGrams

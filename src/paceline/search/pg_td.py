@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,7 @@ class PgTd(Search):
         """Down the tree to the first place that is not in it, or has ended; the edges taken."""
         path, place = [], start
         while place.edges:
-            edge = max(place.edges, key=lambda one, at=place: self._promise(at, one))  # type: ignore[misc]
+            edge = max(place.edges, key=partial(self._promise, place))
             path.append((place, edge))
             place = place.next(edge.token, edge.logprob)
         return path, place

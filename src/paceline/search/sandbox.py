@@ -1,15 +1,15 @@
 """Running programs that nobody has read: do they pass tests, and nothing else comes of it.
 
-Each test has two processes, both behind walls (`sandbox_walls`): one runs the program, the other runs the test and
-reaches the program through a socket, by which only plain data comes back (`sandbox_sides`). A pass means: the test
+Each test has two processes, both isolated (`sandbox_isolation`): one runs the program, the other runs the test and
+reaches the program through a socket, by which only plain data comes back (`sandbox_processes`). A pass means: the test
 held, evaluated where no code of the program's ran, of the plain values that the program's functions returned. So
 nothing that a program does to its own process can forge a pass: not its builtins, frames, modules, output or exit code,
 nor objects that equal everything. What it can do is return the right value for the wrong reason: it sees the arguments
 of the calls, and guesses one of two truth values half of the time. The judge reports a pass by a number drawn for this
 test, which the program's process is never told.
 
-Where no walls can be had, nothing is run unless `unsafe_execution` is chosen, which runs the same two processes with
-resource limits alone: what a program then does to the machine, and to the verdict, is up to it.
+Where no isolation can be had, nothing is run unless `unsafe_execution` is chosen, which runs the same two processes
+with resource limits alone: what a program then does to the machine, and to the verdict, is up to it.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Sandbox:
         memory_bytes: of addresses, of each process. file_bytes: of a file; /tmp, which is empty at first and in memory,
             holds four times as much. processes: at once, threads included. output_bytes: that a program may return.
         workers: tests that run at the same time.
-        unsafe_execution: run without walls.
+        unsafe_execution: run without isolation.
     Raises:
-        ConfigError: a value outside its range, or a machine on which no walls can be had.
+        ConfigError: a value outside its range, or a machine on which no isolation can be had.
     """
 
     seconds: float = 5.0
@@ -96,7 +96,7 @@ class Sandbox:
         integer("workers", self.workers, 1, 256)
         need(isinstance(self.unsafe_execution, bool), "unsafe_execution", "be True or False", self.unsafe_execution)
         need(os.name == "posix", "programs", "be run on Linux, or with unsafe_execution on macOS", sys.platform)
-        if not self.unsafe_execution and permitted_walls() is None:
+        if not self.unsafe_execution and available_isolation() is None:
             raise ConfigError(
                 "this machine permits no sandbox (Linux with user namespaces, or bubblewrap), so that programs are not"
                 " run; unsafe_execution (--unsafe-execution) runs them with resource limits alone"
@@ -120,7 +120,7 @@ class Sandbox:
         """Why a test does not pass; "" where it does."""
         nonce = secrets.token_hex(16)
         asked = json.dumps({"test": test, "nonce": nonce})
-        report = _report(self, permitted_walls() if not self.unsafe_execution else None, program, asked)
+        report = _report(self, available_isolation() if not self.unsafe_execution else None, program, asked)
         if report == nonce:
             return ""
         return report.removeprefix("- ") or "the test's process ended without a verdict"
@@ -158,13 +158,13 @@ def run_tests(
 
 
 @cache
-def permitted_walls() -> str | None:
-    """What walls this machine permits, found out once by running a program behind them: "unshare" (namespaces of
+def available_isolation() -> str | None:
+    """What isolation this machine permits, found out once by running a program in it: "unshare" (namespaces of
     Linux), else "bwrap" (bubblewrap, where it is installed and paceline does not run as root); None for none.
     """
     if not sys.platform.startswith("linux"):
         return None
-    box = Sandbox(PROBE_SECONDS, unsafe_execution=True)  # which asks for no walls; the reports below have them
+    box = Sandbox(PROBE_SECONDS, unsafe_execution=True)  # which asks for no isolation; the reports below have it
     for kind in ("unshare", "bwrap"):
         reports = []
         for test in PROBED[1]:
@@ -202,12 +202,12 @@ def _report(box: Sandbox, kind: str | None, program: str, asked: str) -> str:
 
 def _started(box: Sandbox, kind: str | None, role: str, file: int, folder: str | None) -> subprocess.Popen[bytes]:
     limits = {
-        "output_bytes": box.output_bytes, "walled": kind is not None, "CPU": int(box.seconds) + 1,
+        "output_bytes": box.output_bytes, "isolated": kind is not None, "CPU": int(box.seconds) + 1,
         "AS": box.memory_bytes, "FSIZE": box.file_bytes, "NOFILE": OPEN_FILES, "CORE": 0,
     }  # fmt: skip
     if kind:
         limits["NPROC"] = box.processes + 1  # and the namespace's first; without one it would count all of the user's
-    source = Path(__file__).with_name("sandbox_sides.py").read_text()
+    source = Path(__file__).with_name("sandbox_processes.py").read_text()
     own = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
     return subprocess.Popen(
         _behind(kind, own, 4 * box.file_bytes), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -221,13 +221,13 @@ def _interpreter() -> str:
 
 
 def _behind(kind: str | None, command: list[str], scratch_bytes: int) -> list[str]:
-    """The command that runs another behind walls."""
+    """The command that runs another isolated."""
     binds = [path for path in SYSTEM_FOLDERS if os.path.lexists(path)]
     if not any(Path(sys.base_prefix).is_relative_to(path) for path in binds):
         binds.append(os.path.realpath(sys.base_prefix))
     scratch = max(scratch_bytes, 4096)
     if kind == "unshare":
-        script = str(Path(__file__).with_name("sandbox_walls.py"))
+        script = str(Path(__file__).with_name("sandbox_isolation.py"))
         settings = {"binds": binds, "scratch_bytes": scratch, "command": command}
         return [_interpreter(), "-I", "-S", script, json.dumps(settings)]
     if kind == "bwrap":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -360,6 +361,20 @@ EXPLAIN_MARK = '<meta name="generator" content="paceline explain">'
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
+def rendered(template: str, mark: str, **shown: Any) -> str:
+    """A page of `bench/pages`, in which names may break behind signs.
+
+    Args:
+        mark: a line that tells whose page it is. shown: by the template.
+    """
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup, escape
+
+    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["breakable"] = lambda name: Markup(re.sub("([_+(,=])", r"\1<wbr>", str(escape(name))))
+    return pages.get_template(template).render(mark=Markup(mark), **shown)
+
+
 class Replay:
     """What happened in one generation.
 
@@ -389,11 +404,9 @@ class Replay:
 
         It takes a theme from its address (`?theme=dark`, `?theme=light`) and a step (`#12`).
         """
-        from jinja2 import Environment, FileSystemLoader
         from markupsafe import Markup
 
-        pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
-        return pages.get_template("explain.html").render(data=Markup(embedded(self.data)), mark=Markup(EXPLAIN_MARK))
+        return rendered("explain.html", EXPLAIN_MARK, data=Markup(embedded(self.data)))
 
 
 def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:

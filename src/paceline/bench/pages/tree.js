@@ -243,6 +243,7 @@ function setTheme(name) {
 function startTheme() {
   const system = window.matchMedia("(prefers-color-scheme: dark)"), asked = new URLSearchParams(location.search).get("theme");
   setTheme(asked === "dark" || asked === "light" ? asked : system.matches ? "dark" : "light");
+  at("theme").hidden = false;
   system.addEventListener("change", () => setTheme(system.matches ? "dark" : "light"));
   at("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 }

@@ -7,7 +7,7 @@ from math import log
 from typing import TYPE_CHECKING, Final
 
 from paceline.bench.drawing import Axis, Line
-from paceline.bench.explain.page import PAGES
+from paceline.bench.explain.page import rendered
 from paceline.bench.judge.acceptance_rules import BLOCK, WITH, WITHOUT
 from paceline.bench.report.figures import COLOURS, Figure, Table, figure
 
@@ -36,10 +36,6 @@ def acceptance_html(found: Analysis, note: str) -> str:
     Args:
         note: what the figures mean.
     """
-    from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
-
-    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     drawn = [
         _figure(
             "Acceptance by number of drafts",
@@ -53,12 +49,13 @@ def acceptance_html(found: Analysis, note: str) -> str:
         ),
     ]
     setup = f"Mean of {found.positions} place{'s' if found.positions > 1 else ''}"
-    return pages.get_template("acceptance.html").render(
+    return rendered(
+        "acceptance.html",
+        ACCEPTANCE_MARK,
         title="Acceptance of drafts",
         setup=setup,
         figures=[one for one in drawn if one],
         note=note,
-        mark=Markup(ACCEPTANCE_MARK),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench import stats
-from paceline.bench.explain.page import PAGES
+from paceline.bench.explain.page import rendered
 from paceline.bench.peers import measure
 from paceline.bench.report import figures
 from paceline.bench.report.table import NOTHING, grouped, interval, length, milliseconds, percent, place_name, same
@@ -286,12 +286,7 @@ def write_report(document: Record, path: Path) -> None:
 
 def report_html(document: Record) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
-    from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup, escape
-
-    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["breakable"] = lambda name: Markup(re.sub("([_+(,=])", r"\1<wbr>", str(escape(name))))
-    page = pages.get_template("report.html").render(view(document), mark=Markup(REPORT_MARK))
+    page = rendered("report.html", REPORT_MARK, **view(document))
     return re.sub(r"[\ud800-\udfff]", "\ufffd", page)  # half a surrogate pair cannot be written as UTF-8
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.bench.explain.page import PAGES, embedded
+from paceline.bench.explain.page import embedded, rendered
 from paceline.bench.report.figures import Table
 
 if TYPE_CHECKING:
@@ -21,17 +21,18 @@ ROOT: Final = "root"
 
 def tree_html(found: TreeTuning) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
-    from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
-    race, pages = found.tuning, Environment(loader=FileSystemLoader(PAGES), autoescape=True)
-    return pages.get_template("static_tree.html").render(
+    race = found.tuning
+    return rendered(
+        "static_tree.html",
+        TREE_MARK,
+        title="Static tree",
         setup=f"{found.drafter['method']} for {race.model}, {race.dtype} on {race.device}, {race.threads} threads",
         sizes=_sizes(found),
         chances=_chances(found),
         config=json.dumps(found.speculative_config),
         data=Markup(embedded(_step(found.best, found.chances))),
-        mark=Markup(TREE_MARK),
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.bench.explain.page import PAGES
+from paceline.bench.explain.page import rendered
 from paceline.bench.report.figures import COLOURS, Bars, bars
 from paceline.bench.report.table import NOTHING, milliseconds, new_table
 from paceline.bench.structured.measure import FREE, LONGEST, SHOWN
@@ -144,19 +143,15 @@ def _slow(errors: Mapping[str, int]) -> int:
 
 def structured_html(document: Found) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
-    from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup, escape
-
-    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["breakable"] = lambda name: Markup(re.sub("([_+(,=])", r"\1<wbr>", str(escape(name))))
     made = document["provenance"]
-    return pages.get_template("structured.html").render(
+    return rendered(
+        "structured.html",
+        STRUCTURED_MARK,
         title="Structured outputs compared",
         setup=f"{document['model']['name']}, {made['machine']['cpu']}; {made['date'][:10]}",
         places=list(_places(document)),
         remarks=structured_remarks(document),
         facts=_facts(document),
-        mark=Markup(STRUCTURED_MARK),
     )
 
 

@@ -1,9 +1,9 @@
-"""Walls around one process of Linux: a script that puts them up and becomes the command that it was given.
+"""Isolation of one process on Linux, by namespaces: a script that sets it up and becomes the command that it was given.
 
 The process sees an empty network, no processes but its own, and a root of its own that holds the interpreter, the
 system's libraries and a small /tmp; nothing of it but /tmp can be written. It is not root, has no capabilities, gets
 none by running files, and can make no further user namespaces. It is not the first process of its namespace, with which
-all others die: that one is out of its reach, and dies with the process that put up the walls.
+all others die: that one is out of its reach, and dies with the process that made the namespace.
 
 Run by a fresh interpreter without anything but its standard library; argument: `{"binds": [PATH, ...], "scratch_bytes":
 N, "command": [...]}`. Exits with 70 where the system does not permit it.
@@ -99,7 +99,7 @@ class Identity:
     """Who the process is inside: nobody, in a user namespace of its own."""
 
     def __init__(self) -> None:
-        self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # is not there any more behind the walls
+        self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # is not there any more in the new root
 
     def write(self, path: str, text: str) -> None:
         file = os.open(path, os.O_WRONLY, dir_fd=self.proc)
@@ -130,7 +130,7 @@ class Identity:
 
 
 def become(command: list[str], binds: list[str], scratch_bytes: int) -> None:
-    """Run a command behind walls, and exit as it does."""
+    """Run a command isolated, and exit as it does."""
     was_root, user, group = os.geteuid() == 0, os.geteuid(), os.getegid()
     os.umask(0o022)
     identity = Identity()

@@ -1,4 +1,4 @@
-"""The two processes of a test, run behind walls by a fresh interpreter with nothing but its standard library.
+"""The two processes of a test, run isolated by a fresh interpreter with nothing but its standard library.
 
 The *program* runs the program and then does what it is asked: call this function, read that attribute. The *judge* runs
 the test. In its process the program's names stand for what the other process has (`Remote`); what comes back is plain
@@ -345,12 +345,12 @@ def judged(line: Line, test: str, nonce: str) -> str:
 def main(role: str, file: str, limits: str) -> None:
     """Be one of the two; standard input and output are used up before anything given runs."""
     wanted = json.loads(limits)
-    line, walled = Line(int(file), wanted.pop("output_bytes")), wanted.pop("walled")
+    line, isolated = Line(int(file), wanted.pop("output_bytes")), wanted.pop("isolated")
     given = sys.stdin.buffer.read().decode()
     report = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit(wanted)
-    if walled:
+    if isolated:
         refuse_calls()
     if role == "judge":
         os.write(report, judged(line, **json.loads(given)).encode(errors="replace"))
