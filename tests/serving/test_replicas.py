@@ -157,6 +157,9 @@ def test_a_request_of_which_nothing_was_sent_goes_to_another_replica() -> None:
     assert (found.status_code, found.text) == (200, "data: 1\n\n")
     assert fleet.asked == [b'{"prompt":"x"}'] * 3
 
+    found = asked(Script([], [start()], [start(), part(b"data: 1\n\n")]), body={"prompt": "x"})
+    assert (found.status_code, found.text) == (200, "data: 1\n\n"), "a replica that ends without a word has died"
+
     found = asked(Script([None], [None], [None]), body={"prompt": "x"})
     assert found.status_code == 503
     assert found.json()["error"]["code"] == "replica_died"
@@ -175,6 +178,8 @@ def test_a_stream_that_has_begun_ends_with_an_error_event(path: str, end: str) -
     found = asked(fleet, path, {"stream": True})
     assert re.fullmatch("data: 1\n\n" + end, found.text)
     assert len(fleet.tries) == 1, "it is not asked for again"
+    silent = asked(Script([start(), part(b"data: 1\n\n", more=True)]), path, {"stream": True})
+    assert silent.text == found.text, "so does one that stops without an error"
 
 
 def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:

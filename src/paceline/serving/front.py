@@ -141,18 +141,20 @@ class Front:
                     await passing.add(part)
                     if passing.begun:
                         clock.reschedule(None)
-            return True
+            if passing.complete:
+                return True
         except self._fleet.gone:
-            self._counts.lost.inc()
-            if passing.begun:
-                await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
-            return passing.begun
+            pass
         except self._fleet.failed:
             error = ApiError("internal error", status=500)
             if not passing.begun:
                 raise error from None
             await passing.end(error)
             return True
+        self._counts.lost.inc()
+        if passing.begun:
+            await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
+        return passing.begun
 
     async def _pick(self, scope: Json, send: Any, good: tuple[int, ...]) -> None:
         """Ask all replicas, and pass on the answer whose status comes first in `good`; any, where none is in it."""
@@ -183,12 +185,12 @@ class Passing:
     """Messages of one answer on their way to a client; its head waits for the first of its body.
 
     Attributes:
-        begun: something was sent.
+        begun: something was sent. complete: all was.
     """
 
     def __init__(self, send: Any, path: str) -> None:
         self._send, self._path, self._head = send, path, Json()
-        self.begun = False
+        self.begun = self.complete = False
 
     async def add(self, messages: Iterable[Json]) -> None:
         """Pass them on."""
@@ -200,6 +202,7 @@ class Passing:
                 self.begun = True
                 await self._send(self._head)
             await self._send(message)
+            self.complete = not message.get("more_body", False)
 
     async def end(self, error: ApiError) -> None:
         """End what has begun with an error, as an event where it is a stream.

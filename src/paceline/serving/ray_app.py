@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import psutil
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError, WorkerCrashedError
 from ray.serve._private import replica as internals
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException, ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from paceline.async_llm import AsyncLLM
@@ -187,8 +188,10 @@ class Replicas:
         handle: of the deployment.
     """
 
-    gone: tuple[type[Exception], ...] = (RayActorError,)
-    failed: tuple[type[Exception], ...] = (RayTaskError,)
+    gone: tuple[type[Exception], ...] = (
+        RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError, ReplicaUnavailableError
+    )  # fmt: skip
+    failed: tuple[type[Exception], ...] = (RayError, RayServeException)
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
