@@ -200,3 +200,13 @@ def test_an_interrupt_spoils_nothing(folder: str, files: tuple[str, ...]) -> Non
         assert not llm.engine.has_work, where
         assert llm.runner.memory.left() == llm.runner.memory.capacity, where
         assert generation() == expected, where
+
+
+def test_searches_share_no_beginning_whose_keys_may_be_gone(folder: str) -> None:
+    llm, alone = opened(folder), opened(folder, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    llm.generate(prompts[0], params)
+    found, wanted = (one.generate(prompts, params, search="beam") for one in (llm, alone))
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in wanted]
+    assert [one.num_cached_tokens or 0 for one in found] == [0] * len(PROMPTS)

@@ -149,6 +149,28 @@ def test_more_prompts_than_run_at_once_get_what_each_gets_alone(llm: LLM) -> Non
         assert one.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
+BEGINNING = [7 + i % 400 for i in range(200)]
+ALIKE = [{"prompt_token_ids": [*BEGINNING, 500 + i, 600 + i]} for i in range(4)]
+BEAMS = {"method": "beam", "beam_width": 3}
+
+
+def test_prompts_that_begin_alike_compute_it_once_and_later_calls_find_it(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=6)
+    sharing = LLM(dtype="float32", speculative_config=None)
+    blocks: Any = sharing.runner.memory  # type: ignore[attr-defined]
+    whole = len(BEGINNING) // blocks.block_size * blocks.block_size
+    first, again, alone = (one.generate(ALIKE, greedy, search=BEAMS) for one in (sharing, sharing, llm))
+    assert [one.num_cached_tokens for one in first] == [0, whole, whole, whole]
+    assert [one.num_cached_tokens for one in again] == [whole] * 4
+    assert [one.num_cached_tokens or 0 for one in alone] == [0] * 4
+    for found in (first, again):
+        assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in alone]
+    (decoded,) = sharing.generate(ALIKE[1], greedy)
+    assert decoded.num_cached_tokens == whole
+    assert sharing.reset_prefix_cache()
+    assert blocks.used == 0
+
+
 def rewards(texts: Sequence[str]) -> list[float]:
     return [(len(text) * 7 % 10) / 10 for text in texts]
 

@@ -143,6 +143,10 @@ class CacheMemory(Protocol):
         will be taken back.
         """
 
+    @property
+    def windowed(self) -> bool:
+        """Whether there are layers with a sliding window that give back what is behind it."""
+
     def present(self, cache: SequenceCache, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""
 

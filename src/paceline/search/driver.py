@@ -142,7 +142,7 @@ def run_searches(
         search.tokenizer, search.runner, search.models = engine.scheduler.tokenizer, engine.parts.runner, models
         search.prepare()
     config = engine.scheduler.config
-    forest = Forest(engine.parts.runner, config.max_num_batched_tokens)
+    forest = Forest(engine.parts.runner, config.max_num_batched_tokens, share_prompts=config.enable_prefix_caching)
     waiting, running = deque(zip(requests, searches, strict=True)), list[_Running]()
     try:
         while waiting or running:

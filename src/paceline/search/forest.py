@@ -31,10 +31,14 @@ class Forest:
 
     Args:
         chunk: tokens of a pass that fills caches.
+        share_prompts: what prompts have in common at their beginning is computed once, and kept for later calls.
+            Models with sliding windows share nothing: what is behind a window may be gone.
     """
 
-    def __init__(self, runner: Runner, chunk: int) -> None:
+    def __init__(self, runner: Runner, chunk: int, *, share_prompts: bool = False) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
+        shares = share_prompts and self._memory is not None and not self._memory.windowed
+        self._prefixes = self._memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
@@ -108,6 +112,7 @@ class Forest:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
+        self._begin([one for one in branches if one.parent is None and one.cache is None])
         waiting = Counter(one.parent for one in branches if one.cache is None)
         for one in branches:
             if one.cache is None:
@@ -123,6 +128,37 @@ class Forest:
                 self._runner.truncate(one.cache, one.size - 1)
         self._fill([one for one in branches if _cache(one).length < one.size - 1])
 
+    def _begin(self, prompts: Sequence[Branch]) -> None:
+        """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
+        memory = self._prefixes
+        while memory is not None and prompts:
+            new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
+            for one in prompts:
+                pieces, tenant = self._pieces(one), one.request.tenant
+                known = memory.known(tenant, pieces)
+                begins: tuple[str | bytes, ...] = (tenant, *pieces[: known + 1])
+                (later if begins in new else now).append(one)
+                if known < len(pieces):
+                    new.add(begins)
+            for one in now:
+                one.cache = self._opened(one)
+                self._seated[one] = None
+                one.request.found(one.cache.length)
+            self._fill([one for one in now if _cache(one).length < one.size - 1])
+            for one in now:
+                memory.keep(_cache(one), one.request.tenant, self._pieces(one))
+            prompts = later
+
+    def _opened(self, branch: Branch) -> SequenceCache:
+        """A cache with what is known of the prompt."""
+        if self._prefixes is None:
+            return self._runner.open()
+        return self._prefixes.adopt(branch.request.tenant, self._pieces(branch))
+
+    def _pieces(self, branch: Branch) -> list[bytes]:
+        """The full blocks of its prompt, whose last token is always computed."""
+        return [] if self._prefixes is None else self._prefixes.pieces(branch.request.prompt_ids[:-1])
+
     def _forked(self, branch: Branch) -> SequenceCache:
         for one in branch.ancestors():
             if one.cache is not None:
@@ -130,7 +166,7 @@ class Forest:
                 if cache.length >= branch.size:
                     self._runner.truncate(cache, branch.size - 1)
                 return cache
-        return self._runner.open()
+        return self._opened(branch)
 
     def _fill(self, branches: Sequence[Branch]) -> None:
         """Compute what is not in their caches, all but the last token.

@@ -140,6 +140,11 @@ class ArenaMemory:
         """Layers with a sliding window may forget what is behind that of a sequence's committed tokens."""
         cache.lets_go = True
 
+    @property
+    def windowed(self) -> bool:
+        """Whether there are layers with a sliding window that give back what is behind it."""
+        return self._arena.near is not None
+
     def present(self, cache: NativeCache, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""
         near = self._arena.near
