@@ -358,72 +358,74 @@ CONTROLLERS: Mapping[str, Entry] = {
 }
 
 SEARCHES: Mapping[str, Entry] = {
-    "beam": Entry("paceline.search.beam:BeamSearch", "beam", paper="as `generate(num_beams=...)` of transformers"),
+    "beam": Entry(
+        "paceline.search.methods.beam:BeamSearch", "beam", paper="as `generate(num_beams=...)` of transformers"
+    ),
     "diverse_beam": Entry(
-        "paceline.search.beam:DiverseBeamSearch",
+        "paceline.search.methods.beam:DiverseBeamSearch",
         "beam",
         paper="Diverse Beam Search: Decoding Diverse Solutions from Neural Sequence Models (arXiv:1610.02424)",
     ),
     "self_consistency": Entry(
-        "paceline.search.voting:SelfConsistency",
+        "paceline.search.methods.voting:SelfConsistency",
         "selection",
         paper="Self-Consistency Improves Chain of Thought Reasoning in Language Models (arXiv:2203.11171)",
     ),
     "complexity_voting": Entry(
-        "paceline.search.voting:ComplexityVoting",
+        "paceline.search.methods.voting:ComplexityVoting",
         "selection",
         paper="Complexity-Based Prompting for Multi-Step Reasoning (arXiv:2210.00720)",
     ),
     "sample_and_rank": Entry(
-        "paceline.search.sample_and_rank:SampleAndRank",
+        "paceline.search.methods.sample_and_rank:SampleAndRank",
         "selection",
         paper="Towards a Human-like Open-Domain Chatbot (arXiv:2001.09977); Uni-Encoder (arXiv:2106.01263)",
     ),
     "first_finish": Entry(
-        "paceline.search.first_finish:FirstFinish",
+        "paceline.search.methods.first_finish:FirstFinish",
         "selection",
         paper="First Finish Search: Efficient Test-Time Scaling in Large Language Models (arXiv:2505.18149)",
     ),
     "cautious": Entry(
-        "paceline.search.cautious:CautiousPrediction",
+        "paceline.search.methods.cautious:CautiousPrediction",
         "lookahead",
         paper="Cautious Next Token Prediction (arXiv:2507.03038)",
     ),
     "adadec": Entry(
-        "paceline.search.adadec:AdaDec",
+        "paceline.search.methods.adadec:AdaDec",
         "lookahead",
         paper="Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance (arXiv:2506.08980)",
     ),
     "transfer_q": Entry(
-        "paceline.search.transfer_q:TransferQ",
+        "paceline.search.methods.transfer_q:TransferQ",
         "lookahead",
         ("approximate", "approximate"),
         ("a reward",),
         "Transfer Q*: Principled Decoding for LLM Alignment (arXiv:2405.20495)",
     ),
     "superposed": Entry(
-        "paceline.search.superposed:Superposed",
+        "paceline.search.methods.superposed:Superposed",
         "beam",
         ("approximate", "approximate"),
         ("head", "input_embeddings"),
         paper="Superposed Decoding: Multiple Generations from a Single Inference Pass (arXiv:2405.18400)",
     ),
     "a_star": Entry(
-        "paceline.search.a_star:AStar",
+        "paceline.search.methods.a_star:AStar",
         "tree search",
         ("approximate", "approximate"),
         ("a reward",),
         "A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672)",
     ),
     "pg_td": Entry(
-        "paceline.search.pg_td:PgTd",
+        "paceline.search.methods.pg_td:PgTd",
         "tree search",
         ("approximate", "approximate"),
         ("a reward, or tests and a machine that permits a sandbox",),
         "Planning with Large Language Models for Code Generation (arXiv:2303.05510)",
     ),
     "ved": Entry(
-        "paceline.search.ved:Ved",
+        "paceline.search.methods.ved:Ved",
         "tree search",
         ("approximate", "approximate"),
         ("a value of partial texts",),
@@ -431,14 +433,14 @@ SEARCHES: Mapping[str, Entry] = {
         "(arXiv:2602.10699)",
     ),
     "gfd": Entry(
-        "paceline.search.fusion:GenerativeFusion",
+        "paceline.search.methods.fusion:GenerativeFusion",
         "beam",
         ("approximate", "approximate"),
         ("a second model or a scorer",),
         "Let's Fuse Step by Step: Generative Fusion Decoding (arXiv:2405.14259)",
     ),
     "backoff": Entry(
-        "paceline.search.backoff:BackOff",
+        "paceline.search.methods.backoff:BackOff",
         "constraint",
         paper="vulnerability-constrained decoding of smart contracts (arXiv:2309.09826)",
     ),

@@ -208,9 +208,7 @@ def test_the_program_is_the_block_of_code_where_there_is_one() -> None:
 
 
 def test_programs_are_not_run_without_isolation(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.search import sandbox
-
-    monkeypatch.setattr(sandbox, "available_isolation", lambda: None)
+    monkeypatch.setattr("paceline.search.sandbox.verdicts.available_isolation", lambda: None)
     how = SamplingParams(temperature=0.0, max_tokens=8)
     with pytest.raises(ConfigError, match="unsafe_execution"):
         searched(llm, how, ADD, method="pg_td", tests=cases_of(ADD))

@@ -491,9 +491,7 @@ def sleep(): time.sleep(60)
 
 @posix
 def test_without_isolation_nothing_runs_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.search import sandbox
-
-    monkeypatch.setattr(sandbox, "available_isolation", lambda: None)
+    monkeypatch.setattr("paceline.search.sandbox.verdicts.available_isolation", lambda: None)
     with pytest.raises(ConfigError, match=r"permits no sandbox .* unsafe_execution \(--unsafe-execution\)"):
         run_tests("def f(): return 1", ["assert f() == 1"])
     found = run_tests("def f(): return 1", ["assert f() == 1", "assert f() == 2"], unsafe_execution=True)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from paceline.search.base import Search, Steps, continued, need_draws
 from paceline.search.branch import Branch, Found
-from paceline.search.likelihood import candidate_logprobs
-from paceline.search.scorers import GivenScorer, NamedScorer, prompt_of
+from paceline.search.scoring import GivenScorer, NamedScorer, candidate_logprobs, prompt_of
 from paceline.utils import integer
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from paceline.errors import ConfigError
 from paceline.models.loading import token_bytes
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
-from paceline.search.byte_scores import ByteScorer
 from paceline.search.named import named
+from paceline.search.scoring import ByteScorer
 from paceline.utils import integer, need, number
 
 SPREAD: Final = 20

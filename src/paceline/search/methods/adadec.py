@@ -14,7 +14,7 @@ import torch
 from paceline.errors import ConfigError
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
-from paceline.search.cautious import entropy
+from paceline.search.methods.cautious import entropy
 from paceline.search.named import named
 from paceline.utils import integer, number
 

@@ -1,7 +1,7 @@
 """Running programs that nobody has read: do they pass tests, and nothing else comes of it.
 
-Each test has two processes, both isolated (`sandbox_isolation`): one runs the program, the other runs the test and
-reaches the program through a socket, by which only plain data comes back (`sandbox_processes`). A pass means: the test
+Each test has two processes, both isolated (`isolation`): one runs the program, the other runs the test and
+reaches the program through a socket, by which only plain data comes back (`processes`). A pass means: the test
 held, evaluated where no code of the program's ran, of the plain values that the program's functions returned. So
 nothing that a program does to its own process can forge a pass: not its builtins, frames, modules, output or exit code,
 nor objects that equal everything. What it can do is return the right value for the wrong reason: it sees the arguments
@@ -207,7 +207,7 @@ def _started(box: Sandbox, kind: str | None, role: str, file: int, folder: str |
     }  # fmt: skip
     if kind:
         limits["NPROC"] = box.processes + 1  # and the namespace's first; without one it would count all of the user's
-    source = Path(__file__).with_name("sandbox_processes.py").read_text()
+    source = Path(__file__).with_name("processes.py").read_text()
     own = [_interpreter(), "-I", "-S", "-X", "utf8", "-c", source, role, str(file), json.dumps(limits)]
     return subprocess.Popen(
         _behind(kind, own, 4 * box.file_bytes), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -227,7 +227,7 @@ def _behind(kind: str | None, command: list[str], scratch_bytes: int) -> list[st
         binds.append(os.path.realpath(sys.base_prefix))
     scratch = max(scratch_bytes, 4096)
     if kind == "unshare":
-        script = str(Path(__file__).with_name("sandbox_isolation.py"))
+        script = str(Path(__file__).with_name("isolation.py"))
         settings = {"binds": binds, "scratch_bytes": scratch, "command": command}
         return [_interpreter(), "-I", "-S", script, json.dumps(settings)]
     if kind == "bwrap":

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UnsupportedModelError
-from paceline.search.classifiers import load_classifier
+from paceline.search.scoring.classifiers import load_classifier
 from paceline.utils import choice
 
 MASKS: Final = ("arrow", "one_way", "diagonal")

@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 
 from paceline.errors import PromptError
 from paceline.models.loading import resolve
-from paceline.search.classifiers import ClassifierScorer, is_classifier
-from paceline.search.likelihood import candidate_logprobs
 from paceline.search.named import named, numbers
-from paceline.search.uni_encoder import UniEncoder
+from paceline.search.scoring.classifiers import ClassifierScorer, is_classifier
+from paceline.search.scoring.likelihood import candidate_logprobs
+from paceline.search.scoring.uni_encoder import UniEncoder
 from paceline.utils import integer, need, reject_unknown
 
 if TYPE_CHECKING:

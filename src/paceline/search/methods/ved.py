@@ -18,9 +18,9 @@ from typing import Final
 import torch
 
 from paceline.search.base import Search, Steps
-from paceline.search.beam import likeliest
 from paceline.search.branch import Branch, Found
-from paceline.search.cautious import entropy
+from paceline.search.methods.beam import likeliest
+from paceline.search.methods.cautious import entropy
 from paceline.search.named import Scorer, named, values
 from paceline.utils import integer, need, number
 

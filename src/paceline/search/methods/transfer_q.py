@@ -19,7 +19,7 @@ from paceline.errors import ConfigError
 from paceline.models.loading import same_tokenizer
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
-from paceline.search.scorers import GivenScorer, NamedScorer, prompt_of
+from paceline.search.scoring import GivenScorer, NamedScorer, prompt_of
 from paceline.tree import EMPTY_TREE
 from paceline.utils import integer, need, number
 
