@@ -2,14 +2,15 @@
 and `auto`.
 
 usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-bench,gsm8k,humaneval,mt-redundant]
-                [--steps N] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1] [--threads 2]
+                [--minutes 20] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1] [--threads 2]
                 [--name heads] [--folder FOLDER]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
-left, by default about as many steps as two quiet cores should take in 20 minutes (an estimate); a run that was
-stopped goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns are decoded in turn
-with plain decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the heads' own static
-ones), with `auto` choosing how much the head drafts, among the table drafters alone, and among them and the head.
+left, for so many minutes, judging included, not so the model's states of these texts, which are computed once for all
+heads; a run that was stopped goes on, a head that is there is measured as it is. Of every set, `--prompts` first turns
+are decoded in turn with plain decoding: with a chain of 2 and of 4 drafts, with a tree (EAGLE-2's of 8 nodes, or the
+heads' own static ones), with `auto` choosing how much the head drafts, among the table drafters alone, and among them
+and the head.
 Outputs must equal plain decoding's, or differ first at a near tie (counted), otherwise nothing is timed; above
 temperature 0 they differ, and only speeds are compared. Every head's figures are written once it is measured, beside
 those that the file holds: `results/NAME_smollm2.json`.
@@ -37,17 +38,20 @@ from paceline.training import Fitting, TrainConfig, train
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")
 ROW_TOKENS = 640
-STEPS = {"eagle3": 800, "eagle": 500, "medusa": 900, "hydra": 600, "hydra++": 500, "mlp_speculator": 600}
-"""Steps of about 20 minutes: EAGLE-3's from 1,750 tokens/s on a quiet machine, the others estimated."""
+METHODS = ("eagle3", "eagle", "medusa", "hydra", "hydra++", "mlp_speculator")
 EAGLES = ("eagle", "eagle3")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 
-def trained(llm: LLM, method: str, steps: int, folder: Path) -> Path:
+def trained(llm: LLM, method: str, minutes: float, folder: Path) -> Path:
     """The head in a folder, trained there before or now."""
     if not (folder / "report.json").exists():
-        fitting = Fitting(steps=steps, row_tokens=ROW_TOKENS, patience=1000)
-        train(llm, TrainConfig(method=method, data=(TEXTS,), texts=True, fitting=fitting), folder, speed_prompts=0)
+        config = TrainConfig(
+            method=method, data=(TEXTS,), texts=True,
+            feature_disk_bytes=8 << 30, feature_folder=folder.parent / "states",
+            fitting=Fitting(minutes=minutes, row_tokens=ROW_TOKENS, patience=1000),
+        )  # fmt: skip
+        train(llm, config, folder, speed_prompts=0)
     return folder
 
 
@@ -144,11 +148,11 @@ def _portable(config: Any, head: Path) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="+", choices=list(STEPS), metavar="METHOD")
+    parser.add_argument("methods", nargs="+", choices=METHODS, metavar="METHOD")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -162,7 +166,7 @@ def main() -> None:
     plain = LLM(smollm2(), speculative_config=None, threads=given.threads, enable_prefix_caching=False)
     file = given.folder / f"{given.name}_smollm2.json"
     for method in given.methods:
-        head = trained(plain, method, given.steps or STEPS[method], given.work / method)
+        head = trained(plain, method, given.minutes, given.work / method)
         if given.train_only:
             continue
         fields = {key: getattr(given, key) for key in ("prompts", "tokens", "temperature", "batch", "repeats")}

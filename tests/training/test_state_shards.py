@@ -44,7 +44,7 @@ def losses(llm: LLM, folder: Path, limit: int, seed: int = 0) -> tuple[list[floa
     torch.manual_seed(0)
     head, view = trainer("eagle3").begun(llm, config, torch.arange(300))
     view.runner = counting = Counting(view.runner)  # type: ignore[assignment]
-    view.shards = StateShards(folder / "states", limit) if limit else None
+    view.shards = StateShards(folder / "states", limit, view.layers) if limit else None
     folder.mkdir(exist_ok=True)
     curve = fit(head, view, ([[one] for one in TEXTS[:18]], [[one] for one in TEXTS[18:]]), replace(how), folder)
     return [one.loss for one in curve.judged[1:]], counting.computed
@@ -69,14 +69,36 @@ def test_losses_are_the_same_and_the_cap_holds(llm: LLM, tmp_path: Path, monkeyp
 def test_shards_of_a_killed_run_are_used_and_a_torn_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.training.state_shards.SHARD", 20 * KB)
     made = {one.tokens: (torch.randn(len(one.tokens), 60), torch.randn(len(one.tokens), 20)) for one in TEXTS}
-    first = StateShards(tmp_path / "states", 1 << 30)
+    first = StateShards(tmp_path / "states", 1 << 30, (1, 2, 3))
     for tokens, states in made.items():
         first.put(tokens, states)
     (tmp_path / "states" / "states-00099.new").write_bytes(b"half of a shard")
-    again = StateShards(tmp_path / "states", 1 << 30)
+    again = StateShards(tmp_path / "states", 1 << 30, (1, 2, 3))
     found = {tokens: states for tokens in made if (states := again.get(tokens)) is not None}
     assert len(found) > len(made) // 2
     assert all(torch.equal(a, b) for tokens, states in found.items() for a, b in zip(states, made[tokens], strict=True))
     assert not list((tmp_path / "states").glob("*.new"))
     again.remove()
     assert not (tmp_path / "states").exists()
+
+
+def test_states_are_computed_before_training_and_serve_other_heads(llm: LLM, tmp_path: Path) -> None:
+    config = TrainConfig(method="eagle3", data=(Path("x"),), feature_cache_bytes=0)
+    (_, three), (_, last), (_, none) = (
+        trainer(method).begun(llm, replace(config, method=method, texts=True), torch.arange(300))
+        for method in ("eagle3", "medusa", "lora")
+    )
+    computed = []
+    for view in (three, last, none):
+        view.runner = counting = Counting(view.runner)  # type: ignore[assignment]
+        view.shards = StateShards(tmp_path / "states", 1 << 30, view.layers)
+        view.keep(TEXTS, view.shards)
+        batch = view.batch([[one] for one in TEXTS], 32)
+        computed.append(counting.computed)
+    assert computed == [len(TEXTS), 0, 0]
+    assert batch.final.shape[-1] == batch.taps.shape[-1] == 0
+    alone = trainer("medusa").begun(llm, replace(config, method="medusa"), torch.arange(300))[1]
+    row = [[TEXTS[3]]]
+    assert torch.equal(last.batch(row, 32).final, alone.batch(row, 32).final)
+    assert not torch.equal(last.batch([[TEXTS[4]]], 32).final, alone.batch(row, 32).final)
+    assert torch.equal(three.batch(row, 32).final, alone.batch(row, 32).final)

@@ -91,9 +91,13 @@ def command(
     ] = 2.0,
     feature_disk_gib: Annotated[
         float,
-        typer.Option("--feature-disk-gib", min=0.0, max=65536.0, help="Space on disk for those beyond it."),
+        typer.Option(
+            "--feature-disk-gib", min=0.0, max=65536.0, help="Space on disk for them: computed before training begins."
+        ),
     ] = 0.0,
-    keep_features: Annotated[bool, typer.Option("--keep-features", help="Leave them on the disk in the end.")] = False,
+    feature_folder: Annotated[
+        Path | None, typer.Option("--feature-folder", help="Where on disk, for all runs with the same model.")
+    ] = None,
     speed_prompts: Annotated[
         int, typer.Option("--speed-prompts", min=0, max=1000, help="Held-out prompts on which it is timed in the end.")
     ] = 8,
@@ -123,7 +127,7 @@ def command(
         target_modules=None if target_modules is None else tuple(target_modules.split(",")),
         codebook_size=codebook_size, codes=codes, sites=tuple(sites.split(",")),
         feature_cache_bytes=int(feature_cache_gib * 2**30),
-        feature_disk_bytes=int(feature_disk_gib * 2**30), keep_features=keep_features, fitting=fitting,
+        feature_disk_bytes=int(feature_disk_gib * 2**30), feature_folder=feature_folder, fitting=fitting,
     )  # fmt: skip
     found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
                   speed_prompts=speed_prompts)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from paceline.models.heads import target_rows
 from paceline.training.answers import Answer
@@ -19,6 +20,9 @@ from paceline.training.state_shards import States, StateShards
 
 if TYPE_CHECKING:
     from paceline.models import Runner
+
+AT_ONCE: Final = 8
+"""Documents whose states are computed in one pass."""
 
 PAD: Final = -1
 """Document of positions that hold no token."""
@@ -111,15 +115,17 @@ class TargetView:
 
     Args:
         runner: of the target, with taps, head and embeddings.
-        layers: whose states are read. vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
+        layers: whose states are read, beside those behind the final norm; None reads none at all.
+        vocabulary: (v,) int64 ids of the draft vocabulary, ascending.
         keep_bytes: states of so many bytes are kept between epochs.
     Attributes:
         rows: (v, d) float32 of the head.
         shards: where states are kept for which memory has no room; None computes them again.
     """
 
-    def __init__(self, runner: Runner, layers: Sequence[int], vocabulary: Tensor, *, keep_bytes: int) -> None:
-        self.runner, self.layers, self.vocabulary = runner, tuple(layers), vocabulary
+    def __init__(self, runner: Runner, layers: Sequence[int] | None, vocabulary: Tensor, *, keep_bytes: int) -> None:
+        self.runner, self.vocabulary = runner, vocabulary
+        self.layers, self.reads = tuple(layers or ()), layers is not None
         self.rows = target_rows(cast(Any, runner), runner.info, vocabulary).float().clone()
         self._column = torch.full((runner.info.vocab_size,), -1, dtype=torch.int64)
         self._column[vocabulary] = torch.arange(len(vocabulary))
@@ -132,20 +138,34 @@ class TargetView:
         size = (len(rows), length)
         tokens, positions = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         documents, wanted = torch.full(size, PAD), torch.zeros(size, dtype=torch.bool)
-        states = self._states([one for row in rows for one in row])
+        states = self._states([one for row in rows for one in row]) if self.reads else {}
         d = self.runner.info.hidden_size
-        taps, final = torch.zeros(*size, len(self.layers) * d), torch.zeros(*size, d)
+        taps, final = torch.zeros(*size, len(self.layers) * d), torch.zeros(*size, d if self.reads else 0)
         for i, row in enumerate(rows):
             start = 0
             for number, one in enumerate(row):
                 at = slice(start, start + len(one.tokens))
                 tokens[i, at], positions[i, at] = torch.tensor(one.tokens), torch.arange(len(one.tokens))
                 documents[i, at], wanted[i, start + one.first : at.stop] = number, True
-                taps[i, at], final[i, at] = states[one]
+                if self.reads:
+                    taps[i, at], final[i, at] = states[one]
                 start = at.stop
         columns = torch.where(wanted, self._column[tokens], -1)
         embedded = self.runner.embed(tokens.flatten().tolist()).float().view(*size, d)  # type: ignore[attr-defined]
         return Batch(tokens, documents, positions, columns, wanted, embedded.clone(), taps, final)
+
+    def keep(self, documents: Sequence[Document], shards: StateShards) -> None:
+        """Compute what these shards do not have of some documents' states, as far as there is room for it."""
+        if not self.reads:
+            return
+        missing = [one for one in dict.fromkeys(documents) if not shards.has(one.tokens)]
+        with tqdm(total=sum(len(one.tokens) for one in missing), desc="states", unit="token", disable=None) as bar:
+            for start in range(0, len(missing), AT_ONCE):
+                part = missing[start : start + AT_ONCE]
+                for one, states in zip(part, self._computed(part), strict=True):
+                    shards.put(one.tokens, states)
+                    bar.update(len(one.tokens))
+        shards.write()
 
     def embedding(self) -> Tensor:
         """(vocabulary, d) float32 embeddings of all tokens."""

@@ -64,7 +64,7 @@ class CodebookTrainer(NextTokenTrainer):
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[CodebookTrainer, TargetView]:
         """Its vocabulary is the whole one."""
         info = llm.runner.info
-        view = TargetView(llm.runner, (), torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
+        view = TargetView(llm.runner, None, torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         shape: dict[str, Any] = {"size": config.codebook_size, "firing": config.codes, "sites": config.sites}
         return cls(llm.folder, info.num_layers, view.rows, **shape), view
 

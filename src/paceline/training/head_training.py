@@ -82,10 +82,11 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     training, held_out = split(answers, config.held_out_share, length)
     head, view = _begun(llm, config, training)
     if config.feature_disk_bytes:
-        own = run / f"{SHARDS}-{processes.process_index}"
-        view.shards = StateShards(own, config.feature_disk_bytes // processes.num_processes)
+        with processes.main_process_first():
+            view.shards = _shards(view, [*training, *held_out], config, run, writes=processes.is_main_process)
+    head.prepare(view, training, length, config.fitting.seed)
     curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
-    if view.shards is not None and not config.keep_features:
+    if view.shards is not None and config.feature_folder is None and processes.is_main_process:
         view.shards.remove()
     drafter, speed = head.speculative_config(folder), None
     if processes.is_main_process:
@@ -143,9 +144,19 @@ def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple
     ends = [token for token in (llm.tokenizer.bos_id, llm.tokenizer.eos_id) if token is not None]
     vocabulary = draft_vocabulary(training, config.draft_vocab_size, llm.runner.info.vocab_size, ends)
     torch.manual_seed(config.fitting.seed)
-    made, view = trainer(config.method).begun(llm, config, vocabulary)
-    made.prepare(view, training, config.fitting.row_tokens, config.fitting.seed)
-    return made, view
+    return trainer(config.method).begun(llm, config, vocabulary)
+
+
+def _shards(
+    view: TargetView, documents: Sequence[Document], config: TrainConfig, run: Path, *, writes: bool
+) -> StateShards:
+    """States of the documents, on disk before training begins; one process writes them, others read."""
+    shared, fingerprint = config.feature_folder, view.runner.info.fingerprint
+    folder = run / SHARDS if shared is None else shared / sha256(fingerprint.encode()).hexdigest()[:16]
+    shards = StateShards(folder, config.feature_disk_bytes if writes else 0, view.layers)
+    if writes:
+        view.keep(documents, shards)
+    return shards
 
 
 def _target(llm: LLM) -> Mapping[str, str]:

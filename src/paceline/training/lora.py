@@ -70,7 +70,7 @@ class LoraTrainer(NextTokenTrainer):
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LoraTrainer, TargetView]:
         """Its vocabulary is the whole one."""
         info = llm.runner.info
-        view = TargetView(llm.runner, (), torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
+        view = TargetView(llm.runner, None, torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         rank, alpha = config.rank, config.alpha
         made = cls(llm.folder, info.num_layers, view.rows, modules=config.target_modules, rank=rank, alpha=alpha)
         return made, view

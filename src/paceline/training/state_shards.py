@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,8 +21,10 @@ from torch import Tensor
 SHARD: Final = 64 << 20
 """Bytes of states after which a shard is written."""
 
-ENTRY: Final = 512
-"""Bytes of a shard's header that the two tensors of a document take, at most."""
+ENTRY: Final = 256
+"""Bytes of a shard's header that a tensor takes, at most."""
+
+FINAL: Final = "final"
 
 States = tuple[Tensor, Tensor]
 """What is read of a document's tokens: (n, taps) states of layers, (n, d) those behind the final norm."""
@@ -31,13 +34,14 @@ class StateShards:
     """States by the tokens of their document.
 
     Args:
-        folder: of the shards, for one model and one choice of layers; those that are there are read.
+        folder: of the shards, for one model; those that are there are read, of whichever layers they are.
         limit: bytes of all shards. Documents beyond it are not kept.
+        layers: whose states are read, beside those behind the final norm.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, layers: Sequence[int] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._limit = folder, limit
+        self.folder, self._limit, self._parts = folder, limit, [*map(str, layers), FINAL]
         self._files: dict[str, Path] = {}
         self._waiting: dict[str, Tensor] = {}
         self._waiting_bytes = 0
@@ -47,33 +51,51 @@ class StateShards:
             self._index(path)
         self._used = sum(path.stat().st_size for path in self._shards())
 
+    def has(self, tokens: Sequence[int]) -> bool:
+        """Whether the states of a document were kept."""
+        name = named(tokens)
+        return all(self._known(f"{name}.{part}") for part in self._parts)
+
     def get(self, tokens: Sequence[int]) -> States | None:
         """States of a document that was kept."""
-        name = named(tokens)
-        if f"{name}.final" in self._waiting:
-            return self._waiting[f"{name}.taps"], self._waiting[f"{name}.final"]
-        if f"{name}.final" not in self._files:
+        if not self.has(tokens):
             return None
-        with safe_open(self._files[f"{name}.final"], "pt") as file:
-            return file.get_tensor(f"{name}.taps"), file.get_tensor(f"{name}.final")
+        name = named(tokens)
+        *layers, final = (self._read(f"{name}.{part}") for part in self._parts)
+        return torch.cat((final[:, :0], *layers), -1), final
 
     def put(self, tokens: Sequence[int], states: States) -> None:
         """Keep a document's states, where there is room for them."""
-        size = ENTRY + sum(part.numel() * part.element_size() for part in states)
-        if self._used + size > self._limit:
-            self._write()
-            return
+        taps, final = states
+        layers = taps.chunk(len(self._parts) - 1, -1) if len(self._parts) > 1 else ()
         name = named(tokens)
-        self._waiting |= {f"{name}.{part}": one.cpu() for part, one in zip(("taps", "final"), states, strict=True)}
+        named_parts = {f"{name}.{part}": one for part, one in zip(self._parts, (*layers, final), strict=True)}
+        new = {key: one.cpu().contiguous() for key, one in named_parts.items() if not self._known(key)}
+        size = sum(ENTRY + one.numel() * one.element_size() for one in new.values())
+        if self._used + size > self._limit:
+            self.write()
+            return
+        self._waiting |= new
         self._used, self._waiting_bytes = self._used + size, self._waiting_bytes + size
         if self._waiting_bytes >= SHARD:
-            self._write()
+            self.write()
+
+    def _known(self, key: str) -> bool:
+        return key in self._waiting or key in self._files
+
+    def _read(self, key: str) -> Tensor:
+        if key in self._waiting:
+            return self._waiting[key]
+        with safe_open(self._files[key], "pt") as file:
+            found: Tensor = file.get_tensor(key)
+        return found
 
     def remove(self) -> None:
         """Delete the shards."""
         shutil.rmtree(self.folder)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """A shard of what waits for one."""
         if not self._waiting:
             return
         path = self.folder / f"states-{len(self._shards()):05}.safetensors"

@@ -78,8 +78,10 @@ class TrainConfig:
             changes, as "q_proj"; None is all of the layers'.
         codebook_size, codes, sites: codes of a codebook, how many of them make a state, and behind which modules of
             every layer there is one (`paceline.codebooks.SITES`).
-        feature_cache_bytes: memory for states that are kept between epochs. feature_disk_bytes: space for further ones
-            in the run's folder, freed in the end unless keep_features; what is beyond is computed again.
+        feature_cache_bytes: memory for states that are kept between epochs, where they are not on disk.
+        feature_disk_bytes: space on disk for states, which are then computed before training begins, outside its
+            minutes; what is beyond is computed on the way. feature_folder: where, of a folder that stays and serves all
+            runs with the same model; None is one in the run's own folder, freed in the end.
         fitting: the loop's.
     Raises:
         ConfigError: a value outside its range.
@@ -107,7 +109,7 @@ class TrainConfig:
     sites: tuple[str, ...] = ("attention", "mlp")
     feature_cache_bytes: int = 2 << 30
     feature_disk_bytes: int = 0
-    keep_features: bool = False
+    feature_folder: Path | None = None
     fitting: Fitting = field(default_factory=Fitting)
 
     def __post_init__(self) -> None:
@@ -129,6 +131,13 @@ class TrainConfig:
         self._check_shape()
         integer("feature_cache_bytes", self.feature_cache_bytes, 0)
         integer("feature_disk_bytes", self.feature_disk_bytes, 0)
+        room = self.feature_folder is None or self.feature_disk_bytes > 0
+        need(
+            room,
+            "feature_folder",
+            "be given with feature_disk_bytes (--feature-disk-gib), its size",
+            self.feature_folder,
+        )
         integer("row_tokens", self.fitting.row_tokens, 16)
         integer("batch_rows", self.fitting.batch_rows, 1)
 
@@ -155,4 +164,5 @@ class TrainConfig:
 
     def as_json(self) -> dict[str, Any]:
         """For the run's folder and the report."""
-        return {**asdict(self), "data": [path.name for path in self.data], "taps": self.taps and list(self.taps)}
+        kept = {key: value for key, value in asdict(self).items() if key != "feature_folder"}
+        return {**kept, "data": [path.name for path in self.data], "taps": self.taps and list(self.taps)}
