@@ -102,7 +102,7 @@ def test_errors_tell_no_folder(live: Live) -> None:
 def test_long_texts_are_encoded_one_by_one_and_hold_up_no_short_one(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.serving.answers.LONG", 100)
+    monkeypatch.setattr("paceline.serving.jobs.LONG", 100)
     tokenizer, guard, now, most = live.model.llm.tokenizer, threading.Lock(), 0, 0
     encode = tokenizer.encode
 
@@ -137,7 +137,7 @@ def test_long_texts_are_encoded_one_by_one_and_hold_up_no_short_one(
 
 def test_texts_beside_the_prompt_may_not_be_long(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictions of 7 MB were encoded all at once, with most of a gigabyte each."""
-    monkeypatch.setattr("paceline.serving.answers.LONG", 100)
+    monkeypatch.setattr("paceline.serving.jobs.LONG", 100)
     for length, status in ((100, 200), (101, 400)):
         text = "a" * length
         parts = [{"type": "text", "text": text[:50]}, {"type": "text", "text": text[50:]}]

@@ -99,7 +99,7 @@ def test_a_conversation_that_is_slow_to_render_is_given_up(
         finally:
             ended[0] += 1
 
-    monkeypatch.setattr("paceline.serving.answers.RENDER_SECONDS", 1.5)
+    monkeypatch.setattr("paceline.serving.jobs.RENDER_SECONDS", 1.5)
     monkeypatch.setattr(name, noted)
 
     def ask() -> None:

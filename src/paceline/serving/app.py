@@ -20,8 +20,9 @@ from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
-from paceline.serving.answers import Answers, ChatAnswer, CompletionAnswer, Job, constrained_by, named
+from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.grammars import Grammars
+from paceline.serving.jobs import Job, JobFactory, constrained_by, named
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
@@ -67,8 +68,8 @@ class Service:
         names: under which it is known; the first is told in answers.
     """
 
-    def __init__(self, model: AsyncLLM, names: Sequence[str], answers: Answers, config: ServerConfig) -> None:
-        self.model, self.names, self.answers, self.config = model, list(names), answers, config
+    def __init__(self, model: AsyncLLM, names: Sequence[str], jobs: JobFactory, config: ServerConfig) -> None:
+        self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
         self.metrics = Metrics(model, prefix="vllm" if config.vllm_metrics else "paceline")
         self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
 
@@ -171,16 +172,16 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     config = config or ServerConfig()
     template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
     names = config.served_model_name or [str(model.llm.folder.name)]
-    service = Service(model, names, Answers(model.llm, config, template), config)
+    service = Service(model, names, JobFactory(model.llm, config, template), config)
     store = ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        ready = asyncio.create_task(service.answers.get_ready())
+        ready = asyncio.create_task(service.jobs.get_ready())
         yield
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
-        for workers in (service.grammars.workers, service.answers.workers):
+        for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
         store.close()
 
@@ -189,7 +190,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     routes = Routes(service)
     routes.add(app)
     ResponseRoutes(routes.conversation, store).add(app)
-    MessageRoutes(routes.conversation, service.answers).add(app)
+    MessageRoutes(routes.conversation, service.jobs).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
     return Logged(Guard(app, Keys(*read_keys(config)), config, service.metrics.refused))
 
@@ -254,15 +255,15 @@ class Routes:
         self, request: ChatRequest, http: Request, translated: Callable[[Run], Outgoing] | None = None
     ) -> Response:
         async def make() -> Made:
-            jobs = await self._service.answers.chat(request, http.scope["owner"])
-            return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.answers)
+            jobs = await self._service.jobs.chat(request, http.scope["owner"])
+            return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.jobs)
 
         return await self._service.answer(http, request, make, translated)
 
     async def completions(self, request: CompletionRequest, http: Request) -> Response:
         async def make() -> Made:
-            async with self._service.answers.turn(request.prompt):
-                jobs = await asyncio.to_thread(self._service.answers.completion, request, http.scope["owner"])
+            async with self._service.jobs.turn(request.prompt):
+                jobs = await asyncio.to_thread(self._service.jobs.completion, request, http.scope["owner"])
             return jobs, CompletionAnswer(request, jobs, self._service.names[0], self._llm)
 
         return await self._service.answer(http, request, make)
@@ -287,8 +288,8 @@ class Routes:
         special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
         try:
             with self._service.slots.slot(http.scope["owner"], 0):
-                text = request.prompt if request.prompt is not None else await self._service.answers.rendered(request)
-                async with self._service.answers.turn(text):
+                text = request.prompt if request.prompt is not None else await self._service.jobs.rendered(request)
+                async with self._service.jobs.turn(text):
                     tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
         except PacelineError as error:
             raise ApiError(str(error)) from None

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from paceline.errors import PacelineError
-from paceline.serving.answers import Answers, named
+from paceline.serving.jobs import JobFactory, named
 from paceline.serving.protocol import MESSAGES, ApiError, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.runs import Json, Run, json_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
@@ -153,7 +153,7 @@ class CountRequest(Strict):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
-    def chat(self, answers: Answers) -> ChatRequest:
+    def chat(self, factory: JobFactory) -> ChatRequest:
         """The chat that this asks for.
 
         Raises:
@@ -165,7 +165,7 @@ class CountRequest(Strict):
             said += _messages(turn.role, turn.content, f"messages.{number}.content")
         given: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
         if self.thinking is not None:
-            given["chat_template_kwargs"] = answers.thinking(self.thinking.type == "adaptive")
+            given["chat_template_kwargs"] = factory.thinking(self.thinking.type == "adaptive")
         if said[-1]["role"] == "assistant":  # the answer goes on where this ends
             if "tool_calls" in said[-1]:
                 raise ApiError("messages: a message of calls must be followed by their results", param="messages")
@@ -361,8 +361,8 @@ def _input(text: str) -> Json:
 class MessageRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, chat: Conversation, answers: Answers) -> None:
-        self._chat, self._answers = chat, answers
+    def __init__(self, chat: Conversation, factory: JobFactory) -> None:
+        self._chat, self._factory = chat, factory
 
     def add(self, app: FastAPI) -> None:
         """Bind them to their paths."""
@@ -370,16 +370,16 @@ class MessageRoutes:
         app.add_api_route(f"{MESSAGES}/count_tokens", self.count, methods=["POST"], response_model=None)
 
     async def create(self, request: MessagesRequest, http: Request) -> Response:
-        chat = await asyncio.to_thread(request.chat, self._answers)
+        chat = await asyncio.to_thread(request.chat, self._factory)
         try:
             return await self._chat(chat, http, lambda run: MessageTranslation(run, request))
         except ApiError as error:
             raise error.renamed(CHAT_NAMES) from None
 
     async def count(self, request: CountRequest, http: Request) -> Response:
-        chat = await asyncio.to_thread(request.chat, self._answers)
+        chat = await asyncio.to_thread(request.chat, self._factory)
         try:
-            (job,) = await self._answers.chat(chat, http.scope["owner"])
+            (job,) = await self._factory.chat(chat, http.scope["owner"])
         except ApiError as error:
             raise error.renamed(CHAT_NAMES) from None
         except PacelineError as error:

@@ -13,8 +13,9 @@ from fastapi.responses import Response
 
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
-from paceline.serving.answers import ChatAnswer, CompletionAnswer, constrained_by, lenient_schema, named, usage_of
+from paceline.serving.answers import ChatAnswer, CompletionAnswer, usage_of
 from paceline.serving.grammars import Grammars
+from paceline.serving.jobs import constrained_by, lenient_schema, named
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, Sampled, StreamOptions
 
