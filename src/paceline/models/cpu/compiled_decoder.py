@@ -9,6 +9,7 @@ bits depend on the text before it, not on how it was fed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.processor import has_bfloat
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
-from paceline.models.cpu.threads import find_team
+from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import ACTIVATION, BYTES, DOT, FULL, HALF, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.cpu.visible_slots import SlotLists, address, fill
@@ -365,6 +366,7 @@ class CompiledDecoder:
         weights.pop("embed.weight")
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
+        self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
         self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
         self.best, arena.masked, self._adds = [], False, False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
@@ -409,9 +411,9 @@ class CompiledDecoder:
         hidden = hidden.to(self.dtype).contiguous()
         self._ready(0)
         self._from(hidden, len(hidden))
-        self._planned = None
+        self._planned, self._extent = None, (0, 0, 0, 0)
         self.frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
-        return self._go(range(len(hidden)))
+        return self._go(range(len(hidden)), len(hidden))
 
     def run(
         self,
@@ -445,7 +447,7 @@ class CompiledDecoder:
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
-            found.append(self._go(picked))
+            found.append(self._go(picked, count))
             best += self.best
             del lists
             done += count
@@ -460,6 +462,7 @@ class CompiledDecoder:
         self._fitting = (0, -1, 0)
         if self._workspace is None or self._workspace.threads != threads:
             self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._quantized)
+            self._team_size = TeamSize(threads)
             self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
             self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
             self._room = 0
@@ -485,6 +488,7 @@ class CompiledDecoder:
         before, self._planned, count = self._planned, None, self.spec.num_layers
         stop = count if plan.stop is None else plan.stop
         self.frame.put({at.PROGRAM: self.layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
+        self._extent = plan.first, stop, len(plan.skip_attention), len(plan.skip_mlp)
         same = before and (before.skip_attention, before.skip_mlp) == (plan.skip_attention, plan.skip_mlp)
         for index in range(0 if same else count):
             runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
@@ -564,8 +568,8 @@ class CompiledDecoder:
                 kept.append((cos, sin))
         return kept
 
-    def _go(self, picked: Sequence[int]) -> torch.Tensor:
-        """Run the pass; returns the logits (rows, v) of the picked rows."""
+    def _go(self, picked: Sequence[int], rows: int) -> torch.Tensor:
+        """Run the pass; returns the logits (picked, v) of the picked rows."""
         vocab = self.spec.vocab_size
         self._rows[3, : len(picked)] = picked
         out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
@@ -573,6 +577,8 @@ class CompiledDecoder:
         if self.team is None:
             self.entry.ctypes(self.frame.address)
         else:
-            self.team.run(self.entry.address, self.frame.address)
+            start = perf_counter()
+            self.team.run(self.entry.address, self.frame.address, self._team_size.now)
+            self._team_size.took((rows, *self._extent), perf_counter() - start)
         self.best = self._best[: len(picked)].tolist()
         return out if out.shape[1] == vocab else out[:, :vocab].contiguous()

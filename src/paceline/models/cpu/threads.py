@@ -1,4 +1,5 @@
-"""PyTorch's own threads for compiled code: the OpenMP runtime that PyTorch loaded, by its GNU entry points.
+"""PyTorch's own threads for compiled code: the OpenMP runtime that PyTorch loaded, by its GNU entry points; and on how
+many of them a pass runs.
 
 A second pool beside PyTorch's would fight it for the cores, since idle workers of both spin. Where no such runtime is
 found (none on Windows), there is no team.
@@ -9,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, Final
 
 import torch
 from numba import njit
@@ -22,6 +25,21 @@ from paceline.models.cpu.vectors import call, read
 log = logging.getLogger("paceline")
 
 NAMES = ("libgomp", "libomp", "libiomp5")
+
+SLOW: Final = 1.4
+"""Times the shortest of late that a pass takes where something seems to be in its way."""
+
+OFTEN: Final = 4
+"""More slow passes than others, before fewer threads are tried."""
+
+TRIAL: Final = 3
+"""Passes that decide between two numbers of threads."""
+
+CALM: Final = 0.8
+"""Times the usual at the last trial, that passes on fewer threads take where nothing is in their way any more."""
+
+WAITS: Final = (1.0, 16.0)
+"""Seconds until the next trial, the first and the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +53,78 @@ class Team:
     barrier: int
     parallel: Any
 
-    def run(self, function: int, data: int) -> None:
-        """Run a compiled function on as many threads as PyTorch uses."""
-        self.parallel(function, data, torch.get_num_threads(), 0)
+    def run(self, function: int, data: int, threads: int) -> None:
+        """Run a compiled function on so many threads."""
+        self.parallel(function, data, threads, 0)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Of another number of threads than `before`: seconds over those that passes of the same kind took before."""
+
+    before: int
+    ratios: list[float] = field(default_factory=list)
+    passes: int = 0
+
+
+class TeamSize:
+    """How many threads passes run on: all, or fewer while other programs hold the cores.
+
+    The threads of a pass wait for each other some hundred times, and one that has lost its core holds up all. So where
+    passes take longer than they did, half of the threads are tried, and kept if that is faster; twice as many are tried
+    again later, after waits that double. What a pass computes does not depend on it, to the bit.
+
+    Args:
+        most: threads that there are. clock: seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = perf_counter) -> None:
+        self.most = self.now = most
+        self._clock, self._wait, self._next = clock, WAITS[0], 0.0
+        self._lowest: dict[tuple[int, Hashable], float] = {}  # seconds by threads and kind of pass
+        self._usual: dict[tuple[int, Hashable], float] = {}
+        self._then: dict[tuple[int, Hashable], float] = {}  # as usual at the last trial
+        self._slow = 0
+        self._trial: _Trial | None = None
+
+    def took(self, kind: Hashable, seconds: float) -> None:
+        """Note how long a pass took on `now` threads, and choose for the next one.
+
+        Args:
+            kind: passes of one kind do the same work, but for what lies in caches.
+        """
+        if self.most == 1:
+            return
+        key = self.now, kind
+        self._usual[key] = seconds if key not in self._usual else 0.7 * self._usual[key] + 0.3 * seconds
+        if self._trial is not None:
+            self._judge(self._trial, kind, seconds)
+            return
+        lowest = self._lowest[key] = min(seconds, 1.01 * self._lowest.get(key, seconds))
+        self._slow = max(0, self._slow + (1 if seconds > SLOW * lowest else -1))
+        calm = self._usual[key] < CALM * self._then.get(key, 0.0)
+        if self.now < self.most and (calm or self._clock() >= self._next):
+            self._try(min(self.most, 2 * self.now))
+        elif self.now > 1 and self._slow >= OFTEN and self._clock() >= self._next:
+            self._try(max(1, self.now // 2))
+
+    def _try(self, threads: int) -> None:
+        self._trial, self.now, self._slow = _Trial(self.now), threads, 0
+
+    def _judge(self, trial: _Trial, kind: Hashable, seconds: float) -> None:
+        trial.passes += 1
+        if (usual := self._usual.get((trial.before, kind))) is not None:
+            trial.ratios.append(seconds / usual)
+        if len(trial.ratios) < TRIAL and trial.passes < 5 * TRIAL:
+            return
+        better = len(trial.ratios) == TRIAL and sum(trial.ratios) < TRIAL
+        if better:
+            self._wait = WAITS[0]
+        else:
+            self.now, self._wait = trial.before, min(2 * self._wait, WAITS[1])
+        self._trial, self._next, self._then = None, self._clock() + self._wait, dict(self._usual)
+        if better and 1 < self.now < trial.before:
+            self._try(self.now // 2)
 
 
 @functools.cache

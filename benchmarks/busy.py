@@ -1,0 +1,89 @@
+"""What other programs on the machine cost: plain decoding beside busy processes, on all threads and on as many as pay.
+
+usage: busy.py [--model smollm2] [--busy 0,2,5] [--tokens 96] [--repeats 6] [--threads 2] [--folder FOLDER]
+
+Beside so many processes that do nothing but compute, one prompt is decoded in turn with passes that always run on all
+threads, and with passes that go over to fewer while these hold each other up (`models.cpu.threads.TeamSize`). Outputs
+must be equal. Results: `results/busy.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, alternate, ratio, save
+from decoding import add_model, model_of
+
+from paceline import LLM, SamplingParams
+from paceline.models.cpu.threads import TeamSize
+
+PROMPT = "The history of the sea"
+
+
+@contextmanager
+def beside(processes: int) -> Iterator[None]:
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+
+
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """Passes learn nothing of the time that they took."""
+    kept = TeamSize.took
+    TeamSize.took = lambda self, kind, seconds: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TeamSize.took = kept  # type: ignore[method-assign]
+
+
+def measured(given: argparse.Namespace) -> dict[str, Any]:
+    llms: list[LLM] = [model_of(given.model).open(threads=given.threads, speculative_config=None) for _ in range(2)]
+    params, texts = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True), set[str]()
+
+    def run(llm: LLM) -> None:
+        (found,) = llm.generate(PROMPT, params, use_tqdm=False)
+        texts.add(found.outputs[0].text)
+
+    def fixed() -> None:
+        with all_threads():
+            run(llms[0])
+
+    found = {}
+    for processes in map(int, given.busy.split(",")):
+        with beside(processes):
+            seconds = alternate({"all threads": fixed, "as many as pay": lambda: run(llms[1])}, given.repeats)
+        if len(texts) != 1:
+            raise SystemExit("the texts differ, nothing is timed")
+        rates = {name: given.tokens * len(times) / sum(times) for name, times in seconds.items()}
+        gain = ratio(seconds["all threads"], seconds["as many as pay"])
+        found[f"{processes} busy processes"] = {"tokens_per_second": rates, "over_all_threads": gain}
+        print(processes, {name: round(rate, 1) for name, rate in rates.items()}, gain, flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(parser)
+    parser.add_argument("--busy", default="0,2,5")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    fields = {key: getattr(given, key) for key in ("tokens", "repeats", "threads")}
+    save("busy", {"model": model_of(given.model).name, **fields, "beside": measured(given)}, given.folder)
+
+
+if __name__ == "__main__":
+    main()
