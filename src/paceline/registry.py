@@ -137,7 +137,7 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
     Args:
         base: of every member.
     Raises:
-        ConfigError: no class that derives from it, or one that leaves a method of it abstract.
+        ConfigError: no class that derives from it, or one without a name, or that leaves a method of it abstract.
     """
     made = factory.func if isinstance(factory, partial) else factory
     kind, where = _kind(family), f"{base.__module__}.{base.__name__}"
@@ -148,6 +148,8 @@ def check_derives(family: str, name: str, factory: Any, base: type) -> None:
         )
     if lacking := sorted(getattr(made, "__abstractmethods__", ())):
         raise ConfigError(f"{name!r} is not a {kind} class: {made!r:.200} has no {', '.join(lacking)}; see {where}")
+    if not isinstance(getattr(made, "name", None), str):
+        raise ConfigError(f"{name!r} is not a {kind} class: {made!r:.200} has no name; see {where}")
 
 
 def check_class(family: str, name: str, factory: Any, methods: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -481,6 +481,98 @@ def test_a_companion_that_fails_ends_its_request_alone() -> None:
     assert len(steered.outputs[0].token_ids) == 5
     assert plain.outputs[0].finish_reason == "length"
     assert target.open_caches == second.open_caches == 0
+
+
+class Breaking(Steering):
+    """Raises, or gives something else than rows, where the model is as sure as `at`; elsewhere nothing is changed."""
+
+    name = "breaking"
+    asked: ClassVar[list[float]] = []
+
+    def __init__(self, at: Sequence[float], how: str = "raise", companions: Sequence[Any] = (), tap: int = 0) -> None:
+        self.at, self.how, self.companions, self.tap = at, how, companions, tap
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        return (self.tap,)
+
+    def shape(self, rows_rv: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+        sure = [round(float(row_v.max()), 4) for row_v in rows_rv]
+        self.asked.extend(sure)
+        assert [len(one) for one in others] == [len(sure)]
+        if set(sure).isdisjoint(self.at):
+            return rows_rv
+        rows_rv.zero_()  # it must not, and whoever does it harms nobody else
+        if self.how == "raise":
+            raise LookupError("a mistake of a user's")
+        return rows_rv[:, :3]
+
+
+def broken(how: str, at: Sequence[float], drafted: bool) -> list[Any]:
+    """A request between two others, one of which is steered by the same class where nothing is wrong."""
+    target = toy()
+    live = live_with(target, amateur(), [tree_drafter(target)] if drafted else [], 6 if drafted else 0)
+    method = {"method": f"{__name__}:Breaking", "how": how}
+    each = [
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, steering=one)
+        for one in (None, {**method, "at": at}, {**method, "at": []})
+    ]
+    requests = run(live, [PROMPT] * 3, each)
+    assert target.open_caches == 0
+    return [request.outputs[0] for request in requests]
+
+
+def sureness(output: Sequence[int]) -> list[float]:
+    """Largest logit before each token of an output."""
+    return [round(float(toy().logits([*PROMPT, *output[:i]]).max()), 4) for i in range(len(output))]
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("how", ["raise", "shape"])
+def test_a_method_that_fails_ends_its_request_where_plain_decoding_would_and_no_other(how: str, drafted: bool) -> None:
+    whole, same, other = broken(how, [], drafted)
+    assert whole.token_ids == same.token_ids == other.token_ids
+    certain = sureness(whole.token_ids)
+    place = max(certain.index(one) for one in certain)
+    assert place > 2
+    plain, failing, beside = broken(how, [certain[place]], drafted)
+    assert plain.token_ids == beside.token_ids == whole.token_ids
+    assert plain.error is beside.error is None
+    assert (failing.token_ids, failing.finish_reason) == (whole.token_ids[:place], "error")
+    why = {"raise": "LookupError: a mistake", "shape": "TypeError: shape must return logits of shape (1, 6), got"}
+    assert f"steering method 'breaking' failed ({why[how]}" in failing.error
+
+
+def test_a_method_that_fails_on_rejected_drafts_alone_is_not_noticed() -> None:
+    Breaking.asked.clear()
+    whole, *_ = broken("raise", [], drafted=True)
+    elsewhere = sorted(set(Breaking.asked) - set(sureness(whole.token_ids)))
+    assert elsewhere, "no draft was rejected"
+    _, failing, _ = broken("raise", elsewhere, drafted=True)
+    assert (failing.token_ids, failing.error) == (whole.token_ids, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tap": 9}, "taps of steering method 'breaking' must be layers in -1..3"),
+        ({"companions": ["models"]}, "companions of steering method 'breaking' must be one of prompt, model"),
+        ({"method": f"{__name__}:Nameless"}, "Nameless'> has no name"),
+    ],
+)
+def test_a_class_that_asks_for_what_there_is_not_is_rejected(given: dict[str, Any], message: str) -> None:
+    named = {"method": f"{__name__}:Breaking", "at": [], **given}
+    with pytest.raises(ConfigError, match=message):
+        run(live_with(toy(), amateur()), [PROMPT], SamplingParams(steering=named))
+
+
+class Nameless(Steering):
+    """Lacks a name."""
+
+    def __init__(self, at: Any = ()) -> None:
+        del at
+
+    def shape(self, rows_rv: torch.Tensor, others: Iterable[torch.Tensor]) -> torch.Tensor:
+        return rows_rv
 
 
 def test_second_sequences_count_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,11 +89,13 @@ class Companion:
     Attributes:
         taps: layers of the target whose states are wanted.
         seconds: second sequences, as `Steering.companions` lists them.
+        failure: what went wrong when the root's row was shaped last, or None.
     """
 
     method: Steering
     taps: tuple[int, ...] = ()
     seconds: tuple[Second, ...] = ()
+    failure: str | None = None
 
     def fresh(self) -> Companion:
         """The same without caches."""

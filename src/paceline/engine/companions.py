@@ -8,6 +8,7 @@ those of the first sequences at any time.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,17 +25,22 @@ from paceline.models import HasHead, Runner, SequenceCache
 from paceline.models.loading import is_adapter
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict
-from paceline.utils import need
+from paceline.utils import choice, need
 
 if TYPE_CHECKING:
     from paceline.drafters import Models
     from paceline.engine.request import Request
     from paceline.engine.sequence import Sequence as Decoding
 
+logger = logging.getLogger("paceline.engine")
+
 T = TypeVar("T")
 
 MOST_ROWS: Final = 128
 """Rows of layers' states that go through the head together."""
+
+Others = Iterable[torch.Tensor]
+"""Rows that a method looks at, one tensor after the other; may be gone through again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,7 @@ class Companions:
         method = parse_steering(request.params.steering)
         found = Companion(method, _taps(method, self.runner))
         for kind in method.companions:
+            choice(f"companions of steering method {method.name!r}", kind, ("prompt", "model"))
             if kind == "prompt":
                 second = Second(method.name, self.runner, self._prompt(method, request))
             else:
@@ -160,17 +167,17 @@ class Companions:
             return scores
         logits = scores.logits.to(torch.float32, copy=True)
         rows = self._elsewhere([(batch[i], trees[i]) for i in steered])
-        rows[id(self.runner)] = iter([[one] for one in second])
+        rows[id(self.runner)] = iter([[[one]] for one in second])
         for i in steered:
             companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
-            early = _early(companion.method, self.runner, companion.taps, scores, span)
             others = [next(rows[id(one.runner)]) for one in companion.seconds]
-            _shape_rows(companion, logits[span], chain(early, *others))
+            early = _Early(companion.method, self.runner, companion.taps, scores, span)
+            _shape_rows(companion, logits[span], scores.logits[span], [early, *chain(*others)])
         return replace(scores, logits=logits, best=None)
 
-    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Iterator[Iterable[torch.Tensor]]]:
+    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Iterator[Sequence[Others]]]:
         """Logits of the second sequences of other models, and what their layers predict, by the id of their runner."""
-        found = {}
+        found = dict[int, Iterator[Sequence[Others]]]()
         for runner, some in _by_runner(pairs):
             if runner is not self.runner:
                 caches, roots = self._filled(runner, some), [_root(one) for one in some]
@@ -223,8 +230,11 @@ def _companion(sequence: Decoding) -> Companion:
 
 
 def _taps(method: Steering, runner: Runner) -> tuple[int, ...]:
-    """The layers of a model that a method looks at; the model must give their states."""
-    found = method.taps(runner.info.num_layers)
+    """The layers of a model that a method looks at; the model must have them and give their states."""
+    size = runner.info.num_layers
+    found = tuple(method.taps(size))
+    known = all(isinstance(one, int) and -1 <= one < size for one in found)
+    need(known, f"taps of steering method {method.name!r}", f"be layers in -1..{size - 1}", found)
     for ability in ("taps", "head") if found else ():
         _need_ability(method, ability, runner)
     return found
@@ -243,33 +253,71 @@ def _by_runner(pairs: Iterable[tuple[Decoding, T]]) -> Iterable[tuple[Runner, li
     return found.values()
 
 
-def _each(seconds: Sequence[Beside[TokenTree]], scores: Scores) -> Iterator[Iterable[torch.Tensor]]:
-    """Of each second sequence of another model its rows, then what its layers predict."""
+def _each(seconds: Sequence[Beside[TokenTree]], scores: Scores) -> Iterator[Sequence[Others]]:
+    """Of each second sequence of another model its rows, and what its layers predict."""
     for i, one in enumerate(seconds):
         method, runner, taps = _companion(one.first).method, one.second.runner, one.second.taps
-        yield chain([scores.of(i)], _early(method, runner, taps, scores, slice(scores.rows[i], scores.rows[i + 1])))
+        yield [scores.of(i)], _Early(method, runner, taps, scores, slice(scores.rows[i], scores.rows[i + 1]))
 
 
-def _early(
-    method: Steering, runner: Runner, layers: Sequence[int], scores: Scores, span: slice
-) -> Iterator[torch.Tensor]:
+@dataclass(frozen=True, slots=True)
+class _Early:
     """What layers predict, one after the other; the head's weights are read once for several of them."""
-    if not layers:
-        return
-    assert isinstance(runner, HasHead)
-    rows = span.stop - span.start
-    together = max(1, MOST_ROWS // rows)
-    for start in range(0, len(layers), together):
-        states = torch.cat([scores.taps[layer][span] for layer in layers[start : start + together]])
-        yield from runner.head(states, norm=method.norm).split(rows)
+
+    method: Steering
+    runner: Runner
+    layers: Sequence[int]
+    scores: Scores
+    span: slice
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if not self.layers:
+            return
+        assert isinstance(self.runner, HasHead)
+        rows = self.span.stop - self.span.start
+        together = max(1, MOST_ROWS // rows)
+        for start in range(0, len(self.layers), together):
+            states = [self.scores.taps[layer][self.span] for layer in self.layers[start : start + together]]
+            yield from self.runner.head(torch.cat(states), norm=self.method.norm).split(rows)
 
 
-def _shape_rows(companion: Companion, rows_rv: torch.Tensor, others: Iterable[torch.Tensor]) -> None:
-    """Shape float32 rows in place; tokens that a second sequence's model does not have are forbidden."""
+def _shape_rows(companion: Companion, rows_rv: torch.Tensor, logits_rv: torch.Tensor, others: Sequence[Others]) -> None:
+    """Shape float32 rows in place; tokens that a second sequence's model does not have are forbidden.
+
+    Where the method fails, each row is shaped alone, and those on which it fails again hold NaN: off the accepted path
+    nobody looks at them, as plain decoding never comes there; the root's ends the request, and `failure` says why.
+
+    Args:
+        logits_rv: what `rows_rv` holds, of any dtype; not written to.
+    """
     width = min([rows_rv.shape[-1], *(one.runner.info.vocab_size for one in companion.seconds)])
-    fitted = (other_rv[:, :width].to(rows_rv.device, torch.float32) for other_rv in others)
-    rows_rv[:, :width] = companion.method.shape(rows_rv[:, :width], fitted)
+
+    def shaped(rows: slice) -> str | None:
+        """Shape some; returns what went wrong."""
+        own_rv = rows_rv[rows, :width]
+        fitted = (other_rv[rows, :width].to(own_rv.device, torch.float32) for other_rv in chain(*others))
+        try:
+            own_rv.copy_(_checked(companion.method.shape(own_rv, fitted), own_rv))
+        except Exception as error:  # whatever a class of the user's own raises
+            logger.debug("the error of steering method %s", companion.method.name, exc_info=error)
+            own_rv.fill_(math.nan)
+            return f"steering method {companion.method.name!r} failed ({type(error).__name__}: {error})"
+        return None
+
+    companion.failure = shaped(slice(None))
+    if companion.failure is not None and len(rows_rv) > 1:
+        rows_rv.copy_(logits_rv)
+        root, *_ = [shaped(slice(row, row + 1)) for row in range(len(rows_rv))]
+        companion.failure = root
     rows_rv[:, width:] = -math.inf
+
+
+def _checked(found: Any, rows_rv: torch.Tensor) -> torch.Tensor:
+    """What a method returned, if it is rows."""
+    if not isinstance(found, torch.Tensor) or found.shape != rows_rv.shape:
+        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise TypeError(f"shape must return logits of shape {tuple(rows_rv.shape)}, got {got}")
+    return found
 
 
 def _known(tree: TokenTree, width: int) -> TokenTree:

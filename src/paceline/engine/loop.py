@@ -365,7 +365,9 @@ class Engine:
 
 
 def _with_reason(verdict: Verdict | NumericsError, sequence: Sequence) -> Verdict | NumericsError:
-    """The error of a sequence whose row could not be made, where a rule knows why."""
-    if isinstance(verdict, NumericsError) and (failure := sequence.rules.failure) is not None:
-        return NumericsError(failure)
-    return verdict
+    """The error of a sequence whose row could not be made, where what steers it or a rule knows why."""
+    if not isinstance(verdict, NumericsError):
+        return verdict
+    steered = None if sequence.companion is None else sequence.companion.failure
+    failure = steered or sequence.rules.failure
+    return verdict if failure is None else NumericsError(failure)
