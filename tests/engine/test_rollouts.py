@@ -123,6 +123,7 @@ def test_new_weights_read_the_text_anew_and_tokens_name_their_policy() -> None:
         pool = llm.rollouts([prompt], how, segment_tokens=48)
         pool.step()
         (half,) = [list(one.token_ids) for one in pool.unfinished]
+        (of_old,) = [list(one.logprobs) for one in pool.unfinished]
         with torch.inference_mode():
             before = weights.clone()
             weights[3:].copy_(before[:-3])
@@ -134,8 +135,12 @@ def test_new_weights_read_the_text_anew_and_tokens_name_their_policy() -> None:
         if told:
             llm.reset_prefix_cache()
             text = {"prompt_token_ids": [*done.prompt_token_ids, *half]}
-            (anew,) = llm.generate(text, params(temperature=0.0, max_tokens=48, ignore_eos=True))
-            assert done.token_ids == [*half, *anew.outputs[0].token_ids]
+            (anew,) = llm.generate(text, params(temperature=0.0, max_tokens=48, ignore_eos=True, logprobs=0))
+            new = anew.outputs[0]
+            assert done.token_ids == [*half, *new.token_ids]
+            of_new = [entry[token].logprob for entry, token in zip(new.logprobs, new.token_ids, strict=True)]
+            assert done.logprobs[48:] == pytest.approx(of_new, abs=1e-4)
+            assert done.logprobs[:48] == pytest.approx(of_old, abs=1e-4), "of the policy that produced them"
         with torch.inference_mode():
             weights.copy_(before)
     assert found[True] != found[False], "keys and values of old weights would have given other tokens"

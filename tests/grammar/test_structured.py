@@ -17,6 +17,7 @@ import pytest
 import torch
 from contract.worlds import engine, make, verifier
 from engine.harness import run
+from jsonschema import Draft202012Validator
 from scipy.stats import chisquare
 from toy_models import letters
 from toys import ToyRunner
@@ -25,6 +26,7 @@ from paceline import LLM, SamplingParams
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import Constraint, constraint
+from paceline.models.loading import token_bytes
 from paceline.sampling import Rules
 from paceline.tree import TokenTree, Trial
 
@@ -122,8 +124,111 @@ def outputs(method: Any, **given: Any) -> list[tuple[str, str | None]]:
     return [(output.text, output.finish_reason) for one in found for output in one.outputs]
 
 
+def test_what_permits_everything_changes_nothing() -> None:
+    free = outputs(None)
+    assert outputs(None, structured_outputs={"regex": r"[\s\S]*"}) == free
+    assert outputs(None, structured_outputs={"regex": "[a-z ]*"}) != free
+    text = outputs(None, n=1)[0][0]
+    (found, *_) = outputs(None, structured_outputs={"choice": [text, "Something else"]})
+    assert found == (text, "length")
+
+
+def everywhere(**given: Any) -> Constraint:
+    """A constraint on the bundled model's texts."""
+    llm = bundled()
+    return constraint(StructuredOutputsParams(**given), llm.tokenizer, llm.runner.info.vocab_size, llm.defaults.eos_ids)
+
+
+RECORDS = [{"a": a, "b": b} for a in ("x", "yes") for b in (True, False)]
+LANGUAGES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "json": (
+        {
+            "json": {
+                "type": "object",
+                "properties": {"a": {"enum": ["x", "yes"]}, "b": {"type": "boolean"}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+            "disable_any_whitespace": True,
+        },
+        [json.dumps(one) for one in RECORDS],
+    ),
+    "regex": (
+        {"regex": "(for|if|import){1,2}( é)?"},
+        [a + b + c for a in ("for", "if", "import") for b in ("", "for", "if", "import") for c in ("", " é")],
+    ),
+}
+"""Constraints and all the texts that follow them."""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_mask_is_that_of_brute_force_over_the_whole_vocabulary(language: str) -> None:
+    """All 6,144 tokens; where the next bytes are certain, they are written in their usual tokens alone."""
+    given, texts = LANGUAGES[language]
+    llm, size = bundled(), bundled().runner.info.vocab_size
+    written, rule, ends = token_bytes(llm.tokenizer), everywhere(**given), set(llm.defaults.eos_ids)
+
+    def expected(left: Sequence[bytes]) -> set[int]:
+        found = {token for token, data in enumerate(written) if data and any(one.startswith(data) for one in left)}
+        return found | (ends if b"" in left else set())
+
+    free, blind = 0, True
+    for text in texts[:: len(texts) // 4]:
+        path = llm.tokenizer.encode(text, add_special_tokens=False)
+        for count, token in enumerate([*path, min(ends)]):
+            before, row = b"".join(written[one] or b"" for one in path[:count]), torch.zeros(1, size)
+            rule.apply(row, [path[:count]], [])
+            found = set((row[0] > -math.inf).nonzero().flatten().tolist())
+            left = [one.encode()[len(before) :] for one in texts if one.encode().startswith(before)]
+            if len({one[:1] for one in left}) > 1:
+                assert found == expected(left)
+                free += 1
+                blind &= found == expected(left[1:])
+            else:
+                assert token in found
+                assert found <= expected(left)
+    assert free > 3
+    assert not blind, "a language without one of the texts has another mask"
+
+
+INSTANCES: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        RECORD,
+        [{"name": "Ann", "age": 3}, {"name": "", "age": 99}, {"name": 'Zoë "Z"', "age": 10}],
+        [
+            {"name": "Ann", "age": 100},
+            {"name": "Ann"},
+            {"name": "Ann", "age": 3, "x": 1},
+            {"name": "x" * 13, "age": 1},
+            [],
+        ],
+    ),
+    (
+        {"type": "array", "items": {"type": "number", "minimum": -2}, "minItems": 1, "maxItems": 3},
+        [[1], [-2, 0.5], [1e3, 2, 3]],
+        [[], [1, 2, 3, 4], [-3], ["1"], {"0": 1}],
+    ),
+    (
+        {"anyOf": [{"const": None}, {"type": "string", "pattern": "^[A-C]+-[0-9]{2}$"}, {"enum": [1, "two"]}]},
+        [None, "AB-01", 1, "two"],
+        ["AB-1", "D-01", 2, "three", False],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), INSTANCES)
+def test_every_token_of_a_valid_value_is_in_the_mask_and_some_of_an_invalid_one_is_not(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    judge, llm, rule = Draft202012Validator(schema), bundled(), everywhere(json=schema)
+    for value in [*valid, *invalid]:
+        path = llm.tokenizer.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False)
+        path.append(min(llm.defaults.eos_ids))
+        assert (rule.allowed(path) == len(path)) == judge.is_valid(value) == (value in valid), value
+
+
 FORMS: dict[str, tuple[dict[str, Any], Any]] = {
-    "json": ({"json": RECORD}, lambda text: {"name", "age"} == set(json.loads(text))),
+    "json": ({"json": RECORD}, lambda text: Draft202012Validator(RECORD).is_valid(json.loads(text))),
     "compact": (
         {"json": RECORD, "disable_any_whitespace": True},
         lambda text: json.dumps(json.loads(text), ensure_ascii=False) == text,

@@ -137,6 +137,18 @@ def test_a_large_penalty_makes_first_tokens_distinct_and_the_first_group_is_beam
     assert all(one in two for one in plain(llm, 2))
 
 
+def test_the_penalty_counts_in_the_choice_alone_and_ends_are_exempt(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, n=4)
+    search = {"method": "diverse_beam", "beam_width": 4, "diversity_penalty": 1e6}
+    (result,) = llm.generate("Once upon a time", params, search=search)
+    for one in result.outputs:
+        assert one.cumulative_logprob == pytest.approx(one.score * len(one.token_ids), rel=1e-4)
+    (end,) = list(llm.defaults.eos_ids)[:1]
+    params.logit_bias = {end: 40.0}
+    (result,) = llm.generate("Once upon a time", params, search=search)
+    assert [one.token_ids for one in result.outputs] == [[end]] * 4
+
+
 @pytest.mark.parametrize(
     ("search", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import log, sqrt
 from typing import Any, ClassVar
 
 import pytest
@@ -13,9 +14,19 @@ from paceline import LLM, SamplingParams, registry
 from paceline.engine import RequestOutput
 from paceline.errors import ConfigError
 from paceline.search import available_isolation, program_of
+from tests.search.letters import (
+    LETTERS,
+    PROMPT,
+    letter_params,
+    likelihoods,
+    logprobs_of,
+    nothing,
+    searched,
+    texts,
+    wanted,
+    without_pattern,
+)
 
-PROMPT = "x = "
-LETTERS = "abc"
 isolated = pytest.mark.skipif(available_isolation() is None, reason="this machine permits no user namespaces")
 
 
@@ -24,42 +35,9 @@ def llm() -> LLM:
     return LLM(dtype="float32", speculative_config=None)
 
 
-def params(llm: LLM, **changes: Any) -> SamplingParams:
-    """Of a language of three letters."""
-    ids = [llm.tokenizer.encode(letter)[-1] for letter in LETTERS]
-    given = {"temperature": 0.0, "max_tokens": 4, "allowed_token_ids": ids, "ignore_eos": True, "seed": 3, **changes}
-    return SamplingParams(**given)
-
-
-def searched(llm: LLM, how: SamplingParams, prompt: str = PROMPT, **search: Any) -> RequestOutput:
-    (result,) = llm.generate(prompt, how, search=search)
-    result.raise_for_error()
-    return result
-
-
-def texts(result: RequestOutput) -> list[str]:
-    return [one.text for one in result.outputs]
-
-
-def logprobs_of(llm: LLM, text: str) -> torch.Tensor:
-    """Of the three letters behind the prompt and a text."""
-    ids = [llm.tokenizer.encode(letter)[-1] for letter in LETTERS]
-    cache = llm.runner.open()
-    given = [*llm.tokenizer.encode(PROMPT), *(ids[LETTERS.index(letter)] for letter in text)]
-    logits = llm.runner.extend([cache], [given]).logits[0].float()
-    llm.runner.release(cache)
-    return logits[ids].log_softmax(-1)
-
-
 @pytest.fixture(scope="module")
 def likelihood(llm: LLM) -> dict[str, float]:
-    """Log-probability of every text of up to three letters."""
-    found = {"": 0.0}
-    for size in range(3):
-        for prefix in map("".join, product(LETTERS, repeat=size)):
-            for letter, value in zip(LETTERS, logprobs_of(llm, prefix).tolist(), strict=True):
-                found[prefix + letter] = found[prefix] + value
-    return found
+    return likelihoods(llm)
 
 
 # ------------------------------------------------------------------------------------------------ PG-TD
@@ -75,10 +53,17 @@ class Watched(registry.load("searches", "pg_td")):  # type: ignore[misc]
         reward: Any = None,
         *,
         rollouts: int = 16,
+        branching: int = 3,
         sequence_cache: bool = True,
         top_k_cache: bool = True,
     ) -> None:
-        super().__init__(reward, rollouts=rollouts, sequence_cache=sequence_cache, top_k_cache=top_k_cache)
+        super().__init__(
+            reward,
+            rollouts=rollouts,
+            branching=branching,
+            sequence_cache=sequence_cache,
+            top_k_cache=top_k_cache,
+        )
         self.made.append(self)
 
 
@@ -91,28 +76,22 @@ def watched(llm: LLM, how: SamplingParams, **search: Any) -> tuple[RequestOutput
     return found, [one.written() for one in Watched.made[-1].tried]
 
 
-def nothing(found: Sequence[str]) -> list[float]:
-    return [0.0] * len(found)
-
-
-def wanted(text: str) -> Any:
-    return lambda found: [float(one == text) for one in found]
-
-
 def test_one_rollout_is_greedy_decoding(llm: LLM) -> None:
     for prompt in ("def fib(n):", "Once upon a time", PROMPT):
         how = SamplingParams(temperature=0.0, max_tokens=20)
         (plain,) = llm.generate(prompt, how)
         found = searched(llm, how, prompt, method="pg_td", reward=nothing, rollouts=1)
         assert found.outputs[0].token_ids == plain.outputs[0].token_ids
-    (plain,) = llm.generate(PROMPT, params(llm))
-    found = searched(llm, params(llm), method="pg_td", reward=lambda t: [0.1 + 0.2 * t[0].count("a")], rollouts=60)
+    (plain,) = llm.generate(PROMPT, letter_params(llm))
+    found = searched(
+        llm, letter_params(llm), method="pg_td", reward=lambda t: [0.1 + 0.2 * t[0].count("a")], rollouts=60
+    )
     assert texts(found) != texts(plain)
 
 
 def test_without_rewards_visits_follow_the_chances_and_the_answer_is_greedy(llm: LLM) -> None:
-    (plain,) = llm.generate(PROMPT, params(llm))
-    found, tried = watched(llm, params(llm), reward=nothing, rollouts=40)
+    (plain,) = llm.generate(PROMPT, letter_params(llm))
+    found, tried = watched(llm, letter_params(llm), reward=nothing, rollouts=40)
     assert texts(found) == texts(plain)
     chances, visits, expected = logprobs_of(llm, "").exp(), torch.zeros(3), []
     for _ in tried:
@@ -121,17 +100,19 @@ def test_without_rewards_visits_follow_the_chances_and_the_answer_is_greedy(llm:
         expected.append(LETTERS[edge])
     assert [one[0] for one in tried] == expected
     assert len(set(expected)) > 1
-    _, other = watched(llm, params(llm), reward=lambda found: [0.9 * one.startswith("a") for one in found], rollouts=40)
+    _, other = watched(
+        llm, letter_params(llm), reward=lambda found: [0.9 * one.startswith("a") for one in found], rollouts=40
+    )
     assert [one[0] for one in other] != expected
 
 
 def test_a_rewarded_text_is_found_where_a_beam_misses_it(llm: LLM) -> None:
-    beam = texts(searched(llm, params(llm, n=8), method="beam", beam_width=8))
+    beam = texts(searched(llm, letter_params(llm, n=8), method="beam", beam_width=8))
     for target in ("babb", "bcbb", "ccbb"):
         assert target not in beam
-        best = searched(llm, params(llm), method="pg_td", reward=wanted(target), rollouts=48).outputs[0]
+        best = searched(llm, letter_params(llm), method="pg_td", reward=wanted(target), rollouts=48).outputs[0]
         assert (best.text, best.score) == (target, 1.0)
-        worse = searched(llm, params(llm), method="pg_td", reward=wanted(target), rollouts=4).outputs[0]
+        worse = searched(llm, letter_params(llm), method="pg_td", reward=wanted(target), rollouts=4).outputs[0]
         assert worse.score == 0.0
 
 
@@ -140,7 +121,12 @@ def test_caches_change_nothing_but_the_cost(llm: LLM, reward: Any) -> None:
     costs, found = {}, {}
     for sequence_cache, top_k_cache in product((False, True), repeat=2):
         result, tried = watched(
-            llm, params(llm, n=20), reward=reward, rollouts=30, sequence_cache=sequence_cache, top_k_cache=top_k_cache
+            llm,
+            letter_params(llm, n=20),
+            reward=reward,
+            rollouts=30,
+            sequence_cache=sequence_cache,
+            top_k_cache=top_k_cache,
         )
         assert result.search is not None
         costs[sequence_cache, top_k_cache] = result.search.num_tokens
@@ -150,29 +136,74 @@ def test_caches_change_nothing_but_the_cost(llm: LLM, reward: Any) -> None:
 
 
 def test_above_temperature_0_rollouts_are_sampled(llm: LLM) -> None:
-    hot = params(llm, temperature=1.5, n=20)
+    hot = letter_params(llm, temperature=1.5, n=20)
     found, tried = watched(llm, hot, reward=nothing, rollouts=20)
-    greedy, _ = watched(llm, params(llm, n=20), reward=nothing, rollouts=20)
+    greedy, _ = watched(llm, letter_params(llm, n=20), reward=nothing, rollouts=20)
     assert len(tried) == 20
     assert set(texts(found)) != set(texts(greedy))
-    again, _ = watched(llm, hot, reward=nothing, rollouts=20)
-    assert texts(again) == texts(found)
+    again, _ = watched(llm, hot, reward=nothing, rollouts=20, sequence_cache=False, top_k_cache=False)
+    assert texts(again) == texts(found), "what was sampled once is not what will be sampled again"
+
+
+def grown(likelihood: dict[str, float], rank: dict[str, int], rollouts: int) -> list[str]:
+    """The texts that rollouts add to a tree of two letters at a place, by the paper's formulas."""
+    visits, chance, best, count = {"": 1}, dict[str, float](), dict[str, float](), dict[str, int]()
+
+    def after(text: str) -> list[str]:
+        return sorted((text + one for one in LETTERS), key=lambda one: -likelihood[one])[:2]
+
+    def promise(child: str) -> float:
+        seen = visits[child[:-1]]
+        weight = log((seen + 10 + 1) / 10) + 4
+        return best.get(child, 0.0) + weight * chance[child] * sqrt(log(seen)) / (1 + count.get(child, 0))
+
+    def expand(text: str) -> None:
+        visits[text], parts = 1, torch.tensor([likelihood[one] for one in after(text)]).softmax(0).tolist()
+        chance.update(zip(after(text), parts, strict=True))
+
+    expand("")
+    tried = []
+    for _ in range(rollouts):
+        at = ""
+        while at in visits and len(at) < 3:
+            at = max(after(at), key=promise)
+        tried.append(at)
+        if len(at) < 3:
+            expand(at)
+        end = at
+        while len(end) < 3:
+            end = after(end)[0]
+        visits[at] = visits.get(at, 0) + 1
+        for size in range(1, len(at) + 1):
+            count[at[:size]] = count.get(at[:size], 0) + 1
+            visits[at[: size - 1]] += 1
+            best[at[:size]] = max(best.get(at[:size], 0.0), rank[end] / 110)
+    return tried
+
+
+def test_the_tree_grows_by_the_formulas(llm: LLM, likelihood: dict[str, float]) -> None:
+    rank = without_pattern(list(likelihood))
+    how = letter_params(llm, max_tokens=3)
+    _, tried = watched(llm, how, reward=lambda found: [rank[one] / 110 for one in found], rollouts=40, branching=2)
+    assert tried == grown(likelihood, rank, 40)
+    assert tried != grown(likelihood, dict.fromkeys(rank, 50), 40), "rewards count"
+    assert len(set(tried)) > 8
 
 
 def test_a_search_ends_when_there_is_nothing_better_to_find(llm: LLM) -> None:
-    (plain,) = llm.generate(PROMPT, params(llm))
-    _, tried = watched(llm, params(llm), reward=wanted(plain.outputs[0].text), rollouts=30)
+    (plain,) = llm.generate(PROMPT, letter_params(llm))
+    _, tried = watched(llm, letter_params(llm), reward=wanted(plain.outputs[0].text), rollouts=30)
     assert len(tried) == 1
-    _, tried = watched(llm, params(llm, n=2), reward=wanted(plain.outputs[0].text), rollouts=30)
+    _, tried = watched(llm, letter_params(llm, n=2), reward=wanted(plain.outputs[0].text), rollouts=30)
     assert len(tried) == 30
 
 
 def test_a_budget_ends_it_with_the_best_so_far(llm: LLM) -> None:
-    found = searched(llm, params(llm), method="pg_td", reward=nothing, rollouts=1000, budget_tokens=12)
+    found = searched(llm, letter_params(llm), method="pg_td", reward=nothing, rollouts=1000, budget_tokens=12)
     assert found.search is not None
     assert found.search.budget_spent
     assert len(found.outputs[0].text) == 4
-    short = searched(llm, params(llm), method="pg_td", reward=nothing, rollouts=1000, budget_tokens=2)
+    short = searched(llm, letter_params(llm), method="pg_td", reward=nothing, rollouts=1000, budget_tokens=2)
     assert short.outputs[0].finish_reason == "abort"
 
 
@@ -216,6 +247,108 @@ def test_programs_are_not_run_without_isolation(llm: LLM, monkeypatch: pytest.Mo
     assert best.score == 1.0
 
 
+# ------------------------------------------------------------------------------------------------ A*-decoding
+
+
+def half(found: Sequence[str]) -> list[float]:
+    return [0.5] * len(found)
+
+
+def expanded(llm: LLM, reward: Any, **search: Any) -> tuple[list[list[str]], RequestOutput]:
+    """The letters sampled behind one text after the other, as the reward was asked of them, and what was found."""
+    asked: list[list[str]] = []
+
+    def watching(found: Sequence[str]) -> list[float]:
+        asked.append(list(found))
+        return [float(one) for one in reward(found)]
+
+    how = letter_params(llm, temperature=1.0, max_tokens=3)
+    options = {"method": "a_star", "step_tokens": 1, "branching": 64, "cost": "surprisal", **search}
+    return asked, searched(llm, how, reward=watching, **options)
+
+
+def replayed(
+    asked: Sequence[Sequence[str]], likelihood: dict[str, float], ahead: Any, weight: float = 1.0
+) -> list[str]:
+    """The texts that are taken from the queue, given what was sampled behind each: the last one has ended."""
+    after, queue, taken = {one[0][:-1]: one for one in asked}, [""], list[str]()
+    while len(taken) == 0 or len(taken[-1]) < 3:
+        best = min(queue, key=lambda text: ahead(text) - weight * likelihood[text])
+        queue.remove(best)
+        queue += after.get(best, [])
+        taken.append(best)
+    return taken
+
+
+def test_a_constant_reward_is_uniform_cost_search_and_without_weight_the_best_is_next(
+    llm: LLM, likelihood: dict[str, float]
+) -> None:
+    asked, found = expanded(llm, half)
+    order = [one[0][:-1] for one in asked]
+    assert [*order, texts(found)[0]] == replayed(asked, likelihood, lambda _: 0.5)
+    costs = [-likelihood[text] for text in order]
+    assert costs == sorted(costs)
+    assert texts(found) == [max((one for one in likelihood if len(one) == 3), key=likelihood.__getitem__)]
+    rank = without_pattern(list(likelihood))
+
+    def reward(found: Sequence[str]) -> list[float]:
+        return [rank[one] / 100 for one in found]
+
+    orders = []
+    for weight in (0.0, 0.1, 3.0):
+        asked, found = expanded(llm, reward, path_weight=weight)
+        orders.append([*(one[0][:-1] for one in asked), texts(found)[0]])
+        assert orders[-1] == replayed(asked, likelihood, lambda text: 1 - rank[text] / 100, weight)
+    assert orders[0] != orders[2], "the cost of the steps counts"
+
+
+def test_with_the_true_remaining_cost_it_goes_straight_to_the_best_text(llm: LLM, likelihood: dict[str, float]) -> None:
+    whole = [one for one in likelihood if len(one) == 3]
+    best = max(whole, key=likelihood.__getitem__)
+
+    def remaining(found: Sequence[str]) -> list[float]:
+        ends = [max(likelihood[one] for one in whole if one.startswith(text)) for text in found]
+        return [
+            min(1.0, float(torch.tensor(end - likelihood[text]).exp())) for end, text in zip(ends, found, strict=True)
+        ]
+
+    asked, found = expanded(llm, remaining, heuristic="log")
+    assert texts(found) == [best]
+    assert [one[0][:-1] for one in asked] == ["", best[:1], best[:2]]
+    asked, found = expanded(llm, half, heuristic="log")
+    assert texts(found) == [best]
+    assert len(asked) > 3, "without a guide it looks elsewhere too"
+    worst = min(LETTERS, key=likelihood.__getitem__)
+    _, found = expanded(llm, lambda found: [1.0 if one.startswith(worst) else 0.001 for one in found], heuristic="log")
+    assert texts(found) != [best], "a reward that overestimates what is left of the best text misses it"
+
+
+def test_the_reward_is_asked_once_of_each_different_step(llm: LLM) -> None:
+    asked, found = expanded(llm, half, finished=6)
+    every = [text for one in asked for text in one]
+    assert len(every) == len(set(every)) > 10
+    assert all(len({text[:-1] for text in one}) == 1 for one in asked)
+    assert {one[0][:-1] for one in asked[1:]} <= set(every)
+    assert set(texts(found)) <= set(every)
+
+
+def test_texts_that_wait_in_the_queue_keep_their_own_rules(llm: LLM) -> None:
+    """The search comes back to texts left behind: each goes on under the penalties of its own tokens."""
+    how = letter_params(llm, temperature=1.0, max_tokens=3, frequency_penalty=1.5, n=6)
+    search = {"method": "a_star", "step_tokens": 1, "branching": 16, "reward": half, "cost": "surprisal"}
+    found = searched(llm, how, **search)
+    plain = likelihoods(llm)
+    assert len(found.outputs) == 6
+    for one in found.outputs:
+        total = 0.0
+        for place, letter in enumerate(one.text):
+            before = one.text[:place]
+            row = logprobs_of(llm, before) - 1.5 * torch.tensor([before.count(letter) for letter in LETTERS])
+            total += float(row.log_softmax(-1)[LETTERS.index(letter)])
+        assert one.cumulative_logprob == pytest.approx(total, abs=1e-3)
+    assert any(abs(one.cumulative_logprob - plain[one.text]) > 0.1 for one in found.outputs)
+
+
 # ------------------------------------------------------------------------------------------------ VED
 
 
@@ -225,7 +358,7 @@ def count_b(found: Sequence[str]) -> list[float]:
 
 def test_without_budget_for_more_it_is_the_beam(llm: LLM) -> None:
     for width in (1, 2, 3):
-        how = params(llm, max_tokens=3, n=width)
+        how = letter_params(llm, max_tokens=3, n=width)
         beam = searched(llm, how, method="beam", beam_width=width)
         found = searched(llm, how, method="ved", value=count_b, beam_width=width, budget_multiplier=1.0)
         assert sorted(texts(found)[:width]) == sorted(texts(beam))
@@ -241,12 +374,12 @@ def added(llm: LLM, value: Any, **search: Any) -> list[str]:
         asked.append(list(found))
         return [float(one) for one in value(found)]
 
-    searched(llm, params(llm, max_tokens=3), method="ved", value=watched_value, beam_width=2, **search)
+    searched(llm, letter_params(llm, max_tokens=3), method="ved", value=watched_value, beam_width=2, **search)
     return [one[0] for one in asked[4:]]
 
 
 def test_without_bonuses_it_is_greedy_by_value(llm: LLM, likelihood: dict[str, float]) -> None:
-    rank = {text: (sum(map(ord, text)) * 7919) % 101 for text in likelihood}  # without a pattern, no two alike nearby
+    rank = without_pattern(list(likelihood))
     value = lambda found: [rank[one] for one in found]  # noqa: E731
     setting = {"entropy_weight": 0.0, "exploration": 0.0, "gated": False, "budget_multiplier": 10.0}
     order = added(llm, value, **setting)
@@ -279,17 +412,17 @@ def open_below(tree: set[str], text: str) -> bool:
 def test_with_likelihood_as_its_value_and_no_limit_it_ranks_everything(llm: LLM, likelihood: dict[str, float]) -> None:
     whole = sorted((one for one in likelihood if len(one) == 3), key=lambda one: -likelihood[one])
     search = {"method": "ved", "value": lambda found: [likelihood[one] for one in found], "budget_multiplier": 100.0}
-    found = searched(llm, params(llm, max_tokens=3, n=27), gated=False, beam_width=2, **search)
+    found = searched(llm, letter_params(llm, max_tokens=3, n=27), gated=False, beam_width=2, **search)
     assert texts(found) == whole
     assert [one.score for one in found.outputs] == pytest.approx([one.cumulative_logprob for one in found.outputs])
-    gated = searched(llm, params(llm, max_tokens=3, n=27), gated=True, beam_width=2, **search)
+    gated = searched(llm, letter_params(llm, max_tokens=3, n=27), gated=True, beam_width=2, **search)
     assert len(gated.outputs) < 27
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("multiplier", [1.0, 1.5, 2.0, 4.0])
 def test_the_budget_is_never_exceeded(llm: LLM, multiplier: float, temperature: float) -> None:
-    how = params(llm, max_tokens=4, n=40, temperature=temperature)
+    how = letter_params(llm, max_tokens=4, n=40, temperature=temperature)
     found = searched(llm, how, method="ved", value=count_b, beam_width=3, budget_multiplier=multiplier)
     assert found.search is not None
     assert found.search.num_tokens <= int(multiplier * (1 + 3 * 3))
@@ -326,4 +459,4 @@ def test_rules_say_what_may_follow(llm: LLM) -> None:
 )
 def test_bad_options_get_one_line(llm: LLM, search: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        searched(llm, params(llm), **search)
+        searched(llm, letter_params(llm), **search)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from paceline import LLM, SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import ConfigError
 from paceline.search import learned_threshold
+from tests.search.letters import LETTERS, letter_params, likelihoods
+from tests.search.letters import PROMPT as LETTER_PROMPT
 
 PROMPT = "def fib(n):"
 
@@ -45,7 +48,7 @@ def sampled(llm: LLM, how: SamplingParams, prompt: str = PROMPT) -> list[Any]:
         {"method": "cautious", "low_entropy": 20.0, "high_entropy": 30.0},
         {"method": "self_consistency", "num_samples": 1},
         {"method": "first_finish", "num_samples": 1},
-        {"method": "a_star", "branching": 1, "reward": "tests.search.test_sampled_searches:half"},
+        {"method": "a_star", "branching": 1, "step_tokens": 3, "reward": "tests.search.test_sampled_searches:half"},
     ],
 )
 def test_one_sample_is_plain_sampling(llm: LLM, search: dict[str, Any]) -> None:
@@ -87,6 +90,35 @@ def test_the_most_complex_alone_is_the_longest_and_the_unparsed_never_vote(llm: 
     assert {one.text for one in found.outputs} == {one.text for one in parsed}
 
 
+def test_with_all_kept_the_most_complex_are_all_and_equal_votes_keep_their_order(llm: LLM) -> None:
+    voting: dict[str, Any] = {"num_samples": 12, "answer": lambda text: text.count("return")}
+    all_of_them = searched(llm, params(n=12), method="self_consistency", **voting)
+    found = searched(llm, params(n=12), method="complexity_voting", keep=12, **voting)
+    assert [(one.token_ids, one.score) for one in found.outputs] == [
+        (one.token_ids, one.score) for one in all_of_them.outputs
+    ]
+    few = searched(llm, params(n=12), method="complexity_voting", keep=3, **voting)
+    assert [one.score for one in few.outputs] != [one.score for one in found.outputs]
+    voting["answer"] = lambda text: text
+    texts = [one.text for one in searched(llm, params(n=12), method="self_consistency", **voting).outputs]
+    assert texts == list(dict.fromkeys(one.text for one in sampled(llm, params(n=12))))
+    assert len(texts) > 4
+
+
+@pytest.mark.parametrize(
+    ("most", "others"),
+    [
+        ("One. Two. Three.", ["One. Two, three and four, five, six."]),
+        ("One.\nTwo.\nThree", ["One. Two. Three. Four.\nFive."]),
+    ],
+)
+def test_steps_are_lines_or_where_there_is_one_sentences(llm: LLM, most: str, others: list[str]) -> None:
+    how = params(temperature=5.0, top_p=1.0, structured_outputs={"choice": [*others, most]}, max_tokens=40)
+    assert {one.text for one in sampled(llm, replace(how, n=20))} == {most, *others}
+    found = searched(llm, how, method="complexity_voting", num_samples=20, keep=1, answer=lambda text: text)
+    assert found.outputs[0].text == most
+
+
 def test_the_first_to_finish_is_the_shortest_and_costs_no_more_than_its_length_each(llm: LLM) -> None:
     lengths = [len(one.token_ids) for one in sampled(llm, params(n=8, max_tokens=60)) if one.finish_reason == "stop"]
     found = searched(llm, params(max_tokens=60), method="first_finish", num_samples=8)
@@ -96,6 +128,68 @@ def test_the_first_to_finish_is_the_shortest_and_costs_no_more_than_its_length_e
     assert found.search.num_tokens == 8 * shortest - 7  # the prompt's row is computed once
     picky = searched(llm, params(max_tokens=60), method="first_finish", num_samples=8, accept=lambda t: len(t) > 60)
     assert len(picky.outputs[0].text) > 60
+    cut = params(n=8, max_tokens=shortest - 1)
+    unfinished = {tuple(one.token_ids) for one in sampled(llm, cut)}
+    none = searched(llm, params(max_tokens=shortest - 1), method="first_finish", num_samples=8).outputs[0]
+    assert tuple(none.token_ids) in unfinished
+    assert none.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"method": "first_finish", "num_samples": 4},
+        {"method": "cautious", "low_entropy": 0.0, "high_entropy": 1e-30},
+    ],
+)
+def test_where_all_samples_are_the_likeliest_text_it_is_greedy_decoding(llm: LLM, search: dict[str, Any]) -> None:
+    """However many trials there are."""
+    (greedy,) = sampled(llm, params(temperature=0.0, top_p=1.0))
+    found = searched(llm, params(temperature=0.01, top_p=1.0), **search)
+    assert found.outputs[0].token_ids == greedy.token_ids
+    assert found.search is not None
+    assert found.search.num_tokens > len(greedy.token_ids)
+    warm = searched(llm, params(top_p=1.0), **search)
+    assert warm.outputs[0].token_ids != greedy.token_ids
+
+
+def trial_by_hand(llm: LLM, ids: list[int], most: int, how: SamplingParams, worst: bool) -> list[int]:
+    """What cautious prediction adds to a text: of as many samples as the entropy asks for, cut behind punctuation, the
+    likeliest; or the least likely.
+    """
+    (first,) = shaped_rows(llm, ids[-1:], ids[:-1], how.temperature)
+    entropy = float(-(first.exp() * first).sum())
+    count = math.floor(1 + (most - 1) * min(1.0, max(0.0, (entropy - 0.01) / (1.5 - 0.01))))
+    (result,) = llm.generate({"prompt_token_ids": ids}, replace(how, n=count), use_tqdm=False)
+    trials = []
+    for one in result.outputs:
+        ends = [llm.tokenizer.decode([token], False).rstrip(" ")[-1:] in set(".\n?!:;)]}") for token in one.token_ids]
+        size = 1 if count == 1 else next((i for i, end in enumerate(ends) if end), 999) + 1
+        trials.append(list(one.token_ids[:size]))
+    rows = [shaped_rows(llm, [ids[-1], *one[:-1]], ids[:-1], how.temperature) for one in trials]
+    means = [sum(float(r[t]) for r, t in zip(part, one, strict=True)) / len(one)
+             for part, one in zip(rows, trials, strict=True)]  # fmt: skip
+    return trials[means.index((min if worst else max)(means))]
+
+
+def shaped_rows(llm: LLM, tokens: Sequence[int], before: Sequence[int], temperature: float) -> torch.Tensor:
+    """(t, v) log-probabilities behind each of some tokens."""
+    cache = llm.runner.open()
+    logits = llm.runner.extend([cache], [[*before, *tokens]], all_logits=True).logits[-len(tokens) :].float()
+    llm.runner.release(cache)
+    return (logits / temperature).log_softmax(-1)
+
+
+def test_every_segment_is_the_likeliest_of_as_many_trials_as_the_entropy_asks_for(llm: LLM) -> None:
+    prompt = llm.tokenizer.encode("Once upon a time")
+    how = params(top_p=1.0, ignore_eos=True, max_tokens=12)
+    found = searched(llm, how, "Once upon a time", method="cautious", most_trials=6).outputs[0]
+    for worst in (False, True):
+        made: list[int] = []
+        while len(made) < 12:
+            left = replace(how, max_tokens=12 - len(made))
+            made += trial_by_hand(llm, [*prompt, *made], 6, left, worst)
+        assert (made == found.token_ids) == (not worst)
 
 
 def test_trials_are_made_where_the_model_is_unsure_and_the_likeliest_is_kept(llm: LLM) -> None:
@@ -120,6 +214,8 @@ def test_adadec_collapses_to_greedy_decoding(llm: LLM, search: dict[str, Any]) -
     greedy = params(temperature=0.0)
     (plain,) = sampled(llm, greedy)
     assert searched(llm, greedy, method="adadec", **search).outputs[0].token_ids == plain.token_ids
+    looking = searched(llm, greedy, method="adadec", threshold=0.0)
+    assert looking.outputs[0].token_ids != plain.token_ids
 
 
 def test_adadec_ranks_by_the_tokens_ahead(llm: LLM) -> None:
@@ -146,6 +242,43 @@ def test_adadec_ranks_by_the_tokens_ahead(llm: LLM) -> None:
     assert found != plain.token_ids
 
 
+def ranked_by_hand(known: dict[str, float], stops: str | None) -> str:
+    """AdaDec on three letters: at each of five places that whose greedy continuation by three has the best mean."""
+    text = ""
+    while len(text) < 5:
+        means = {}
+        for letter in LETTERS:
+            end = text + letter
+            while len(end) < min(5, len(text) + 4):
+                if stops is not None and end.endswith(stops) and len(end) > len(text) + 1:
+                    break
+                end = max((end + one for one in LETTERS), key=known.__getitem__)
+            means[letter] = (known[end] - known[text]) / (len(end) - len(text))
+        text += max(means, key=means.__getitem__)
+    return text
+
+
+def test_a_lookahead_that_is_stopped_counts_with_its_own_length(llm: LLM) -> None:
+    known, how, expected = likelihoods(llm, 5), letter_params(llm, max_tokens=5), []
+    for stop in (None, *LETTERS):
+        search: dict[str, Any] = {"method": "adadec", "threshold": 0.0, "lookahead": 3}
+        if stop is not None:
+            search["stop_lookahead"] = lambda text, stop=stop: text.endswith(stop)
+        expected.append(ranked_by_hand(known, stop))
+        assert searched(llm, how, LETTER_PROMPT, **search).outputs[0].text == expected[-1]
+    assert len(set(expected)) > 1
+
+
+def test_the_entropy_is_the_models_own_whatever_the_rules_allow(llm: LLM) -> None:
+    how = letter_params(llm, max_tokens=3)
+    search: dict[str, Any] = {"method": "adadec", "lookahead": 1}
+    never = searched(llm, how, LETTER_PROMPT, threshold=1e9, **search)
+    paused = searched(llm, how, LETTER_PROMPT, threshold=1.5, **search)  # more than the logarithm of three
+    assert never.search is not None
+    assert paused.search is not None
+    assert paused.search.num_tokens > never.search.num_tokens == 3
+
+
 def test_the_threshold_is_learned_from_right_and_wrong_places() -> None:
     generator = torch.Generator().manual_seed(0)
     entropies = (torch.rand(4000, generator=generator) * 3).tolist()
@@ -161,16 +294,9 @@ def returns_early(texts: Sequence[str]) -> list[float]:
     return [0.9 if "return" in text else 0.1 for text in texts]
 
 
-def test_a_star_follows_its_reward_and_asks_it_once_a_step(llm: LLM) -> None:
-    asked: list[str] = []
-
-    def reward(texts: Sequence[str]) -> list[float]:
-        asked.extend(texts)
-        return returns_early(texts)
-
-    rewarded = searched(llm, params(max_tokens=40), method="a_star", reward=reward, branching=4, path_weight=0.1)
+def test_a_star_follows_its_reward(llm: LLM) -> None:
+    rewarded = searched(llm, params(max_tokens=40), method="a_star", reward=returns_early, path_weight=0.1)
     assert "return" in rewarded.outputs[0].text
-    assert len(asked) == len(set(asked)) or len(asked) > 4
     indifferent = [
         searched(llm, params(max_tokens=40, seed=seed), method="a_star", reward=half, branching=1).outputs[0].text
         for seed in range(8)

@@ -5,6 +5,7 @@ force, and a mixture is computed as what it is.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_checkpoint import TARGET, TOKENIZER
 
 from paceline import LLM, SamplingParams
 from paceline.engine import RequestOutput
@@ -92,6 +94,28 @@ def test_a_mixture_of_one_token_is_this_token_and_weights_count(llm: LLM) -> Non
     assert (mixed[2] - logits[2]).abs().max() > 1e-3, "what follows reads the mixture's keys and values"
     summed = behind(llm, [{30: 0.25, 60: 0.75}, {40: 1.0}])
     assert (summed[1] - mixed[1]).abs().max() > 1e-2
+
+
+def test_a_familys_multiplier_of_embeddings_counts_once(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=6144, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=32, sliding_window=64, initializer_range=0.2,
+        max_position_embeddings=128, bos_token_id=0, eos_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    for name in TOKENIZER:
+        shutil.copy(TARGET / name, tmp_path)
+    gemma = LLM(str(tmp_path), dtype="float32", speculative_config=None)
+    prompt, logits = gemma.tokenizer.encode(PROMPT), behind(gemma, [{30: 1.0}, {40: 1.0}])
+    cache = gemma.runner.open()
+    plain = gemma.runner.extend([cache], [[*prompt, 30, 40]], all_logits=True).logits[len(prompt) - 1 :]
+    gemma.runner.release(cache)
+    assert len(logits) == 2
+    for one, other in zip(logits, plain, strict=False):
+        torch.testing.assert_close(one, other.float(), atol=1e-3, rtol=1e-3)
+    assert (logits[1] - plain[0]).abs().max() > 0.1
 
 
 def test_the_drafts_begin_with_the_likeliest_tokens(llm: LLM) -> None:

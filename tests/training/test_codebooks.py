@@ -160,6 +160,10 @@ def test_generation_with_codes_forced(model: CodebookModel) -> None:
     assert model.tokenizer.decode([int(model.logits(ids)[-1].argmax())]) == model.generate(prompt, max_tokens=1)
     texts = {model.generate(prompt, max_tokens=12, force={"4.mlp": [code, code]}) for code in range(6)}
     assert len(texts - {plain}) > 1
+    made = list[int]()
+    for _ in range(4):  # from the prompt's last token on, and not before
+        made.append(int(model.logits([*ids, *made], {"4.mlp": [3, 3]}, start=len(ids) - 1)[-1].argmax()))
+    assert model.generate(prompt, max_tokens=4, force={"4.mlp": [3, 3]}) == model.tokenizer.decode(made)
     drawn = [model.generate(prompt, max_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
