@@ -187,7 +187,14 @@ def method(family: str, name: str, entry: registry.Entry, told: Mapping[str, str
         lines += ["", "## Options", "", *entries(parts.get("Args", ""), choices)]
     if "Raises" in parts:
         lines += ["", f"**Errors.** {prose(parts['Raises'])}"]
-    return "\n".join([*lines, "", *measured(name if family == "drafters" else None), ""])
+    return "\n".join([*lines, "", *proven(name), *measured(name if family == "drafters" else None), ""])
+
+
+def proven(name: str) -> list[str]:
+    """Properties of a search or of steering that tests prove."""
+    known = tomllib.loads((ROOT / "benchmarks" / "checks.toml").read_text(encoding="utf-8")).get(name, {})
+    lines = [f"- {says[0].upper()}{says[1:]}." for says, tests in known.items() if tests]
+    return ["## What tests prove", "", *lines, ""] if lines else []
 
 
 def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, str]) -> str:

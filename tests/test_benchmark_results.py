@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from paceline import registry
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -109,6 +111,30 @@ def test_the_readme_shows_the_committed_figures() -> None:
     kept, drawn = (texts.findall(svg) for svg in (table.PLOT.read_text(encoding="utf-8"), table.plot(shown)))
     assert kept == drawn, "run: python benchmarks/table.py"
     assert f"{shown.rows[-1].best:.0f} auto" in kept
+
+
+def test_the_page_shows_the_committed_searches() -> None:
+    made = script("search_table")
+    assert made.committed() in made.PAGE.read_text(encoding="utf-8"), "run: python benchmarks/search_table.py"
+    results = json.loads((FOLDER / "results" / "searches_smollm2.json").read_text())
+    toys = json.loads((FOLDER / "results" / "search_toys.json").read_text())
+    results["families"]["story"]["methods"]["beam"]["tokens"] = 1234.0
+    assert "| 1,234 |" in made.table(results, toys)
+
+
+def test_every_method_is_in_the_table_and_the_tests_that_it_names_are_there() -> None:
+    checks = script("search_table").checks()
+    assert set(registry.FAMILIES["searches"]) | set(registry.FAMILIES["steerings"]) <= set(checks)
+
+    def missing(tests: list[str]) -> list[str]:
+        files = {one: (FOLDER.parent / one.split("::")[0]) for one in tests}
+        return [
+            one for one, file in files.items()
+            if not file.is_file() or f"def {one.split('::')[1]}(" not in file.read_text(encoding="utf-8")
+        ]  # fmt: skip
+
+    assert not missing([one for some in checks.values() for tests in some.values() for one in tests])
+    assert missing(["tests/nowhere.py::test_x", "tests/test_benchmark_results.py::test_nothing"])
 
 
 def test_results_are_summaries() -> None:
