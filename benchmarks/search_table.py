@@ -132,7 +132,7 @@ def committed() -> str:
 def main() -> None:
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{committed()}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{committed()}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
