@@ -21,7 +21,7 @@ from common import RESULTS, alternate, ratio, save
 from decoding import add_model, model_of
 
 from paceline import LLM, SamplingParams
-from paceline.models.cpu.threads import TeamSize
+from paceline.models.cpu import threads
 
 PROMPT = "The history of the sea"
 
@@ -39,12 +39,12 @@ def beside(processes: int) -> Iterator[None]:
 @contextmanager
 def all_threads() -> Iterator[None]:
     """Passes learn nothing of the time that they took."""
-    kept = TeamSize.took
-    TeamSize.took = lambda self, kind, seconds: None  # type: ignore[method-assign]
+    kept = threads.TeamSize.took
+    threads.TeamSize.took = lambda self, kind, seconds: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TeamSize.took = kept  # type: ignore[method-assign]
+        threads.TeamSize.took = kept  # type: ignore[method-assign]
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:

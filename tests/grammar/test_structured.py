@@ -183,12 +183,12 @@ def test_the_mask_is_that_of_brute_force_over_the_whole_vocabulary(language: str
             if len({one[:1] for one in left}) > 1:
                 assert found == expected(left)
                 free += 1
-                blind &= found == expected(left[1:])
+                blind &= found == expected([one for one in left if one[:1] != left[0][:1]])
             else:
                 assert token in found
                 assert found <= expected(left)
     assert free > 3
-    assert not blind, "a language without one of the texts has another mask"
+    assert not blind, "a language without some of the texts has another mask"
 
 
 INSTANCES: list[tuple[Any, list[Any], list[Any]]] = [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.models.cpu.threads import TeamSize
+from paceline.models.cpu import threads
 
 Seconds = Callable[[int], float]
 
@@ -15,9 +15,9 @@ Seconds = Callable[[int], float]
 class Machine:
     """Runs passes of so many seconds by threads, with some noise."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, count: int) -> None:
         self.time, self.random = 0.0, random.Random(0)
-        self.size = TeamSize(threads, clock=lambda: self.time)
+        self.size = threads.TeamSize(count, clock=lambda: self.time)
 
     def run(self, passes: int, seconds: Seconds) -> list[int]:
         """On how many threads each of them ran."""
