@@ -2,7 +2,6 @@ from .attention_tiles import HALF_MAX_QUERIES as HALF_MAX_QUERIES
 from .attention_tiles import MAX_QUERIES as MAX_QUERIES
 from .attention_tiles import weigh as weigh
 from .compilation import machine_code as machine_code
-from .compiled_decoder import ROWS as ROWS
 from .compiled_decoder import CompiledDecoder as CompiledDecoder
 from .integer_products import NIBBLE_BLOCK as NIBBLE_BLOCK
 from .integer_products import half_pitch as half_pitch
@@ -11,6 +10,7 @@ from .matrix import pack as pack
 from .matrix import steps_of as steps_of
 from .matrix import strip_size as strip_size
 from .matrix import strip_sums as strip_sums
+from .packing import ROWS as ROWS
 from .padding import padded as padded
 from .padding import padded_spec as padded_spec
 from .pages import SLAB as SLAB
