@@ -1,10 +1,11 @@
 """What other programs on the machine cost: plain decoding beside busy processes, on all threads and on as many as pay.
 
-usage: busy.py [--model smollm2] [--busy 0,2,5] [--tokens 96] [--repeats 6] [--threads 2] [--folder FOLDER]
+usage: busy.py [--model smollm2] [--busy 0,2,5] [--tokens 96] [--repeats 6] [--threads 2] [--peer] [--folder FOLDER]
 
 Beside so many processes that do nothing but compute, one prompt is decoded in turn with passes that always run on all
-threads, and with passes that go over to fewer while these hold each other up (`models.cpu.threads.TeamSize`). Outputs
-must be equal. Results: `results/busy.json`.
+threads, with passes that go over to fewer while these hold each other up (`models.cpu.threads.TeamSize`), and with
+`--peer` by llama.cpp, of the same weights (`paceline bench peers install llama.cpp`). Our outputs must be equal.
+Results: `results/busy.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from common import RESULTS, alternate, ratio, save
 from decoding import add_model, model_of
 
 from paceline import LLM, SamplingParams
+from paceline.bench.peers import open_peer
 from paceline.models.cpu import threads
 
 PROMPT = "The history of the sea"
+ALL = "all threads"
 
 
 @contextmanager
@@ -47,8 +50,9 @@ def all_threads() -> Iterator[None]:
         threads.TeamSize.took = kept  # type: ignore[method-assign]
 
 
-def measured(given: argparse.Namespace) -> dict[str, Any]:
-    llms: list[LLM] = [model_of(given.model).open(threads=given.threads, speculative_config=None) for _ in range(2)]
+def measured(given: argparse.Namespace, stack: ExitStack) -> dict[str, Any]:
+    model = model_of(given.model)
+    llms: list[LLM] = [model.open(threads=given.threads) for _ in range(2)]
     params, texts = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True), set[str]()
 
     def run(llm: LLM) -> None:
@@ -59,16 +63,21 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         with all_threads():
             run(llms[0])
 
+    runs = {ALL: fixed, "as many as pay": lambda: run(llms[1])}
+    if given.peer:
+        peer = stack.enter_context(open_peer("llama.cpp", model.folder, threads=given.threads))
+        prompt = llms[0].tokenizer.encode(PROMPT)
+        runs["llama.cpp"] = lambda: peer.generate(prompt, given.tokens)
     found = {}
     for processes in map(int, given.busy.split(",")):
         with beside(processes):
-            seconds = alternate({"all threads": fixed, "as many as pay": lambda: run(llms[1])}, given.repeats)
+            seconds = alternate(runs, given.repeats)
         if len(texts) != 1:
             raise SystemExit("the texts differ, nothing is timed")
         rates = {name: given.tokens * len(times) / sum(times) for name, times in seconds.items()}
-        gain = ratio(seconds["all threads"], seconds["as many as pay"])
-        found[f"{processes} busy processes"] = {"tokens_per_second": rates, "over_all_threads": gain}
-        print(processes, {name: round(rate, 1) for name, rate in rates.items()}, gain, flush=True)
+        over = {name: ratio(seconds[ALL], times) for name, times in seconds.items() if name != ALL}
+        found[f"{processes} busy processes"] = {"tokens_per_second": rates, "over_all_threads": over}
+        print(processes, {name: round(rate, 1) for name, rate in rates.items()}, flush=True)
     return found
 
 
@@ -79,10 +88,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peer", action="store_true")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     fields = {key: getattr(given, key) for key in ("tokens", "repeats", "threads")}
-    save("busy", {"model": model_of(given.model).name, **fields, "beside": measured(given)}, given.folder)
+    with ExitStack() as stack:
+        save("busy", {"model": model_of(given.model).name, **fields, "beside": measured(given, stack)}, given.folder)
 
 
 if __name__ == "__main__":
