@@ -490,6 +490,23 @@ def sleep(): time.sleep(60)
 
 
 @posix
+def test_interrupted_it_begins_no_more_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, popen = list[Any](), subprocess.Popen
+
+    def counting(command: Any, **more: Any) -> Any:
+        begun.append(command)
+        if len(begun) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return popen(command, **more)
+
+    box = Sandbox(seconds=0.3, workers=2, unsafe_execution=True)
+    monkeypatch.setattr(subprocess, "Popen", counting)
+    with pytest.raises(KeyboardInterrupt):
+        box.judge(["while True: pass"] * 40, ["assert True"])
+    assert 6 <= len(begun) <= 12
+
+
+@posix
 def test_without_isolation_nothing_runs_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.search.sandbox.verdicts.available_isolation", lambda: None)
     with pytest.raises(ConfigError, match=r"permits no sandbox .* unsafe_execution \(--unsafe-execution\)"):

@@ -23,9 +23,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -103,12 +103,12 @@ class Sandbox:
             )
 
     def judge(self, programs: Sequence[str], tests: Sequence[str]) -> list[Verdict]:
-        """A verdict for each program, all by the same tests."""
+        """A verdict for each program, all by the same tests. Interrupted, it ends with those that run."""
         tests = strings("tests", tests)
         listed = not isinstance(programs, str) and all(isinstance(one, str) for one in programs)
         need(listed, "programs", "be a list of strings", programs)
         start = time.perf_counter()
-        with ThreadPoolExecutor(self.workers) as pool:
+        with closing_early(ThreadPoolExecutor(self.workers)) as pool:
             waiting = [[pool.submit(self._why_not, one, test) for test in tests] for one in programs]
             found = []
             for one in waiting:
@@ -124,6 +124,15 @@ class Sandbox:
         if report == nonce:
             return ""
         return report.removeprefix("- ") or "the test's process ended without a verdict"
+
+
+@contextmanager
+def closing_early(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """In the end, what has not begun does not begin any more."""
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def run_tests(
