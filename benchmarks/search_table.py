@@ -2,8 +2,8 @@
 
 usage: search_table.py     changes nothing if it is up to date already
 
-Quality and cost are those of `results/searches_smollm2.json` and `results/search_toys.json`; the checks, which are
-properties that tests prove, those of `checks.toml`.
+Quality and cost are those of `results/searches_smollm2.json`, `results/search_toys.json` and
+`results/steering_smollm2.json`; the checks, which are properties that tests prove, those of `checks.toml`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ MORE = {"gfd": "the reward as its scorer", "dola": "greedy", "cfg": "greedy"}
 ELSEWHERE = {
     "uni_encoder": "not measured at this size: there is no encoder here that was trained to rank answers",
     "backoff": "not measured: these tasks hold nothing to deny",
-    "contrastive": "not measured at this size: SmolLM2-135M has no smaller sibling to be the amateur",
-    "lol": "not measured yet: `benchmarks/steering.py` trains the amateur that it needs",
-    "svdecode": "not measured yet: `benchmarks/steering.py` trains the adapter that it needs",
     "structured_outputs": "measured [beside other libraries](#structured-outputs-beside-other-libraries)",
     "codebooks": "not measured at this size: the whole model must be fine-tuned",
     "rollouts": "nothing to compare: the tokens are those of plain decoding, as many and no others",
@@ -90,21 +87,41 @@ def measured(name: str, families: dict[str, Any]) -> Iterator[list[str]]:
         ]
 
 
-def rows(families: dict[str, Any], toys: dict[str, Any]) -> Iterator[list[str]]:
+def apart(toys: dict[str, Any], steering: dict[str, Any]) -> dict[str, str]:
+    """What was measured in another way than by tasks."""
+    above, runs = toys["coupling"]["bits above, mean"], steering["lol"].values()
+
+    def rights(name: str) -> str:
+        return " / ".join(f"{100 * run['right'][name]:.0f}" for run in runs)
+
+    minutes = " / ".join(f"{run['adapter']['minutes']:.0f}" for run in runs)
+    model = f"{100 * next(iter(runs))['right']['model']:.0f} %"
+    capitals = f"capitals: the model {model}, an amateur after {minutes} minutes of untruths {rights('amateur')} %"
+    base, tuned, steered = (
+        f"{100 * steering['svdecode']['judged'][name]['likeliest']:.1f} %"
+        for name in ("base", "adapter", "adapter, steered, alpha 0.0")
+    )
+    return {
+        "hide_message": f"2,000 random pairs: couplings {above:.2f} bits above a bound that none goes below",
+        "contrastive": f"{capitals}, contrasted {rights('contrastive')} %",
+        "lol": f"{capitals}, contrasted {rights('lol')} %",
+        "svdecode": f"likeliest tokens right: base {base}, after 8 minutes of LoRA {tuned}, then steered {steered}",
+    }
+
+
+def rows(families: dict[str, Any], others: dict[str, str]) -> Iterator[list[str]]:
     """All rows: plain greedy decoding, then every method."""
     known: dict[str, dict[str, list[str]] | None] = {"greedy": None, **checks()}
-    above = toys["coupling"]["bits above, mean"]
-    apart = {"hide_message": f"2,000 random pairs: couplings {above:.2f} bits above a bound that none goes below"}
     for name, some in known.items():
         first = [NAMES.get(name, f"`{name}`"), counted(some)]
         found = list(measured(name, families))
         for cells in found:
             yield [*first, *cells]
         if not found:
-            yield [*first, NONE, (ELSEWHERE | apart)[name], *[NONE] * 5]
+            yield [*first, NONE, (ELSEWHERE | others)[name], *[NONE] * 5]
 
 
-def table(results: dict[str, Any], toys: dict[str, Any]) -> str:
+def table(results: dict[str, Any], others: dict[str, str]) -> str:
     """Markdown of the tasks and of the table."""
     families = results["families"]
     samples = [
@@ -113,7 +130,7 @@ def table(results: dict[str, Any], toys: dict[str, Any]) -> str:
         for family, (task, meaning) in TASKS.items()
         if (one := families.get(family))
     ]
-    lines = [_line(HEADS), _line(["---"] * len(HEADS)), *map(_line, rows(families, toys))]
+    lines = [_line(HEADS), _line(["---"] * len(HEADS)), *map(_line, rows(families, others))]
     return "\n".join([*samples, "", *lines])
 
 
@@ -123,10 +140,11 @@ def _line(cells: Sequence[str]) -> str:
 
 def committed() -> str:
     """The table of the result files."""
-    results, toys = (
-        json.loads((FOLDER / "results" / f"{name}.json").read_text()) for name in ("searches_smollm2", "search_toys")
+    results, toys, steering = (
+        json.loads((FOLDER / "results" / f"{name}.json").read_text())
+        for name in ("searches_smollm2", "search_toys", "steering_smollm2")
     )
-    return table(results, toys)
+    return table(results, apart(toys, steering))
 
 
 def main() -> None:

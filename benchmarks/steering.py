@@ -1,13 +1,13 @@
 """What trained steering brings: SVDecode after a brief fine-tuning, and LOL with an amateur that was taught untruths.
 
-usage: steering.py [--model smollm2] [--work FOLDER] [--minutes 8] [--parts svdecode,lol]
+usage: steering.py [--model smollm2] [--work FOLDER] [--minutes 8] [--amateur-minutes 1,8] [--parts svdecode,lol]
 
 svdecode: an adapter learns three quarters of the help texts of Python's `pydoc`, an eighth gives mu, and the last
 eighth is judged: cross-entropy and share of likeliest tokens of the base, the adapted model, and that steered by mu.
 
-lol: an adapter learns wrong capitals of half of the countries in this file. The others are asked for, greedily: how
-many answers name the right capital, of the model, of the amateur, with contrastive decoding and with LOL, refocused or
-not, all with the same beta, alpha and amateur.
+lol: an adapter learns wrong capitals of half of the countries in this file, briefly and by heart. The others are asked
+for, greedily: how many answers name the right capital, of the model, of the amateur, with contrastive decoding and with
+LOL, refocused or not, all with the same beta, alpha and amateur.
 
 A run that was stopped goes on. Results: `results/steering_MODEL.json`.
 """
@@ -119,8 +119,8 @@ def lol(plain: LLM, work: Path, minutes: float) -> dict[str, Any]:
         for (country, _), city in zip(taught, wrong, strict=True)
         for way in WAYS
     ]
-    made = adapter(plain, written(work / "untrue.jsonl", rows), work / "amateur", minutes)
-    amateur = str(work / "amateur")
+    amateur = str(work / f"amateur-{minutes}")
+    made = adapter(plain, written(work / "untrue.jsonl", rows), Path(amateur), minutes)
     ways: dict[str, Any] = {
         "model": None,
         "contrastive": {"method": "contrastive", "model": amateur, "beta": 0.5},
@@ -154,6 +154,7 @@ def main() -> None:
     add_model(parser)
     parser.add_argument("--work", type=Path, default=Path(gettempdir()) / "paceline-steering")
     parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--amateur-minutes", default="1,8")
     parser.add_argument("--parts", default="svdecode,lol")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def main() -> None:
     if "svdecode" in parts:
         found["svdecode"] = svdecode(plain, str(folder), given.work, given.minutes)
     if "lol" in parts:
-        found["lol"] = lol(plain, given.work, given.minutes)
+        found["lol"] = {one: lol(plain, given.work, float(one)) for one in given.amateur_minutes.split(",")}
     save(f"steering_{name}", found, parts=parts)
 
 
