@@ -116,10 +116,15 @@ def test_the_readme_shows_the_committed_figures() -> None:
 def test_the_page_shows_the_committed_searches() -> None:
     made = script("search_table")
     assert made.committed() in made.PAGE.read_text(encoding="utf-8"), "run: python benchmarks/search_table.py"
-    results = json.loads((FOLDER / "results" / "searches_smollm2.json").read_text())
-    toys = json.loads((FOLDER / "results" / "search_toys.json").read_text())
+    results, toys, steering = (
+        json.loads((FOLDER / "results" / f"{name}.json").read_text())
+        for name in ("searches_smollm2", "search_toys", "steering_smollm2")
+    )
     results["families"]["story"]["methods"]["beam"]["tokens"] = 1234.0
-    assert "| 1,234 |" in made.table(results, toys)
+    steering["lol"]["1"]["right"]["lol"] = 0.11
+    changed = made.table(results, made.apart(toys, steering))
+    assert "| 1,234 |" in changed
+    assert "contrasted 11 /" in changed
 
 
 def test_every_method_is_in_the_table_and_the_tests_that_it_names_are_there() -> None:
