@@ -30,11 +30,11 @@ from paceline.drafters.suffix import (
     SuffixTree,
     arrays_of,
     child_of,
-    draft_from_trees,
     record_of,
     step,
 )
 from paceline.drafters.suffix import tree as suffix_tree
+from paceline.utils import compiled
 
 Counts = dict[tuple[int, ...], int]
 
@@ -228,7 +228,8 @@ def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
     for count in rng.integers(0, 9, 200).tolist():
         tokens = rng.integers(0, 3, count).tolist()
         grown.grow(ints(tokens))
-        expected = draft_from_trees(grown.arrays, grown.size, past.arrays, 0, desk), desk.best.copy()
+        size = grown.size
+        expected = step(grown.record, size, size, past.record, 0, drafter.record, 8, 8), desk.best.copy()
         made = step(stepped.record, stepped.write(tokens), stepped.size, past.record, 0, drafter.record, 8, 8)
         assert made == expected[0]
         assert np.array_equal(desk.best[1 : made + 1], expected[1][1 : made + 1])
@@ -244,7 +245,7 @@ def test_a_tree_that_is_written_and_stepped_is_the_one_that_grows() -> None:
 def test_compiled_code_sees_the_arrays_of_a_record() -> None:
     tree = SuffixTree(6)
     tree.grow(np.array([1, 2, 1, 2, 3], np.int32))
-    found = arrays_of(tree.record)
+    found = compiled(arrays_of)(tree.record)
     for name, array in tree.arrays._asdict().items():
         read = getattr(found, name)
         assert read.shape == array.shape

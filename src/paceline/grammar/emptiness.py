@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from paceline.errors import ConfigError
 from paceline.grammar.automaton import DEAD, Table
 from paceline.grammar.lexing import Lexicon, Lists
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 Bits = NDArray[np.uint64]
 
@@ -134,7 +134,7 @@ def fill(desk: Desk, first: int, last: int) -> None:
             _close(desk, row)
 
 
-@compiled
+@part_of_compiled
 def _mark(tables: Tables, kind: int, active: Flags) -> None:
     """Joins that occur in a slot."""
     active[:] = kind == MASKED
@@ -147,12 +147,12 @@ def _mark(tables: Tables, kind: int, active: Flags) -> None:
                     active[tables.inner[i, 1]] = True
 
 
-@compiled
+@part_of_compiled
 def _set(row: Bits, symbol: int, position: int) -> None:
     row[symbol, position >> 6] |= np.uint64(1) << np.uint64(position & 63)
 
 
-@compiled
+@part_of_compiled
 def _terminals(desk: Desk, slot: int, k: int, row: Bits) -> None:
     """Set a bit for every terminal and every position where it may end that begins at position (slot, k)."""
     tables, now, width = desk.tables, desk.now, desk.tables.width
@@ -169,11 +169,12 @@ def _terminals(desk: Desk, slot: int, k: int, row: Bits) -> None:
             now[tables.starts[b]] = True
     while alive and slot < desk.kinds.size:
         alive = _cross(desk, slot, row)
-        now[:] = desk.soon
+        for state in range(now.size):
+            now[state] = desk.soon[state]
         slot += 1
 
 
-@compiled
+@part_of_compiled
 def _land(tables: Tables, states: Table, row: Bits, edge: int, now: Flags) -> bool:
     """Take up states at a slot's edge, terminals that end there included."""
     alive = False
@@ -186,7 +187,7 @@ def _land(tables: Tables, states: Table, row: Bits, edge: int, now: Flags) -> bo
     return alive
 
 
-@compiled
+@part_of_compiled
 def _cross(desk: Desk, slot: int, row: Bits) -> bool:
     """From states at a slot's left edge to those at its right edge, terminals that end in the slot included."""
     tables, now, soon, kind = desk.tables, desk.now, desk.soon, desk.kinds[slot]
@@ -211,11 +212,13 @@ def _cross(desk: Desk, slot: int, row: Bits) -> bool:
     return alive
 
 
-@compiled
+@part_of_compiled
 def _close(desk: Desk, row: Bits) -> None:
     """Apply rules at one position until nothing is new."""
     tables, fresh, taken, found = desk.tables, desk.fresh, desk.taken, desk.found
-    fresh[:] = row
+    for symbol in range(row.shape[0]):
+        for w in range(taken.size):
+            fresh[symbol, w] = row[symbol, w]
     again = True
     while again:
         again = False
@@ -235,7 +238,7 @@ def _close(desk: Desk, row: Bits) -> None:
                 _add(row, fresh, tables.pairs[i, 0], found)
 
 
-@compiled
+@part_of_compiled
 def _follow(chart: Bits, symbol: int, taken: Bits, found: Bits) -> None:
     """Places where `symbol` may end that begins at one of `taken`."""
     found[:] = 0
@@ -249,7 +252,7 @@ def _follow(chart: Bits, symbol: int, taken: Bits, found: Bits) -> None:
             position += 1
 
 
-@compiled
+@part_of_compiled
 def _add(row: Bits, fresh: Bits, symbol: int, found: Bits) -> None:
     for w in range(found.size):
         new = found[w] & ~row[symbol, w]

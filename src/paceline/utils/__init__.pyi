@@ -1,6 +1,8 @@
 from .asgi import alive as alive
 from .cache_folder import user_cache as user_cache
 from .compiling import compiled as compiled
+from .compiling import optimised_once as optimised_once
+from .compiling import part_of_compiled as part_of_compiled
 from .progress import Advance as Advance
 from .progress import request_bar as request_bar
 from .progress import shown_by as shown_by

@@ -37,7 +37,7 @@ from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.drafters.diffusion.trigram_counts import SMALLEST, Longs, Slots, TrigramCounts, chance
 from paceline.errors import DrafterError
 from paceline.tree import Scores, Verdict
-from paceline.utils import compiled, integer, need, number
+from paceline.utils import compiled, integer, need, number, part_of_compiled
 
 if TYPE_CHECKING:
     from paceline.tree import TokenTree
@@ -111,7 +111,7 @@ def best_path(lattice: Lattice, counts: TrigramCounts, before: Sequence[int], *,
     return [int(token) for token in path if token != NONE]
 
 
-@compiled
+@part_of_compiled
 def among(ends: Longs, token: int) -> bool:
     """Whether a token is an end token; they are few."""
     for one in ends:  # noqa: SIM110  # numba compiles no generators
@@ -120,7 +120,7 @@ def among(ends: Longs, token: int) -> bool:
     return False
 
 
-@compiled
+@part_of_compiled
 def put(score: float, link: tuple[int, int], scores: Doubles, links: Longs, count: int) -> int:
     """Insert into a list of the best, kept in order; of equal ones the first stays before. Returns its new length."""
     room = len(scores)
@@ -131,12 +131,12 @@ def put(score: float, link: tuple[int, int], scores: Doubles, links: Longs, coun
         return count
     count = min(count + 1, room)
     for i in range(count - 1, position, -1):
-        scores[i], links[i] = scores[i - 1], links[i - 1]
-    scores[position], links[position] = score, link
+        scores[i], links[i, 0], links[i, 1] = scores[i - 1], links[i - 1, 0], links[i - 1, 1]
+    scores[position], links[position, 0], links[position, 1] = score, link[0], link[1]
     return count
 
 
-@compiled
+@part_of_compiled
 def widen(
     lattice: Columns, slot: int, prices: Prices, old: tuple[Doubles, Longs, Longs, int], new: tuple[Doubles, Longs]
 ) -> int:
@@ -169,15 +169,15 @@ def search(lattice: Columns, prices: Prices, pair: Longs, beam: int, path: Longs
     steps = len(path)
     scores, pairs, over = np.zeros(beam), np.empty((beam, 2), np.int64), np.zeros(beam, np.int64)
     links = np.full((steps, beam, 2), NONE, np.int64)
-    pairs[0] = pair
+    pairs[0, 0], pairs[0, 1] = pair[0], pair[1]
     length = 1
     for slot in range(steps):
         fresh = np.full(beam, -np.inf)
         count = widen(lattice, slot, prices, (scores, pairs, over, length), (fresh, links[slot]))
         last, stopped = pairs.copy(), over.copy()
         for b in range(count):
-            parent, token = links[slot, b]
-            pairs[b], over[b] = last[parent], stopped[parent]
+            parent, token = links[slot, b, 0], links[slot, b, 1]
+            pairs[b, 0], pairs[b, 1], over[b] = last[parent, 0], last[parent, 1], stopped[parent]
             if token != NONE:
                 pairs[b, 0], pairs[b, 1] = last[parent, 1], token
                 over[b] = among(lattice[3], token)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.common.tables import Arrays
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 Longs = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
@@ -43,7 +43,7 @@ _B: Final = np.uint64(27)
 _C: Final = np.uint64(31)
 
 
-@compiled
+@part_of_compiled
 def key(kind: int, a: int, b: int, c: int) -> np.int64:
     """The hash of an entry, never 0 (SplitMix64, Steele et al., 2014)."""
     state = np.uint64(kind)
@@ -55,7 +55,7 @@ def key(kind: int, a: int, b: int, c: int) -> np.int64:
     return np.int64(state | np.uint64(1))
 
 
-@compiled
+@part_of_compiled
 def slot_of(slots: Slots, wanted: np.int64) -> int:
     """The slot of a hash, or the free one where it belongs."""
     hashes = slots[0]
@@ -65,13 +65,13 @@ def slot_of(slots: Slots, wanted: np.int64) -> int:
     return int(at)
 
 
-@compiled
+@part_of_compiled
 def count(slots: Slots, kind: int, a: int, b: int, c: int) -> int:
     """How often an entry was counted."""
     return int(slots[1][slot_of(slots, key(kind, a, b, c))])
 
 
-@compiled
+@part_of_compiled
 def add(slots: Slots, kind: int, a: int, b: int, c: int) -> int:
     """Count an entry; 1 where it is new."""
     wanted = key(kind, a, b, c)

@@ -37,7 +37,7 @@ from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import tree_of
 from paceline.drafters.common.tables import MAX_TENANTS, Arrays, OtherOptionError, Tables
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
-from paceline.utils import MAX_COUNT, compiled, integer, number
+from paceline.utils import MAX_COUNT, compiled, integer, number, part_of_compiled
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def find_trigram(rows: Rows, first: int, second: int) -> int:
     return -1
 
 
-@compiled
+@part_of_compiled
 def _set(pair: int, count: int) -> int:
     """Where the set of a pair begins (the finaliser of SplitMix64, Steele et al., 2014)."""
     value = np.uint64(pair) + np.uint64(0x9E3779B97F4A7C15)
@@ -196,7 +196,7 @@ C1: Final = 1.25
 C2: Final = 19652.0
 
 
-@compiled
+@part_of_compiled
 def _expand(rows: Rows, first: int, at: tuple[int, int], links: IntArray, facts: FloatArray) -> int:
     """Give a node the followers of its pair as children, likeliest first; returns the number of nodes.
 
@@ -228,7 +228,7 @@ def _expand(rows: Rows, first: int, at: tuple[int, int], links: IntArray, facts:
     return size
 
 
-@compiled
+@part_of_compiled
 def _choose(node: int, links: IntArray, facts: FloatArray, visits: LongArray, exploration: float) -> int:
     """The child to go to: the highest score, of equal ones the likeliest."""
     begin, end = int(links[node, 2]), int(links[node, 2] + links[node, 3])

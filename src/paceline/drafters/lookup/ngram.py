@@ -25,7 +25,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import chain_tree
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
-from paceline.utils import compiled, integer
+from paceline.utils import compiled, integer, part_of_compiled
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def empty(entries: int) -> Longs:
     return np.full(1 << max(2 * entries - 1, 1).bit_length(), -1, np.int64)
 
 
-@compiled
+@part_of_compiled
 def _slot_of(text: Ints, end: int, n: int, value: np.uint64, table: Longs) -> np.int64:
     """The slot that holds the n-gram which ends at `end`, or the free one where it belongs."""
     mask = len(table) - 1

@@ -35,7 +35,7 @@ from paceline.drafters.common.bases import SingleDrafter
 from paceline.drafters.common.chains import tree_of
 from paceline.drafters.common.tables import MAX_TENANTS, Arrays, Tables
 from paceline.tree import Budget, Scores, TokenTree, Verdict
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 if TYPE_CHECKING:
     import torch
@@ -49,13 +49,13 @@ Ints = npt.NDArray[np.int32]
 Bits = npt.NDArray[np.signedinteger[Any]]
 
 
-@compiled
+@part_of_compiled
 def _rank_of(bits: int, flip: int) -> int:
     """A number that is larger for a larger float; `flip` has all bits of the type but the sign."""
     return bits if bits >= 0 else bits ^ flip
 
 
-@compiled
+@part_of_compiled
 def _floor(known_k: Ints, bits: Bits, span: tuple[int, int], flip: int) -> int:
     """Least rank among the logits of CANDIDATES tokens: the row's best are no worse. LOWEST where fewer are known."""
     least = -LOWEST
@@ -66,7 +66,7 @@ def _floor(known_k: Ints, bits: Bits, span: tuple[int, int], flip: int) -> int:
     return least
 
 
-@compiled
+@part_of_compiled
 def _extreme(bits: Bits, begin: int, flip: int) -> int:
     """The largest rank of BLOCK logits. Unsigned places and selections without branches: so this loop becomes vector
     code.
@@ -80,7 +80,7 @@ def _extreme(bits: Bits, begin: int, flip: int) -> int:
     return _rank_of(high if high >= 0 else low, flip)
 
 
-@compiled
+@part_of_compiled
 def _best_of(bits: Bits, span: tuple[int, int], floor: int, flip: int, ids_k: Ints) -> None:
     """Fill `ids_k` with the tokens of the largest logits; `floor` as `_floor` gives it."""
     ranks_k, last = np.full(CANDIDATES, floor - 1, np.int64), CANDIDATES - 1
@@ -114,7 +114,8 @@ def learn_rows(table_vk: Ints, tokens_r: Ints, bits: Bits, pitch: int, width: in
     for row in range(len(tokens_r)):
         known_k, base = table_vk[tokens_r[row]], row * pitch
         _best_of(bits, (base, base + width), _floor(known_k, bits, (base, base + width), flip), flip, ids_k)
-        known_k[:] = ids_k
+        for k in range(CANDIDATES):
+            known_k[k] = ids_k[k]
 
 
 @compiled

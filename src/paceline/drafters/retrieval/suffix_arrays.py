@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ def _rank(order: IntArray, rank: IntArray, out: IntArray, compared: int) -> int:
     return groups
 
 
-@compiled
+@part_of_compiled
 def _compare(text: IntArray, at: int, tail: IntArray, length: int) -> int:
     """Whether the suffix at `at` comes before (-1), among (0) or after (1) those that begin with the last `length`
     tokens of `tail` and go on.
@@ -132,7 +132,7 @@ def suffix_bound(text: IntArray, order: IntArray, tail: IntArray, length: int, a
     return low
 
 
-@compiled
+@part_of_compiled
 def occurs(text: IntArray, order: IntArray, tail: IntArray, length: int) -> bool:
     """Whether the last `length` tokens of `tail` occur in `text` with a token after them."""
     position = suffix_bound(text, order, tail, length, 0)

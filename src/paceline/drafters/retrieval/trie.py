@@ -26,7 +26,7 @@ import numpy.typing as npt
 from paceline.drafters.common.chains import tree_of
 from paceline.drafters.retrieval.suffix_arrays import IntArray, LongArray, occurs, suffix_bound
 from paceline.tree import TokenTree
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 FloatArray = npt.NDArray[np.float32]
 FirstTokens = tuple[Sequence[int], Sequence[float]]  # what branches may begin with, and the chances
@@ -75,7 +75,7 @@ def longest_match(data: IntArray, shards: LongArray, tail: IntArray, low: int) -
     return high if high >= least else 0
 
 
-@compiled
+@part_of_compiled
 def _ranges(data: IntArray, shards: LongArray, tail: IntArray, length: int, ranges: LongArray) -> int:
     """Per shard the range of positions of a match, into `ranges`; returns their number."""
     total = 0
@@ -87,7 +87,7 @@ def _ranges(data: IntArray, shards: LongArray, tail: IntArray, length: int, rang
     return total
 
 
-@compiled
+@part_of_compiled
 def _child(trie: IntArray, node: int, token: int, free: int) -> int:
     """The child of `node` with this token; if there is none yet, `free` becomes it, the last of its siblings."""
     child, last = trie[node, 2], 0
@@ -103,14 +103,14 @@ def _child(trie: IntArray, node: int, token: int, free: int) -> int:
     return free
 
 
-@compiled
+@part_of_compiled
 def _grow(  # noqa: PLR0917 - compiled code has no keyword arguments
     data: IntArray,
     shards: LongArray,
     ranges: LongArray,
     picks: LongArray,
     length: int,
-    limits: LongArray,
+    limits: tuple[int, int],
     trie: IntArray,
 ) -> int:
     """Put the continuations of the picked positions into a trie; returns its number of nodes, the root included.
@@ -139,15 +139,16 @@ def _grow(  # noqa: PLR0917 - compiled code has no keyword arguments
     return nodes
 
 
-@compiled
+@part_of_compiled
 def _spread(total: int, most: int) -> LongArray:
     """All of `total` positions, or `most` of them, evenly."""
-    if total <= most:
-        return np.arange(total)
-    return (2 * np.arange(most) + 1) * total // (2 * most)
+    picks = np.empty(min(total, most), np.int64)
+    for i in range(len(picks)):
+        picks[i] = i if total <= most else (2 * i + 1) * total // (2 * most)
+    return picks
 
 
-@compiled
+@part_of_compiled
 def _ruled(chance: float, token: int, rule: tuple[IntArray, FloatArray, int]) -> float:
     """The mean of a first token's chance and the one that a rule gives it; 0 if it is not among the tokens that the
     rule names.
@@ -158,7 +159,7 @@ def _ruled(chance: float, token: int, rule: tuple[IntArray, FloatArray, int]) ->
     return 0.0
 
 
-@compiled
+@part_of_compiled
 def _likeliest(front: LongArray, reach: FloatArray, size: int) -> int:
     """Position in `front` of the node that is most likely reached."""
     best = 0
@@ -168,7 +169,7 @@ def _likeliest(front: LongArray, reach: FloatArray, size: int) -> int:
     return best
 
 
-@compiled
+@part_of_compiled
 def _trusted(trust: FloatArray, seen: int, length: int) -> float:
     """How far a position is trusted that was seen so often after a match of so many tokens."""
     bucket = 0
@@ -177,7 +178,7 @@ def _trusted(trust: FloatArray, seen: int, length: int) -> float:
     return trust[bucket, min(length, trust.shape[1] - 1)]  # type: ignore[no-any-return]  # a float
 
 
-@compiled
+@part_of_compiled
 def _take(  # noqa: PLR0917 - compiled code has no keyword arguments
     trie: IntArray,
     trust: FloatArray,
@@ -251,7 +252,7 @@ def draft(  # noqa: PLR0917 - compiled code has no keyword arguments
         if length > 0:
             picks = _spread(_ranges(data, shards, tail, length, ranges), most)
             trie = np.zeros((len(picks) * depth + 1, 5), np.int32)
-            size = _grow(data, shards, ranges, picks, length, np.array([depth, vocabulary]), trie)
+            size = _grow(data, shards, ranges, picks, length, (depth, vocabulary), trie)
             rule = (rules[0][b], rules[1][b], rules[2][b])
             out[2][b, 0] = _take(trie[:size], trust, length, (nodes, chain), rule, (out[0][b], out[1][b]))
 

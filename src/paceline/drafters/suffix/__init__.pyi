@@ -5,7 +5,6 @@ from .drafter import NODES as NODES
 from .drafter import TOKEN as TOKEN
 from .drafter import SuffixDrafter as SuffixDrafter
 from .drafter import arrays_of as arrays_of
-from .drafter import draft_from_trees as draft_from_trees
 from .drafter import step as step
 from .nodes import CHAIN as CHAIN
 from .nodes import CHILD as CHILD

@@ -55,7 +55,7 @@ from paceline.drafters.suffix.nodes import (
 from paceline.drafters.suffix.tree import OPEN, SuffixCache, SuffixTree, extend
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
-from paceline.utils import compiled, integer, need, number
+from paceline.utils import compiled, integer, need, number, part_of_compiled
 
 TOKEN: Final = 0
 """Columns of work and best; ABOVE is the parent's row, AT and MATCHED the position in the suffix tree."""
@@ -136,7 +136,7 @@ def step(  # noqa: PLR0917 - compiled code has no keyword arguments
     tree, room = arrays_of(own), desk_of(desk)
     room.limits[NODES], room.limits[LEVELS] = nodes, levels
     if size > start:
-        extend(tree, start, size, OPEN, room.limits[DEPTH])
+        extend(tree, start, size, np.int64(OPEN), room.limits[DEPTH])
     made = draft_from_trees(tree, size, arrays_of(past), past_size, room)
     for k in range(made):
         room.tokens[k], room.parents[k] = room.best[k + 1, TOKEN], room.best[k + 1, ABOVE] - 1
@@ -144,13 +144,13 @@ def step(  # noqa: PLR0917 - compiled code has no keyword arguments
     return made
 
 
-@compiled
+@part_of_compiled
 def arrays_of(record: Longs) -> TreeArrays:
     """The arrays of a tree."""
     return TreeArrays(ints(record, 0), int_table(record, 1), ints(record, 2), longs(record, 3), int_table(record, 4))
 
 
-@compiled
+@part_of_compiled
 def desk_of(record: Longs) -> Desk:
     """The arrays of a desk."""
     return Desk(
@@ -168,7 +168,7 @@ def desk_of(record: Longs) -> Desk:
     )
 
 
-@compiled
+@part_of_compiled
 def draft_from_trees(own: TreeArrays, size: Int, past: TreeArrays, past_size: Int, desk: Desk) -> Int:
     """The best draft from the tree of a text, `size` tokens long, and from a tree of other texts.
 
@@ -183,7 +183,7 @@ def draft_from_trees(own: TreeArrays, size: Int, past: TreeArrays, past_size: In
     return made
 
 
-@compiled
+@part_of_compiled
 def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: Int) -> Int:
     """Where the last 1, 2, 3, ... tokens of `text[:size]` are in a tree, into `points`.
 
@@ -212,7 +212,7 @@ def find_points(text: Ints, size: Int, past: TreeArrays, points: Ints, longest: 
     return found
 
 
-@compiled
+@part_of_compiled
 def best_of(view: View, desk: Desk, count: Int, score: float, match: Int) -> tuple[float, Int, Int]:
     """The best draft over the `count` match lengths of one tree, if it beats `score`, reached from `match` tokens.
 
@@ -237,11 +237,14 @@ def best_of(view: View, desk: Desk, count: Int, score: float, match: Int) -> tup
         got, rows = expand(view, desk, length, room)
         if got > score or (got == score and length > match):
             score, made, match = got, rows, length
-            desk.best[1 : rows + 1], desk.best_f[1 : rows + 1] = desk.work[1 : rows + 1], desk.work_f[1 : rows + 1]
+            for row in range(1, rows + 1):  # not by slices, whose lengths compiled code would compare
+                for column in range(COLUMNS):
+                    desk.best[row, column] = desk.work[row, column]
+                desk.best_f[row, PROB], desk.best_f[row, CHANCE] = desk.work_f[row, PROB], desk.work_f[row, CHANCE]
     return score, made, match
 
 
-@compiled
+@part_of_compiled
 def room_of(desk: Desk, length: Int) -> Int:
     """Most nodes of a draft from a match of `length` tokens, which is as much as it can score."""
     limits = desk.limits
@@ -251,7 +254,7 @@ def room_of(desk: Desk, length: Int) -> Int:
     return room
 
 
-@compiled
+@part_of_compiled
 def expand(view: View, desk: Desk, length: Int, room: Int) -> tuple[float, Int]:
     """The most probable continuations of row 0 of `work`, parents first; returns their score and number."""
     work, work_f = desk.work, desk.work_f
@@ -275,7 +278,7 @@ def expand(view: View, desk: Desk, length: Int, room: Int) -> tuple[float, Int]:
     return score, made
 
 
-@compiled
+@part_of_compiled
 def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
     """Append what may follow `row`, from row `known` on; returns how many rows there are then."""
     work, limits, nodes = desk.work, desk.limits, view.nodes
@@ -304,7 +307,7 @@ def follow(view: View, desk: Desk, length: Int, row: Int, known: Int) -> Int:
     return known
 
 
-@compiled
+@part_of_compiled
 def put(desk: Desk, row: Int, above: Int, at: tuple[Int, Int, Int], chances: tuple[float, float]) -> Int:
     """Write a row of `work`: token, node and tokens matched on its edge; probability and chance.
 
@@ -317,7 +320,7 @@ def put(desk: Desk, row: Int, above: Int, at: tuple[Int, Int, Int], chances: tup
     return row + 1
 
 
-@compiled
+@part_of_compiled
 def drafted(work: Ints, row: Int, level: Int) -> Int:
     """The token at `level` on the way to `row`."""
     while work[row, LEVEL] > level:

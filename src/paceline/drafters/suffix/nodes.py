@@ -20,7 +20,7 @@ import numpy.typing as npt
 from numba import carray, types  # type: ignore[attr-defined]  # listed by numba at run time
 from numba.extending import intrinsic
 
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ class TreeArrays(NamedTuple):
     active: Ints
 
 
-@compiled
+@part_of_compiled
 def slot_of(parent: Int, token: Int, size: Int) -> Int:
     """Position of an edge in a hash table of `size` (a power of two) chains."""
     mixed = parent * 0x9E3779B1 + token * 0x85EBCA6B
@@ -91,7 +91,7 @@ def child_of(nodes: Ints, heads: Ints, parent: Int, token: Int) -> Int:
     return node
 
 
-@compiled
+@part_of_compiled
 def enter(nodes: Ints, heads: Ints, node: Int) -> None:
     """Put a node into its hash chain."""
     slot = slot_of(np.int64(nodes[node, PARENT]), nodes[node, EDGE] >> 8, len(heads))
@@ -99,7 +99,7 @@ def enter(nodes: Ints, heads: Ints, node: Int) -> None:
     heads[slot] = node
 
 
-@compiled
+@part_of_compiled
 def leave(nodes: Ints, heads: Ints, node: Int) -> None:
     """Take a node out of its hash chain."""
     slot = slot_of(np.int64(nodes[node, PARENT]), nodes[node, EDGE] >> 8, len(heads))
@@ -120,7 +120,7 @@ def rehash(nodes: Ints, heads: Ints, used: Int) -> None:
             enter(nodes, heads, node)
 
 
-@compiled
+@part_of_compiled
 def unlist(nodes: Ints, node: Int) -> None:
     """Take a node out of its parent's list of children."""
     parent, after, before = nodes[node, PARENT], nodes[node, NEXT], nodes[node, PREV]
@@ -135,7 +135,7 @@ def unlist(nodes: Ints, node: Int) -> None:
         nodes[first, PREV] = before
 
 
-@compiled
+@part_of_compiled
 def enlist(nodes: Ints, node: Int, after: Int) -> None:
     """Put a node into its parent's list of children, behind `after`, or first if that is -1."""
     parent = nodes[node, PARENT]
@@ -155,7 +155,7 @@ def enlist(nodes: Ints, node: Int, after: Int) -> None:
         nodes[first, PREV] = node
 
 
-@compiled
+@part_of_compiled
 def promote(nodes: Ints, node: Int) -> None:
     """Move a child whose count has grown before those that are not more frequent."""
     count, first = nodes[node, COUNT], nodes[nodes[node, PARENT], CHILD]
@@ -174,7 +174,7 @@ def promote(nodes: Ints, node: Int) -> None:
         enlist(nodes, node, at)
 
 
-@compiled
+@part_of_compiled
 def demote(nodes: Ints, node: Int) -> None:
     """Move a child whose count has shrunk behind those that are more frequent."""
     count, steps, at, following = nodes[node, COUNT], 0, np.int64(-1), np.int64(nodes[node, NEXT])
@@ -186,13 +186,13 @@ def demote(nodes: Ints, node: Int) -> None:
         enlist(nodes, node, at)
 
 
-@compiled
+@part_of_compiled
 def predecessor(nodes: Ints, node: Int) -> Int:
     """The sibling before a node, or -1 for the first."""
     return -1 if nodes[nodes[node, PARENT], CHILD] == node else np.int64(nodes[node, PREV])
 
 
-@compiled
+@part_of_compiled
 def new_node(nodes: Ints, meta: Longs) -> Int:
     """A row of its own; there must be one."""
     node = np.int64(meta[FREE])
@@ -206,7 +206,7 @@ def new_node(nodes: Ints, meta: Longs) -> Int:
     return node
 
 
-@compiled
+@part_of_compiled
 def free_node(nodes: Ints, meta: Longs, node: Int) -> None:
     """Give a row back that is in no chain and no list."""
     nodes[node, COUNT] = -1
@@ -250,42 +250,42 @@ _int32, _int64, _float32, _float64 = (
 )
 
 
-@compiled
+@part_of_compiled
 def ints(record: Longs, at: Int) -> Ints:
     """(rows,) int32: array number `at` of a record."""
     found: Ints = carray(_int32(record[at, 0]), (record[at, 1],))
     return found
 
 
-@compiled
+@part_of_compiled
 def int_table(record: Longs, at: Int) -> Ints:
     """(rows, columns) int32."""
     found: Ints = carray(_int32(record[at, 0]), (record[at, 1], record[at, 2]))
     return found
 
 
-@compiled
+@part_of_compiled
 def longs(record: Longs, at: Int) -> Longs:
     """(rows,) int64."""
     found: Longs = carray(_int64(record[at, 0]), (record[at, 1],))
     return found
 
 
-@compiled
+@part_of_compiled
 def singles(record: Longs, at: Int) -> Singles:
     """(rows,) float32."""
     found: Singles = carray(_float32(record[at, 0]), (record[at, 1],))
     return found
 
 
-@compiled
+@part_of_compiled
 def floats(record: Longs, at: Int) -> Floats:
     """(rows,) float64."""
     found: Floats = carray(_float64(record[at, 0]), (record[at, 1],))
     return found
 
 
-@compiled
+@part_of_compiled
 def float_table(record: Longs, at: Int) -> Floats:
     """(rows, columns) float64."""
     found: Floats = carray(_float64(record[at, 0]), (record[at, 1], record[at, 2]))

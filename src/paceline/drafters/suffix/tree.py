@@ -56,7 +56,7 @@ from paceline.drafters.suffix.nodes import (
     rehash,
     unlist,
 )
-from paceline.utils import compiled
+from paceline.utils import compiled, part_of_compiled
 
 OPEN: Final = 2**31 - 1
 """The end of a sequence that still grows."""
@@ -99,7 +99,7 @@ def extend(tree: TreeArrays, start: Int, stop: Int, end: Int, depth: Int) -> Non
         meta[ACTIVE] = kept
 
 
-@compiled
+@part_of_compiled
 def add_leaf(tree: TreeArrays, parent: Int, token: Int, pos: Int, length: Int) -> None:
     """A new child that one suffix has entered."""
     nodes = tree.nodes
@@ -110,7 +110,7 @@ def add_leaf(tree: TreeArrays, parent: Int, token: Int, pos: Int, length: Int) -
     enter(nodes, tree.heads, leaf)
 
 
-@compiled
+@part_of_compiled
 def split(tree: TreeArrays, k: Int, points: Int, at: Int) -> Int:
     """Cut the edge under point `k` where it stands, before `text[at]`; returns the new upper node.
 
@@ -173,7 +173,7 @@ def remove(tree: TreeArrays, start: Int, stop: Int, depth: Int) -> None:
             join(nodes, heads, meta, np.int64(path[steps - 1, 0]))
 
 
-@compiled
+@part_of_compiled
 def join(nodes: Ints, heads: Ints, meta: Longs, node: Int) -> None:
     """Make one edge of a node and its child, if it has but one and no suffix ends between."""
     child = np.int64(nodes[node, CHILD])

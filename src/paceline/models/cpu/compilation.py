@@ -11,11 +11,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from numba import cfunc, types
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 
 from paceline.models.cpu.matrix_unit import has_matrix_unit
-from paceline.utils import waiting
+from paceline.utils import optimised_once, waiting
 
 log = logging.getLogger("paceline")
 
@@ -53,45 +52,6 @@ def machine_code(entry: Callable[..., None], name: str, duration: str, *, argume
     except (RuntimeError, OSError) as reason:
         log.debug("%s are not kept on disk: %s", name, reason)
         return cfunc(kind, **options)(entry)
-
-
-class Linked(JITCodeLibrary):
-    """A function that only compiled ones call: linked into them as it is written."""
-
-    def finalize(self) -> None:
-        for library in dict.fromkeys(self._linking_libraries):
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        self._ensure_finalized()
-        return 0
-
-
-@contextmanager
-def optimised_once(state: Any, name: str) -> Iterator[None]:
-    """Give machine code only to the function that is compiled, not to those within it.
-
-    numba optimises and translates every function by itself, then within each of its callers, up to the one that
-    matters: for the kernels that is half of the time. What was compiled so cannot be called from Python.
-
-    Args:
-        state: of numba's compiler.
-        name: of the function's library.
-    """
-    codegen = state.targetctx.codegen()
-    library = codegen.create_library(name)
-    library.enable_object_caching()
-
-    def set_env(variable: str, env: object) -> None:
-        if codegen._engine.is_symbol_defined(variable):
-            type(codegen).set_env(codegen, variable, env)
-
-    state.library, codegen._library_class, codegen.set_env = library, Linked, set_env
-    try:
-        yield
-    finally:
-        del codegen._library_class, codegen.set_env
 
 
 @contextmanager
