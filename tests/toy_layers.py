@@ -7,6 +7,7 @@ and leaves drafted positions in the cache's scratch, as a native runner does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,20 @@ NOISE = 0.8
 
 def direction(state: torch.Tensor) -> tuple[int, ...]:
     """Names a state (hidden,), and what an RMS norm makes of it, alike."""
-    row = state.double()
-    found = (100 * row / row.square().mean().sqrt()).round().long().tolist()
-    return tuple(found)
+    return _direction(state.double().numpy().tobytes())
+
+
+@lru_cache(maxsize=2**16)
+def _direction(state: bytes) -> tuple[int, ...]:
+    row = np.frombuffer(state)
+    return tuple((100 * row / np.sqrt(np.mean(row * row))).round().astype(np.int64).tolist())
+
+
+@lru_cache
+def _matrix(seed: int, hidden_size: int, vocab_size: int) -> torch.Tensor:
+    """(hidden, v) float32."""
+    rng = np.random.default_rng((seed, 99))
+    return torch.from_numpy(rng.standard_normal((hidden_size, vocab_size)).astype(np.float32))
 
 
 class ToyLayers:
@@ -47,10 +59,7 @@ class ToyLayers:
 
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """What `step` said beside these states; of others, numbers that depend on nothing else."""
-        rng = np.random.default_rng((self._runner.seed, 99))
-        matrix = torch.from_numpy(
-            rng.standard_normal((hidden.shape[1], self._runner.info.vocab_size)).astype(np.float32)
-        )
+        matrix = _matrix(self._runner.seed, hidden.shape[1], self._runner.info.vocab_size)
         remembered = [self._remembered.get(direction(row)) for row in hidden]
         rows = [row.float() @ matrix if known is None else known for row, known in zip(hidden, remembered, strict=True)]
         return torch.stack(rows) if rows else torch.zeros(0, self._runner.info.vocab_size)

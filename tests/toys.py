@@ -106,12 +106,17 @@ class ToyRunner:
         self.fed = 0
         self.calls = 0
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
+        self._tensors: dict[tuple[int, ...], torch.Tensor] = {}
 
     def logits(self, text: Sequence[int]) -> torch.Tensor:
         """(v,) logits after `text`, as `score` gives them."""
         if self.nan_from is not None and len(text) >= self.nan_from:
             return torch.full((self.info.vocab_size,), float("nan"), dtype=self.info.dtype)
-        return torch.from_numpy(self._row(self._key(text))).to(self.info.dtype)
+        key = self._key(text)
+        row = self._tensors.get(key)
+        if row is None:
+            row = self._tensors[key] = torch.from_numpy(self._row(key)).to(self.info.dtype)
+        return row
 
     def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
         """What plain greedy decoding of this model gives after `prompt`."""
@@ -155,7 +160,8 @@ class ToyRunner:
         ensure(all(len(other) == len(caches) for other in others), "columns of a batch differ in length")
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
-        ensure(all(0 <= int(t) < self.info.vocab_size for t in tokens), f"token ids out of range: {list(tokens)}")
+        if len(tokens) and not 0 <= int(min(tokens)) <= int(max(tokens)) < self.info.vocab_size:
+            raise ToyError(f"token ids out of range: {list(tokens)}")
 
     def open(self) -> ToyCache:
         self.open_caches += 1
@@ -196,15 +202,18 @@ class ToyRunner:
         return self._scores(texts, texts, taps)
 
     def _score_one(self, cache: ToyCache, root: int, tree: TokenTree, computed: int) -> Rows:
-        inputs = [(int(root), -2), *((int(t), int(p)) for t, p in zip(tree.tokens, tree.parents, strict=True))]
-        self._check_tokens([token for token, _ in inputs])
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        inputs = [(int(root), -2), *zip(tokens, parents, strict=True)]
+        self._check_tokens([int(root), *tokens])
         ensure(self.capabilities.trees or tree.is_chain, "this runner scores chains only")
-        ensure(0 <= computed < len(inputs), f"{computed} of {len(inputs)} inputs computed: at least one must be left")
+        ensure(0 <= computed < len(inputs), "at least one of the inputs must be left to be computed")
         ensure(inputs[:computed] == cache.inputs[:computed], "inputs said to be computed differ from those scored last")
         ensure(cache.length + 1 + tree.max_depth <= self.info.max_context, "a tree outgrew the context")
         cache.inputs = inputs
         prefix = [*cache.tokens, int(root)]
-        texts = [prefix] + [prefix + [int(tree.tokens[j]) for j in tree.path(i)] for i in range(len(tree))]
+        texts = [prefix]
+        for token, parent in zip(tokens, parents, strict=True):
+            texts.append([*texts[parent + 1], token])
         return texts[computed:]
 
     def commit(self, caches: Sequence[ToyCache], paths: Sequence[Sequence[int]]) -> None:
@@ -213,8 +222,9 @@ class ToyRunner:
             ensure(bool(cache.inputs), "commit without score")
             parent = -1
             for node in path:
-                ensure(0 <= node < len(cache.inputs) - 1, f"node {node} was not scored")
-                ensure(cache.inputs[node + 1][1] == parent, f"{list(path)} is not a path of the tree last scored")
+                ensure(0 <= node < len(cache.inputs) - 1, "a node was not scored")
+                if cache.inputs[node + 1][1] != parent:
+                    raise ToyError(f"{list(path)} is not a path of the tree last scored")
                 parent = node
             cache.tokens += [cache.inputs[0][0], *(cache.inputs[node + 1][0] for node in path)]
             cache.inputs = []
