@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
+import typer
 
 from paceline.cli.main import main
 
@@ -33,11 +35,16 @@ class Terminal(io.StringIO):
         return True
 
 
+get_command = cache(typer.main.get_command)
+"""Reading all flags takes longer than most commands that are wrong."""
+
+
 class Command:
     """Calls `main`."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.capsys, self.monkeypatch = capsys, monkeypatch
+        monkeypatch.setattr(typer.main, "get_command", get_command)
 
     def __call__(self, *arguments: object, stdin: str | bytes = b"") -> Result:
         data = stdin.encode() if isinstance(stdin, str) else stdin
