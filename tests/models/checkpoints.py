@@ -428,6 +428,11 @@ def load_json(path: Path) -> Any:
 
 def reference(name: str, tokens: list[int]) -> torch.Tensor:
     """(n, v) logits of one forward pass of transformers over a whole sequence."""
+    return _reference(name, tuple(tokens))
+
+
+@cache
+def _reference(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
     model = fresh(name)
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
