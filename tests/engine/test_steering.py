@@ -57,12 +57,18 @@ def llm() -> LLM:
 
 
 def decoded(llm: LLM, steering: Any, prompts: Sequence[Any] = PROMPTS, **changes: Any) -> list[list[int]]:
-    params = SamplingParams(
-        **{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "steering": steering, **changes}
-    )
-    results = llm.generate(list(prompts), params, use_tqdm=False)
+    return together(llm, [steering], prompts, **changes)[0]
+
+
+def together(llm: LLM, kinds: Sequence[Any], prompts: Sequence[Any] = PROMPTS, **changes: Any) -> list[list[list[int]]]:
+    """Tokens of all prompts with each kind of steering, decoded in one batch."""
+    base: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    params = [SamplingParams(**base | {"steering": one} | changes) for one in kinds for _ in prompts]
+    results = llm.generate(list(prompts) * len(kinds), params, use_tqdm=False)
     assert not [one.error for result in results for one in result.outputs if one.error]
-    return [one.token_ids for result in results for one in result.outputs]
+    found = [[one.token_ids for one in result.outputs] for result in results]
+    each = [found[i : i + len(prompts)] for i in range(0, len(found), len(prompts))]
+    return [[tokens for outputs in one for tokens in outputs] for one in each]
 
 
 # ------------------------------------------------------------------------------------------------ references
@@ -163,12 +169,13 @@ NEUTRAL: list[dict[str, Any]] = [
 def test_neutral_settings_are_the_model(llm: LLM) -> None:
     ways: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.2}]
     for changes in ways:
-        plain = decoded(llm, None, **changes)
-        for given in NEUTRAL:
-            assert decoded(llm, given, **changes) == plain, given
-        assert decoded(llm, STEERED["cfg"], **changes) != plain
-    assert decoded(llm, {"method": "dola", "alpha": 1.0}) == decoded(llm, None)
-    assert decoded(llm, {"method": "contrastive", "model": DRAFT, "alpha": 1.0}) == decoded(llm, None)
+        plain, steered, *neutral = together(llm, [None, STEERED["cfg"], *NEUTRAL], **changes)
+        for given, found in zip(NEUTRAL, neutral, strict=True):
+            assert found == plain, given
+        assert steered != plain
+    only_the_best = [{"method": "dola", "alpha": 1.0}, {"method": "contrastive", "model": DRAFT, "alpha": 1.0}]
+    plain, *neutral = together(llm, [None, *only_the_best])
+    assert neutral == [plain, plain]
 
 
 def test_adapters_make_a_second_model_of_the_target(tmp_path: Path) -> None:
@@ -242,21 +249,30 @@ def drafting(llm: LLM) -> dict[str, LLM]:
     return {name: llm.with_speculative_config(config) for name, config in DRAFTS.items()}
 
 
-@pytest.mark.parametrize("name", STEERED)
-def test_drafts_change_nothing(llm: LLM, drafting: dict[str, LLM], name: str) -> None:
+def test_drafts_change_nothing(llm: LLM, drafting: dict[str, LLM]) -> None:
     greedy, drawn = {"max_tokens": 16}, {"temperature": 0.8, "seed": 11, "presence_penalty": 0.4, "top_p": 0.95}
     for changes, crews in ((greedy, tuple(DRAFTS)), (greedy | drawn, ("ngram", "tree"))):
-        plain = decoded(llm, STEERED[name], **changes)
+        plain = together(llm, list(STEERED.values()), **changes)
         for drafts in crews:
-            assert decoded(drafting[drafts], STEERED[name], **changes) == plain, drafts
-        assert decoded(drafting["tree"], STEERED[name] | OTHERWISE[name], **changes) != plain
+            for name, found, wanted in zip(
+                STEERED, together(drafting[drafts], list(STEERED.values()), **changes), plain, strict=True
+            ):
+                assert found == wanted, (name, drafts)
+        others = together(drafting["tree"], [STEERED[name] | OTHERWISE[name] for name in STEERED], **changes)
+        for name, found, wanted in zip(STEERED, others, plain, strict=True):
+            assert found != wanted, name
 
 
 def test_drafts_are_accepted(drafting: dict[str, LLM]) -> None:
-    for name, given in STEERED.items():
-        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, steering=given)
-        results = drafting["tree"].generate(PROMPTS, params, use_tqdm=False)
-        assert sum(one.metrics.num_accepted_tokens for one in results) > 10, name
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, steering=given)
+        for given in STEERED.values()
+        for _ in PROMPTS
+    ]
+    results = drafting["tree"].generate(PROMPTS * len(STEERED), params, use_tqdm=False)
+    accepted = [one.metrics.num_accepted_tokens for one in results]
+    for i, name in enumerate(STEERED):
+        assert sum(accepted[i * len(PROMPTS) : (i + 1) * len(PROMPTS)]) > 10, name
 
 
 def test_requests_of_all_kinds_share_a_batch(llm: LLM, drafting: dict[str, LLM]) -> None:
