@@ -22,6 +22,18 @@ TEMPLATE = """{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m
 """Shows everything that a message has."""
 
 
+@pytest.fixture(scope="session")
+def openai() -> Any:
+    """OpenAI's client; imported where it is used, since that takes a second."""
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="session")
+def anthropic() -> Any:
+    """Anthropic's client, likewise."""
+    return pytest.importorskip("anthropic")
+
+
 @dataclass
 class Live:
     """A running server: where it is, its model, and a client of it."""

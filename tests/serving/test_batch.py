@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 from command import Command
-from openai.types import Completion
-from openai.types.chat import ChatCompletion
-from openai.types.responses import Response
 from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM
@@ -101,7 +98,7 @@ def test_both_ways_give_the_answers_of_the_server(run: Command, plain: Live, tmp
         )
 
 
-def test_lines_have_openais_format(run: Command, plain: Live, tmp_path: Path) -> None:
+def test_lines_have_openais_format(openai: Any, run: Command, plain: Live, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     asked = {"input": "Hello", "max_output_tokens": 5}
     source = write(tmp_path / "in.jsonl", line(0), line(1), {"custom_id": "r", "url": "/v1/responses", "body": asked})
@@ -111,9 +108,10 @@ def test_lines_have_openais_format(run: Command, plain: Live, tmp_path: Path) ->
     assert set(first["response"]) == {"status_code", "request_id", "body"}
     assert first["response"]["request_id"].startswith("req-")
     assert first["error"] is None
-    Completion.model_validate(first["response"]["body"], strict=True)
-    ChatCompletion.model_validate(second["response"]["body"], strict=True)
-    assert Response.model_validate(third["response"]["body"]).usage.output_tokens == 5
+    openai.types.Completion.model_validate(first["response"]["body"], strict=True)
+    openai.types.chat.ChatCompletion.model_validate(second["response"]["body"], strict=True)
+    answered = openai.types.responses.Response.model_validate(third["response"]["body"])
+    assert answered.usage.output_tokens == 5
     assert not (tmp_path / "out.errors.jsonl").exists()
 
 

@@ -11,8 +11,6 @@ from serving.conftest import Live, serve, slowed
 
 from paceline import LLM, AsyncLLM
 
-anthropic = pytest.importorskip("anthropic")
-
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 TOOLS: Any = [{"name": "add", "input_schema": {
@@ -22,7 +20,8 @@ CALLS = '<think>hm, so</think>Yes. <tool_call>{"name": "add", "arguments": {"a":
 
 
 def client_of(live: Live, **given: Any) -> Any:
-    return anthropic.Anthropic(**{"base_url": live.url, "api_key": "none", "max_retries": 0, "timeout": 60} | given)
+    client = pytest.importorskip("anthropic").Anthropic
+    return client(**{"base_url": live.url, "api_key": "none", "max_retries": 0, "timeout": 60} | given)
 
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -44,7 +43,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_messages_whole_and_streamed(live: Live, case: str) -> None:
+def test_messages_whole_and_streamed(anthropic: Any, live: Live, case: str) -> None:
     client = client_of(live)
     given = {"model": "bundled", "messages": HELLO, "max_tokens": 8, "extra_body": {"temperature": 0}} | GIVEN[case]
     whole = client.messages.create(**given)
@@ -151,7 +150,7 @@ def test_thoughts_are_switched_where_the_template_can(llm: LLM, tmp_path: Any) -
         assert "thinking" in live.error(PATH, **body, thinking={"type": "disabled"})["message"]
 
 
-def test_keys_come_in_either_header(locked: Live) -> None:
+def test_keys_come_in_either_header(anthropic: Any, locked: Live) -> None:
     given: Any = {"model": "bundled", "messages": HELLO, "max_tokens": 2}
     client_of(locked, api_key="first-key").messages.create(**given)
     client_of(locked, api_key=None, auth_token="second-key").messages.create(**given)
@@ -211,7 +210,7 @@ def test_what_cannot_be_honoured_is_named(live: Live, case: str, stream: bool) -
     assert param in found.json()["error"]["message"]
 
 
-def test_errors_have_anthropics_shape(live: Live, llm: LLM) -> None:
+def test_errors_have_anthropics_shape(anthropic: Any, live: Live, llm: LLM) -> None:
     given: Any = {"messages": HELLO, "max_tokens": 4}
     with pytest.raises(anthropic.NotFoundError) as caught:
         client_of(live).messages.create(model="gpt-9", **given)

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from serving.conftest import Live
 
-openai = pytest.importorskip("openai")
-
 HELLO: Any = [{"role": "user", "content": "Say hello"}]
 
 
 @pytest.fixture(scope="module")
-def client(live: Live) -> Any:
+def client(openai: Any, live: Live) -> Any:
     return openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
@@ -45,7 +43,7 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CHATS)
-def test_chats(client: Any, case: str) -> None:
+def test_chats(openai: Any, client: Any, case: str) -> None:
     given = {"model": "bundled", "messages": HELLO, "max_completion_tokens": 8} | CHATS[case]
     whole = client.chat.completions.create(**given)
     assert isinstance(whole, openai.types.chat.ChatCompletion)
@@ -66,7 +64,7 @@ def test_chats(client: Any, case: str) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["One day", ["One", "Two"], [5, 6, 7], [[5, 6], [7]]])
-def test_completions(client: Any, prompt: Any) -> None:
+def test_completions(openai: Any, client: Any, prompt: Any) -> None:
     whole = client.completions.create(model="bundled", prompt=prompt, max_tokens=6, temperature=0, logprobs=1)
     assert isinstance(whole, openai.types.Completion)
     texts = [one.text for one in whole.choices]
@@ -78,7 +76,7 @@ def test_completions(client: Any, prompt: Any) -> None:
     assert [found[i] for i in range(len(texts))] == texts
 
 
-def test_models_and_parsed_answers(client: Any) -> None:
+def test_models_and_parsed_answers(openai: Any, client: Any) -> None:
     from pydantic import BaseModel
 
     class Person(BaseModel):
@@ -108,7 +106,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 @pytest.mark.parametrize("case", ERRORS)
 @pytest.mark.parametrize("stream", [True, False])
-def test_errors_are_of_the_clients_own_kinds(client: Any, case: str, stream: bool) -> None:
+def test_errors_are_of_the_clients_own_kinds(openai: Any, client: Any, case: str, stream: bool) -> None:
     more, kind, param = ERRORS[case]
     with pytest.raises(getattr(openai, kind)) as caught:
         client.chat.completions.create(**{"model": "bundled", "messages": HELLO, "stream": stream} | more)
@@ -116,7 +114,7 @@ def test_errors_are_of_the_clients_own_kinds(client: Any, case: str, stream: boo
         assert caught.value.param == param
 
 
-def test_many_asynchronous_clients_and_cancels(live: Live) -> None:
+def test_many_asynchronous_clients_and_cancels(openai: Any, live: Live) -> None:
     async def all_at_once() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
 

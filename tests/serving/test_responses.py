@@ -37,11 +37,6 @@ def scripted(talking: Live, monkeypatch: pytest.MonkeyPatch) -> Live:
     return talking
 
 
-@pytest.fixture(scope="module")
-def openai() -> Any:
-    return pytest.importorskip("openai")
-
-
 def client_of(openai: Any, live: Live, key: str = "none") -> Any:
     return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0, timeout=60)
 
