@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import (
@@ -51,13 +50,14 @@ from paceline.models.cpu.vectors import (
     write_float,
 )  # fmt: skip
 from paceline.models.cpu.visible_slots import common_own_slots, own_slots, shared_slots
+from paceline.utils import part_of_compiled
 
 LOWEST = np.float32(-np.inf)
 AHEAD = 32
 """How many slots ahead keys and values are fetched; no more than window_slots.SPARE."""
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def scaled_norm(source: int, size: int, weight: int, epsilon: np.float32, target: int, half: bool) -> None:
     """RMS norm of one row of float32, times weights, to float32 or bfloat16 (`half`); target may be the source."""
     even, odd = broadcast(np.float32(0.0)), broadcast(np.float32(0.0))
@@ -73,7 +73,7 @@ def scaled_norm(source: int, size: int, weight: int, epsilon: np.float32, target
             store(target + 4 * i, value)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def centred_norm(source: int, size: int, weight: int, bias: int, epsilon: np.float32, target: int, half: bool) -> None:
     """Layer norm of one row of float32, times weights plus bias, to float32 or bfloat16 (`half`)."""
     parts = broadcast(np.float32(0.0))
@@ -92,7 +92,7 @@ def centred_norm(source: int, size: int, weight: int, bias: int, epsilon: np.flo
             store(target + 4 * i, value)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def norm_row(frame: int, source: int, weight: int, target: int, half: bool) -> None:
     """The model's norm of one row of the residual stream's width; target may be the source."""
     size, epsilon, to_bias = read(frame + at.HIDDEN), read_float(frame + at.EPSILON), read(frame + at.NORM_BIAS)
@@ -102,7 +102,7 @@ def norm_row(frame: int, source: int, weight: int, target: int, half: bool) -> N
         centred_norm(source, size, weight, weight + to_bias, epsilon, target, half)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def copy_row(source: int, size: int, target: int, half: bool) -> None:
     """One row of float32 to float32 or bfloat16 (`half`)."""
     for i in range(0, size, LANES):
@@ -112,7 +112,7 @@ def copy_row(source: int, size: int, target: int, half: bool) -> None:
             store(target + 4 * i, load(source + 4 * i))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _rotate(head: int, rope: int, row: int) -> None:
     """Rotary embedding of one head in place."""
     dims = read(rope + at.TURNED)
@@ -126,7 +126,7 @@ def _rotate(head: int, rope: int, row: int) -> None:
         store(head + 4 * (half + i), fma(low, s, mul(high, c)))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: int, half: bool) -> None:
     """Norm, rotate and store one head of a row's projections (in place but for the copy to target)."""
     size, rope, by_head = read(frame + at.HEAD_DIM), read(layer + at.ROPE), read(frame + at.WHOLE_NORM) == 0
@@ -138,7 +138,7 @@ def _prepare(frame: int, layer: int, row: int, head: int, weight: int, target: i
     copy_row(source, size, target, half)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
     """Write keys and values of (kv head, row) items to their slots; values that are keys once."""
     rows, size, narrow = read(frame + at.ROWS), read(frame + at.HEAD_DIM), read(frame + at.NARROW)
@@ -153,14 +153,14 @@ def _write_cache(frame: int, layer: int, first: int, stop: int) -> None:
             copy_row(values, size, slot + to_values + head * width, narrow == 1)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def soft_cap(lanes: Any, cap: np.float32) -> Any:
     """cap * tanh(x / cap) of lanes."""
     power = exponential(mul(lanes, broadcast(np.float32(2.0) / cap)))
     return sub(broadcast(cap), div(broadcast(np.float32(2.0) * cap), add(power, broadcast(np.float32(1.0)))))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def cap_scores(scores: int, count: int, scale: np.float32, cap: np.float32) -> np.float32:
     """Scale and cap scores unless `cap` is 0; returns the scale that is left."""
     if cap == 0:
@@ -170,7 +170,7 @@ def cap_scores(scores: int, count: int, scale: np.float32, cap: np.float32) -> n
     return np.float32(1.0)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
     """Replace scores by exp(scale * (score - largest)); returns their sum.
 
@@ -188,7 +188,7 @@ def softmax(scores: int, count: int, scale: np.float32) -> np.float32:
     return total(parts)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _scores(
     frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
     query: int, pitch: int, scores: int, most: int, ahead: bool,
@@ -220,7 +220,7 @@ def _scores(
         q += together
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _mix_values(
     frame: int, layer: int, kv_head: int, row: int, first: int, queries: int,
     scores: int, sums: int, part: int, width: int, least: int,
@@ -244,7 +244,7 @@ def _mix_values(
             weigh(wide, 1, own, pitch, values, rest, more - least, slot_pitch, out, 4 * width)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
     """Bring keys and values of the first slots that a row sees into the caches."""
     if row < read(frame + at.ROWS):
@@ -255,7 +255,7 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
             fetch(read(layer + at.CACHE) + kv_head * width, shared + 8 * i, pitch, width, read(frame + at.VALUES))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _shares(frame: int, layer: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
     """Replace a query's scores by shares that are not yet divided by their sum, which counts its head's sink; returns
     it. With `in_strips` they are bfloat16.
@@ -272,7 +272,7 @@ def _shares(frame: int, layer: int, scores: int, count: int, head: int, in_strip
     return half_softmax(scores, count, scale)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _put_mixed(mixed: int, width: int, whole: Any, target: int, half: bool) -> None:
     """Weighted sums of `width` dimensions, divided by the sum of their weights, to their place."""
     for i in range(0, width, LANES):
@@ -280,7 +280,7 @@ def _put_mixed(mixed: int, width: int, whole: Any, target: int, half: bool) -> N
     copy_row(mixed, width, target, half)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, coming: int) -> None:
     """One block of queries of one kv head, to its place in the mixed values. `coming`: the row whose block comes
     next.
@@ -318,7 +318,7 @@ def _block(frame: int, layer: int, me: int, kv_head: int, row: int, first: int, 
         part += width
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _packed(frame: int, me: int) -> tuple[int, int]:
     """Where a thread packs keys, and values."""
     scores = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE)
@@ -326,7 +326,7 @@ def _packed(frame: int, me: int) -> tuple[int, int]:
     return keys, keys + read(frame + at.PACKED) * 2 * read(frame + at.HEAD_DIM)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _pack_run(frame: int, layer: int, me: int, kv_head: int, row: int, run: int) -> None:
     """Pack all that rows see in common, for several blocks of queries."""
     size, slot_pitch, seen = read(frame + at.HEAD_DIM), read(frame + at.SLOT_PITCH), read(layer + at.SEEN)
@@ -341,7 +341,7 @@ def _pack_run(frame: int, layer: int, me: int, kv_head: int, row: int, run: int)
         pack_values(values, shared, slot_pitch, count, lines, own_values + part * 2 * read(frame + at.PACKED))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _strip_block(
     frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, ready: bool
 ) -> None:
@@ -354,7 +354,7 @@ def _strip_block(
         _weigh_in_strips(frame, layer, me, kv_head, row, first, queries, most, part, ready)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _room(frame: int, me: int) -> tuple[int, int, int, int, int]:
     """A thread's memory for a block: scores, queries, sums, sums of shares, and the slots of a mixed block."""
     scores = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE)
@@ -363,7 +363,7 @@ def _room(frame: int, me: int) -> tuple[int, int, int, int, int]:
     return scores, query, sums, sums + QUERIES * 4 * STRIP, sums + QUERIES * (4 * STRIP + 64)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _score_in_strips(
     frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, most: int, ready: bool
 ) -> None:
@@ -391,7 +391,7 @@ def _score_in_strips(
         q += together
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _shares_of_block(
     frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, most: int
 ) -> None:
@@ -410,7 +410,7 @@ def _shares_of_block(
             store_half(shares + 2 * i, broadcast(np.float32(0.0)))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _weigh_in_strips(
     frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, most: int, part: int, ready: bool
 ) -> None:
@@ -449,7 +449,7 @@ def _weigh_in_strips(
         _put_mixed(sums + 4 * STRIP * q, width, load(wholes + 64 * q), target, half)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _one_block(
     frame: int, layer: int, me: int, kv_head: int, row: int, run: int, first: int, queries: int, new: bool
 ) -> None:
@@ -463,7 +463,7 @@ def _one_block(
     _strip_block(frame, layer, me, kv_head, row, first, queries, several)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _run_of(seen: int, row: int, rows: int) -> int:
     """Number of rows from `row` on that share their list of slots."""
     count = 1
@@ -472,7 +472,7 @@ def _run_of(seen: int, row: int, rows: int) -> int:
     return count
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def attend(frame: int, layer: int, me: int, team: int) -> None:
     """Keys and values to the cache, then attention of all rows; every thread calls it with its number."""
     rows, kv_heads, seen = read(frame + at.ROWS), read(frame + at.KV_HEADS), read(layer + at.SEEN)

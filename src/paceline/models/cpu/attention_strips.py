@@ -13,7 +13,6 @@ import math
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 
 from paceline.models.cpu.matrix_unit import TILE_ROWS, configure, multiply_strips
 from paceline.models.cpu.tiles import STEP, STRIP, prefetch
@@ -43,6 +42,7 @@ from paceline.models.cpu.vectors import (
     store_at,
     write,
 )  # fmt: skip
+from paceline.utils import part_of_compiled
 
 BLOCK = 2 * LANES
 """Keys whose weighted values are summed in one go."""
@@ -198,14 +198,14 @@ def half_softmax(builder: Builder, scores: Value, count: Value, scale: Value) ->
     return fold(builder, functools.reduce(builder.fadd, sums), lambda b, x, y: b.fadd(x, y))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _tile_rows(queries: int) -> int:
     """Rows of each of the fewest tiles that hold some queries."""
     tiles = (queries + TILE_ROWS - 1) // TILE_ROWS
     return (queries + tiles - 1) // tiles
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def strip_scores(
     keys: int, slots: int, slot_pitch: int, count: int, size: int,
     queries: int, query: int, scores: int, pitch: int, packed: int, ready: bool,
@@ -229,7 +229,7 @@ def strip_scores(
             )
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def strip_weigh(
     values: int, slots: int, slot_pitch: int, count: int, lines: int,
     queries: int, shares: int, pitch: int, sums: int, packed: int, ready: bool,
@@ -250,7 +250,7 @@ def strip_weigh(
             multiply_strips(0, 1, place, blocks, own, pitch, sums + q * 4 * STRIP, 4 * STRIP)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def strip_weigh_own(
     values: int, shared: int, count: int, own: int, more: int, slot_pitch: int, lines: int,
     queries: int, shares: int, pitch: int, sums: int, packed: int, mixed: int,

@@ -12,7 +12,6 @@ Sources: Mixtral of experts (arXiv:2401.04088); shared experts and groups of exp
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import LOWEST, softmax
@@ -42,9 +41,10 @@ from paceline.models.cpu.vectors import (
     write_float,
 )  # fmt: skip
 from paceline.models.model_spec import MoeSpec
+from paceline.utils import part_of_compiled
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _route(frame: int, layer: int, me: int, team: int) -> None:
     """This thread's part of the router's logits, row by row and strip by strip."""
     spare = own_rows(frame, me) + read(frame + at.SPARE)
@@ -61,7 +61,7 @@ def _route(frame: int, layer: int, me: int, team: int) -> None:
         add_bias(target, 1, 0 if bias == 0 else bias + strip * STRIP_BYTES)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _largest_of_group(scores: int, size: int, group: int) -> np.float32:
     most = LOWEST
     for i in range(size * group, size * (group + 1)):
@@ -69,7 +69,7 @@ def _largest_of_group(scores: int, size: int, group: int) -> np.float32:
     return most
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _keep_best_groups(scores: int, size: int, groups: int, best: int) -> None:
     """Set probabilities to 0 outside the `best` groups whose largest ones are largest."""
     for group in range(groups):
@@ -81,7 +81,7 @@ def _keep_best_groups(scores: int, size: int, groups: int, best: int) -> None:
             write_float(scores + 4 * i, np.float32(0.0))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
     """The likeliest experts of one row and their shares, likeliest first; returns the sum of these."""
     experts, top_k, groups = read(frame + at.EXPERTS), read(frame + at.TOP_K), read(frame + at.GROUPS)
@@ -106,13 +106,13 @@ def _choose(frame: int, scores: int, chosen: int, shares: int) -> np.float32:
     return taken
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _entries(frame: int) -> tuple[int, int]:
     """How many experts there are, and of a row, the MLP beside them included."""
     return read(frame + at.EXPERTS) + read(frame + at.SHARED_MLP), read(frame + at.TOP_K) + read(frame + at.SHARED_MLP)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _lists(frame: int, me: int) -> tuple[int, int, int]:
     """Addresses of this thread's lists: starts (entries + 1,), rows and shares (rows * each,), 8 bytes each; see
     `_entries`.
@@ -123,7 +123,7 @@ def _lists(frame: int, me: int) -> tuple[int, int, int]:
     return starts, rows, rows + 8 * read(frame + at.ROWS) * each
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _choose_of_row(frame: int, row: int, scores: int, chosen: int, shares: int) -> None:
     """What one row goes through, and its shares; `scores`: room for those of all experts."""
     experts, top_k = read(frame + at.EXPERTS), read(frame + at.TOP_K)
@@ -145,7 +145,7 @@ def _choose_of_row(frame: int, row: int, scores: int, chosen: int, shares: int) 
         write_float(shares + 4 * top_k, read_float(scores))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _group(frame: int, me: int) -> None:
     """Fill this thread's lists from the router's logits."""
     (entries, each), rows = _entries(frame), read(frame + at.ROWS)
@@ -173,7 +173,7 @@ def _group(frame: int, me: int) -> None:
     write(starts, 0)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _gathered(frame: int, me: int, x: int, rows: int, count: int) -> int:
     """Address of the rows of one expert, side by side; `rows`: address of their indices."""
     pitch = read(frame + at.NORMED_PITCH)
@@ -187,7 +187,7 @@ def _gathered(frame: int, me: int, x: int, rows: int, count: int) -> int:
     return target
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _inner(frame: int, layer: int, me: int, team: int) -> None:
     """Inner activations, in the order of the lists."""
     sums = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE)
@@ -216,7 +216,7 @@ def _inner(frame: int, layer: int, me: int, team: int) -> None:
             put_inner(frame, sums, target, stop - first)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _add_shares(sums: int, rows: int, shares: int, count: int, out: int, pitch: int) -> None:
     """Add a strip's sums (count, 64), each row times its share, to the rows of `out`."""
     for i in range(count):
@@ -225,7 +225,7 @@ def _add_shares(sums: int, rows: int, shares: int, count: int, out: int, pitch: 
             store(target + byte, fma(load(sums + i * STRIP_BYTES + byte), share, load(target + byte)))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """Outputs of all experts, added up in this thread's columns of the buffer of queries, keys and values."""
     sums, inner_pitch = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.INNER_PITCH)
@@ -259,7 +259,7 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     add_normed(frame, me, team, norm, rounded)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def mixture(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """The mixture of experts of all rows."""
     _route(frame, layer, me, team)

@@ -15,7 +15,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import LOWEST, attend, copy_row, norm_row, soft_cap
@@ -45,6 +44,7 @@ from paceline.models.cpu.vectors import (
     total,
     write,
 )  # fmt: skip
+from paceline.utils import part_of_compiled
 
 BEST_BYTES = 128
 """Bytes of what one thread knows of one row: its largest logit in all lanes, NaN where one is not finite; then its
@@ -52,14 +52,14 @@ token id.
 """
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def row_of(frame: int, row: int) -> int:
     """Address of a row's logits."""
     width = (read(frame + at.VOCAB) + LANES - 1) // LANES * LANES
     return read(frame + at.LOGITS) + row * width * (2 if read(frame + at.NARROW) == 1 else 4)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.float32:
     """Largest of logits begin .. end - 1, `begin` a multiple of 16; NaN where one is not finite."""
     top, doubt, nothing = broadcast(LOWEST), broadcast(np.float32(0.0)), broadcast(np.float32(0.0))
@@ -77,7 +77,7 @@ def largest_of(row: int, begin: int, end: int, narrow: bool, spare: int) -> np.f
     return most + sure
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def first_of(row: int, begin: int, end: int, narrow: bool, most: np.float32, spare: int) -> int:
     """Where the first of logits begin .. end - 1 stands that equals `most`; -1 if none does."""
     for i in range(begin, end, LANES):
@@ -90,7 +90,7 @@ def first_of(row: int, begin: int, end: int, narrow: bool, most: np.float32, spa
     return -1
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def find_best(frame: int, me: int, team: int) -> None:
     """This thread's best token of every row, among the strips whose logits it has made."""
     vocab, narrow = read(frame + at.VOCAB), read(frame + at.NARROW) == 1
@@ -106,7 +106,7 @@ def find_best(frame: int, me: int, team: int) -> None:
         write(part + 64, first_of(logits, begin, end, narrow, most, spare))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def combine_best(frame: int, team: int) -> None:
     """The best of what all threads found, for every row."""
     for row in range(read(frame + at.HEAD_ROWS)):
@@ -122,7 +122,7 @@ def combine_best(frame: int, team: int) -> None:
         write(read(frame + at.BEST) + 8 * row, place)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def embed(frame: int, me: int, team: int) -> None:
     """Embeddings, or states that are fed in, as the residual stream."""
     rows, hidden = read(frame + at.ROWS), read(frame + at.HIDDEN)
@@ -134,7 +134,7 @@ def embed(frame: int, me: int, team: int) -> None:
             store(x + 4 * i, mul(value, factor))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def copy_states(frame: int, source: int, pitch: int, target: int, me: int, team: int) -> None:
     """Copy rows of float32 states to the model's type."""
     rows, hidden, narrow = read(frame + at.ROWS), read(frame + at.HIDDEN), read(frame + at.NARROW) == 1
@@ -142,7 +142,7 @@ def copy_states(frame: int, source: int, pitch: int, target: int, me: int, team:
         copy_row(source + row * pitch, hidden, target + row * hidden * (2 if narrow else 4), narrow)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _put_logits(frame: int, sums: int, column: int) -> None:
     vocab, narrow = read(frame + at.VOCAB), read(frame + at.NARROW) == 1
     factor, cap = broadcast(read_float(frame + at.LOGIT_SCALE)), read_float(frame + at.LOGIT_CAP)
@@ -159,7 +159,7 @@ def _put_logits(frame: int, sums: int, column: int) -> None:
                 store(target + 4 * i, value)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def head_inputs(frame: int, me: int, team: int) -> int:
     """Address of the rows that the head takes, normed where there is a norm."""
     rows, pitch, hidden = read(frame + at.HEAD_ROWS), read(frame + at.NORMED_PITCH), read(frame + at.HIDDEN)
@@ -176,7 +176,7 @@ def head_inputs(frame: int, me: int, team: int) -> int:
     return x
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def head(frame: int, me: int, team: int) -> None:
     """Logits of the picked rows."""
     x, pitch = head_inputs(frame, me, team), read(frame + at.NORMED_PITCH)
@@ -188,7 +188,7 @@ def head(frame: int, me: int, team: int) -> None:
         _put_logits(frame, sums, strip * STRIP)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def final_tap(frame: int, me: int, team: int) -> None:
     """The normed states of all rows, by way of the projections' buffer."""
     rows, target, pitch = read(frame + at.ROWS), read(frame + at.QKV), read(frame + at.QKV_PITCH)
@@ -198,7 +198,7 @@ def final_tap(frame: int, me: int, team: int) -> None:
     copy_states(frame, target, pitch, read(frame + at.FINAL_TAP), me, team)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
     """One layer over all rows."""
     narrow, skipped = read(frame + at.NARROW) == 1, read(layer + at.MLP) == 0
@@ -236,7 +236,7 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
         copy_states(frame, read(frame + at.X), read(frame + at.X_PITCH), read(layer + at.TAP), me, team)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def forward(frame: int) -> None:
     """One pass; see the module."""
     me, team = 0, 1

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit
 
 from paceline.models.cpu.matrix_unit import TILE_ROWS, NibbleTiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
@@ -78,6 +77,7 @@ from paceline.models.cpu.vectors import (
 )  # fmt: skip
 from paceline.models.loading.quantization import GROUP as WIDTH
 from paceline.models.loading.quantization import LOWEST_ZERO, ZEROS, unpacked
+from paceline.utils import part_of_compiled
 
 TOP, ZERO = 32512, 128
 """Largest activation, 127 * 256; the stored byte of weight 0."""
@@ -169,7 +169,7 @@ def _settled(builder: Builder, high_at: Value, low_at: Value, high_sum: Value, l
     return fused(builder, parts[0], floats(256.0), parts[1])
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _sum_groups(row: int, size: int) -> None:
     groups = (size + WIDTH - 1) // WIDTH
     if (size + LANES - 1) // LANES % 2 == 1:
@@ -178,7 +178,7 @@ def _sum_groups(row: int, size: int) -> None:
         _sum_group(row + i * WIDTH, row + groups * WIDTH + 4 * i)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = False) -> None:
     """One row of float32 as two rows of bytes.
 
@@ -210,7 +210,7 @@ def to_bytes(source: int, size: int, target: int, pitch: int, grouped: bool = Fa
         _sum_groups(target + pitch // 2 + HEADER, size)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def settle_bytes(scales: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Turn integer sums (2 * rows, 64) of high and low bytes into products (rows, 64) float32, in place."""
     for row in range(rows):
@@ -362,7 +362,7 @@ def _accumulate_nibbles(
     builder.position_at_end(done)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def nibble_sums(weights: int, groups: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Products of one strip with `rows` rows at `x`: sums (rows, 64) float32."""
     start, stride = x + HEADER, pitch // 2
@@ -378,7 +378,7 @@ def nibble_sums(weights: int, groups: int, x: int, pitch: int, rows: int, sums: 
             store(i, mul(load(i), factor))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _nibbles_in_loops(weights: int, groups: int, start: int, stride: int, rows: int, sums: int) -> None:
     passes = (rows + NIBBLE_ROWS - 1) // NIBBLE_ROWS
     for at in range(0, groups, NIBBLE_CHUNK):
@@ -397,7 +397,7 @@ def _nibbles_in_loops(weights: int, groups: int, start: int, stride: int, rows: 
             done += take
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _nibbles_in_tiles(weights: int, groups: int, start: int, stride: int, rows: int, sums: int) -> None:
     for at in range(0, groups, NIBBLE_CHUNK):
         size = min(NIBBLE_CHUNK, groups - at)

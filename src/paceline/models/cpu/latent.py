@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numba import njit
-
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import copy_row, scaled_norm
 from paceline.models.cpu.compilation import machine_code, source_number
@@ -24,9 +22,10 @@ from paceline.models.cpu.tiles import BYTES, DOT, NIBBLES, STRIP
 from paceline.models.cpu.vectors import read, read_float
 from paceline.models.decoder.latent import EPS
 from paceline.models.model_spec import ModelSpec
+from paceline.utils import part_of_compiled
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _normed_latents(frame: int, layer: int, me: int, team: int, kind: int) -> int:
     """Address of all rows' latent vectors of queries, normed, for a kind of product."""
     rows, pitch, size = read(frame + at.ROWS), read(frame + at.NORMED_PITCH), read(frame + at.QUERY_RANK)
@@ -42,7 +41,7 @@ def _normed_latents(frame: int, layer: int, me: int, team: int, kind: int) -> in
     return target
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _put_rotated(frame: int, layer: int, row: int) -> None:
     """The parts of a row's queries and key that will be rotated, and its normed latent vector, to their places."""
     source = read(frame + at.PROJECTED) + row * read(frame + at.PROJECTED_PITCH)
@@ -57,7 +56,7 @@ def _put_rotated(frame: int, layer: int, row: int) -> None:
     scaled_norm(source, read(frame + at.RANK), read(layer + at.LATENT_NORM), epsilon, target, False)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _strips(
     frame: int, me: int, team: int, kind: int, heads: int, strips: int, weights: int, inputs: int,
     x: int, pitch: int, step: int, target: int, target_pitch: int, target_step: int, convert: bool, half: bool,
@@ -81,7 +80,7 @@ def _strips(
             copy_row(sums + row * 4 * STRIP, STRIP, out + row * target_pitch, half)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _before(frame: int, layer: int, me: int, team: int) -> None:
     """Queries and the key of all rows, not yet rotated, to where attention takes them.
 
@@ -105,7 +104,7 @@ def _before(frame: int, layer: int, me: int, team: int) -> None:
     )  # fmt: skip
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _behind(frame: int, layer: int, me: int, team: int) -> None:
     """Values of all heads, as the last projection takes them, from the latent vectors that attention has mixed."""
     kind, value, x = read(frame + at.KIND), read(frame + at.VALUE_DIM), read(frame + at.MIXED)

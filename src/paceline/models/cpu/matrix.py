@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.integer_products import (
@@ -39,6 +38,7 @@ from paceline.models.cpu.tiles import (
 from paceline.models.cpu.vectors import broadcast, read, store
 from paceline.models.loading.quantization import GROUP as WIDTH
 from paceline.models.loading.weights import empty
+from paceline.utils import part_of_compiled
 
 CHUNK = 64
 """Steps of a strip (16 KiB) that all rows take before the next: with their activations they fit into the first-level
@@ -108,7 +108,7 @@ def _padded(weight: torch.Tensor, multiple: int) -> torch.Tensor:
     return torch.cat((weight, weight.new_zeros(extra, weight.shape[1]))) if extra else weight
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Products of one strip with all rows: sums (rows, 64) float32.
 
@@ -124,7 +124,7 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
         _multiply(kind, weights, steps, x, pitch, rows, sums)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _multiply_tiles(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """`_multiply` by the matrix unit: rows in blocks of up to sixteen."""
     blocks = (rows + TILE_ROWS - 1) // TILE_ROWS
@@ -143,7 +143,7 @@ def _multiply_tiles(kind: int, weights: int, steps: int, x: int, pitch: int, row
             )  # fmt: skip
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int) -> None:
     if MATRIX_UNIT and (kind == DOT or (kind == BYTES and rows > MAX_ROWS)) and steps % TILE_STEPS == 0:
         _multiply_tiles(kind, weights, steps, x, pitch, rows, sums)
@@ -171,7 +171,7 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
         at += count
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def steps_of(kind: int, inputs: int) -> int:
     """Steps of a strip."""
     if kind == BYTES:
@@ -181,7 +181,7 @@ def steps_of(kind: int, inputs: int) -> int:
     return inputs if kind == FULL else inputs // 2
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def strip_size(kind: int, steps: int) -> int:
     """Bytes from one strip to the next."""
     if kind == NIBBLES:
@@ -193,13 +193,13 @@ OWN_ROWS = 16
 """Rows that every thread prepares for itself; of more, threads prepare a part each and meet."""
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def own_rows(frame: int, me: int) -> int:
     """Address of the activations that a thread has for itself."""
     return read(frame + at.OWN_NORMED) + me * read(frame + at.OWN_SIZE)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def share_of(frame: int, me: int, team: int, rows: int) -> tuple[int, int, int]:
     """Where activations of `rows` rows go, and the first and last of them that this thread prepares."""
     if rows <= OWN_ROWS:
@@ -207,14 +207,14 @@ def share_of(frame: int, me: int, team: int, rows: int) -> tuple[int, int, int]:
     return read(frame + at.NORMED), rows * me // team, rows * (me + 1) // team
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def when_prepared(frame: int, team: int, rows: int) -> None:
     """Wait until all threads have prepared their part."""
     if rows > OWN_ROWS:
         wait_for_all(frame, team)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def convert_rows(
     frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int
 ) -> None:  # fmt: skip
@@ -224,7 +224,7 @@ def convert_rows(
         to_bytes(source + row * pitch, size, target + row * own, own, kind == NIBBLES)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def as_bytes(frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int) -> int:
     """Address of rows of float32 turned into bytes for a kind of product."""
     target, first, stop = share_of(frame, me, team, rows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import copy_row, norm_row, scaled_norm
@@ -43,6 +42,7 @@ from paceline.models.cpu.vectors import (
     store,
     store_half,
 )  # fmt: skip
+from paceline.utils import part_of_compiled
 
 STRIP_BYTES = 4 * STRIP
 
@@ -50,7 +50,7 @@ SILU, GELU_TANH, GELU, CLAMPED = 0, 1, 2, 3
 """Activations of the gate, or of an MLP without one; CLAMPED is that of gpt-oss, see ModelSpec."""
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def add_bias(sums: int, rows: int, bias: int) -> None:
     """Add 64 float32, unless their address is 0, to sums (rows, 64)."""
     if bias != 0:
@@ -59,7 +59,7 @@ def add_bias(sums: int, rows: int, bias: int) -> None:
                 store(sums + row * STRIP_BYTES + i, add(load(sums + row * STRIP_BYTES + i), load(bias + i)))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def add_rows(frame: int, sums: int, rows: int, column: int) -> None:
     """Add what is given for the projections, from byte `column` on, to sums (rows, 64)."""
     added = read(frame + at.ADDED_QKV)
@@ -70,7 +70,7 @@ def add_rows(frame: int, sums: int, rows: int, column: int) -> None:
                 store(own + i, add(load(own + i), load(given + i)))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> None:
     """One row of the residual stream, normed where there is a norm."""
     if weight != 0:
@@ -79,7 +79,7 @@ def norm_or_copy(frame: int, x: int, weight: int, target: int, half: bool) -> No
         copy_row(x, read(frame + at.HIDDEN), target, half)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def normed_rows(frame: int, me: int, team: int, weight: int, kind: int) -> int:
     """Address of all rows, normed, for a kind of product."""
     rows, pitch = read(frame + at.ROWS), read(frame + at.NORMED_PITCH)
@@ -96,14 +96,14 @@ def normed_rows(frame: int, me: int, team: int, weight: int, kind: int) -> int:
     return target
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _store_strip(sums: int, rows: int, target: int, pitch: int) -> None:
     for row in range(rows):
         for i in range(0, STRIP_BYTES, 64):
             store(target + row * pitch + i, load(sums + row * STRIP_BYTES + i))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def add_residual(frame: int, x: int, source: int, size: int, rounded: bool, spare: int) -> None:
     """Add `size` bytes of a sub-layer's output to the residual stream at `x`; `spare`: room for a vector."""
     lanes = broadcast(read_float(frame + at.RESIDUAL))
@@ -115,7 +115,7 @@ def add_residual(frame: int, x: int, source: int, size: int, rounded: bool, spar
         store(x + i, value)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> None:
     """A strip of a sub-layer's output: to the residual stream, or where a norm follows to the buffer that it reads."""
     column, rows = strip * STRIP_BYTES, read(frame + at.ROWS)
@@ -127,7 +127,7 @@ def _put_output(frame: int, sums: int, strip: int, norm: int, rounded: bool) -> 
         add_residual(frame, x, own, STRIP_BYTES, rounded, sums)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None:
     """What `_put_output` left for a norm: norm it and add it to the residual stream, the rows divided among threads."""
     if norm == 0:
@@ -142,7 +142,7 @@ def add_normed(frame: int, me: int, team: int, norm: int, rounded: bool) -> None
         add_residual(frame, x, out, 4 * hidden, rounded, spare)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _activated(gate: Any, kind: int) -> Any:
     """The activation of lanes; gelu_tanh is x * sigmoid(1.5958 (x + 0.044715 x^3))."""
     one = broadcast(np.float32(1.0))
@@ -156,7 +156,7 @@ def _activated(gate: Any, kind: int) -> Any:
     return div(gate, add(one, exponential(turned)))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def _clamped(gate: Any, up: Any, alpha: np.float32, limit: np.float32) -> Any:
     """gate * sigmoid(alpha * gate) * (up + 1) of lanes, the gate at most `limit` and up within it."""
     one, least = broadcast(np.float32(1.0)), broadcast(-limit)
@@ -164,7 +164,7 @@ def _clamped(gate: Any, up: Any, alpha: np.float32, limit: np.float32) -> Any:
     return mul(div(gate, add(one, exponential(mul(gate, broadcast(-alpha))))), add(up, one))
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
     """Inner activations of one strip, from `target` on: act(gate) * up of 32 gates and 32 ups, or act(up) of 64."""
     half, kind, gated = read(frame + at.KIND) == DOT, read(frame + at.ACTIVATE), read(frame + at.GATED) == 1
@@ -185,7 +185,7 @@ def put_inner(frame: int, sums: int, target: int, rows: int) -> None:
                 store(inner + 64 * i, value)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def qkv(frame: int, layer: int, me: int, team: int) -> None:
     """Queries, keys and values of all rows, or what latent attention makes them of."""
     kind = read(layer + at.QKV_KIND)
@@ -203,7 +203,7 @@ def qkv(frame: int, layer: int, me: int, team: int) -> None:
         _store_strip(sums, rows, target + strip * STRIP_BYTES, pitch)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
     """Norms over all heads of the queries and over all heads of the keys, the rows divided among threads (OLMo-2)."""
     if read(frame + at.WHOLE_NORM) == 0:
@@ -218,7 +218,7 @@ def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
     wait_for_all(frame, team)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def project(
     frame: int, me: int, team: int, weights: int, kind: int, bias: int, x: int, pitch: int, inputs: int, norm: int,
     rounded: bool,
@@ -235,7 +235,7 @@ def project(
     add_normed(frame, me, team, norm, rounded)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def gate_up(frame: int, layer: int, me: int, team: int) -> None:
     """The MLP's inner activations of all rows."""
     kind = read(layer + at.GATE_UP_KIND)
@@ -252,7 +252,7 @@ def gate_up(frame: int, layer: int, me: int, team: int) -> None:
         put_inner(frame, sums, read(frame + at.INNER) + strip * each * item, rows)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def down(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     """The MLP's output of all rows, from its inner activations."""
     project(

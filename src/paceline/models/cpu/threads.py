@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.vectors import call, read
+from paceline.utils import part_of_compiled
 
 log = logging.getLogger("paceline")
 
@@ -157,7 +157,7 @@ def mapped_runtimes() -> list[str]:
     return [path for path in found if Path(path).name.startswith(NAMES)]
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def wait_for_all(frame: int, team: int) -> None:
     """The barrier of a pass."""
     if team > 1:

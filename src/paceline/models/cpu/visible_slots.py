@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.vectors import read
@@ -16,6 +15,7 @@ from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.segments import SegmentPart
 from paceline.models.decoder.window_slots import SPARE, Ints, WindowSlots
+from paceline.utils import part_of_compiled
 
 
 def address(array: npt.NDArray[np.int64]) -> int:
@@ -98,21 +98,21 @@ def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], o
     out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def own_slots(seen: int, row: int) -> tuple[int, int]:
     """Address and length of a row's own list, in compiled code."""
     entry = seen + row * at.SEEN_FIELDS
     return read(entry + at.OWN), read(entry + at.OWN_COUNT)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def shared_slots(seen: int, row: int) -> tuple[int, int]:
     """The same of the list that it shares with the rows beside it."""
     entry = seen + row * at.SEEN_FIELDS
     return read(entry + at.SHARED), read(entry + at.SHARED_COUNT)
 
 
-@njit(error_model="numpy")
+@part_of_compiled
 def common_own_slots(seen: int, row: int, stop: int) -> tuple[int, int]:
     """How much of their own lists rows share, and the length of the longest; 0, 0 where these do not go on from the
     shared one.
