@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numba import njit
+from models.translated_once import translated_once
 from tiny_llama import close, runner_of, stepwise, tiny_llama, tokens, whole_pass
 
 from paceline.models.cpu import HALF_MAX_QUERIES, MAX_QUERIES, CompiledDecoder, weigh
@@ -22,7 +22,7 @@ def wide_heads(dtype: torch.dtype, head_dim: int, **kwargs) -> NativeRunner:
     return runner_of(tiny_llama(**WIDE | {"head_dim": head_dim}).to(dtype), cache_slots=64, **kwargs)
 
 
-@njit(error_model="numpy")
+@translated_once
 def _weigh(
     wide: int, queries: int, weights: int, pitch: int, base: int,
     slots: int, count: int, slot_pitch: int, sums: int, sums_pitch: int,

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +22,10 @@ pytestmark = pytest.mark.skipif(
 
 PRODUCTS = """
 import re
-from numba import njit
+from models.translated_once import translated_once
 from paceline.models.cpu import load, store_half, strip_sums, to_bytes
 
-@njit(error_model="numpy")
+@translated_once
 def products(kind, weights, x, sums):
     to_bytes(x, 64, sums, 640, False)
     store_half(x, load(x))
@@ -37,9 +38,9 @@ print(len(re.findall("%zmm", assembly)), len(re.findall("%ymm", assembly)), "tdp
 
 
 def printed(program: str, **environment: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+    paths = filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")))
+    found = os.environ | environment | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-c", program], env=found, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     return done.stdout.split()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from llvmlite import ir
+from models.translated_once import translated_once
 from numba import njit
 from tiny_llama import CPU, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
@@ -56,14 +57,16 @@ EACH = pytest.mark.parametrize("form", FORMS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
-@njit
+@translated_once
 def _product(kind, weights, inputs, strips, x, rows, work, pitch, sums, out):
     steps = steps_of(kind, inputs)
     for row in range(rows):
         to_bytes(x + 4 * inputs * row, inputs, work + row * pitch, pitch, kind == NIBBLES)
     for strip in range(strips):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, work, pitch, rows, sums.ctypes.data)
-        out[:, strip * 64 : strip * 64 + 64] = sums[: rows * 64].reshape(rows, 64)
+        for row in range(rows):
+            for i in range(64):
+                out[row, strip * 64 + i] = sums[row * 64 + i]
 
 
 def product(packed, x, filling=0):
