@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from paceline.models.cpu import features
+from paceline.models.cpu import DOT, FULL, HALF, compiled_decoder, features, processor
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"}
 
@@ -58,3 +59,20 @@ def test_code_for_this_processor_has() -> None:
     part = "".join(line for line in PRODUCTS.splitlines(keepends=True) if "# products" not in line)
     wide, _, _ = printed(part)
     assert int(wide) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "has_bfloat", "has_unit", "kind"),
+    [
+        ("znver4", True, False, DOT), ("znver3", False, False, HALF), ("emeraldrapids", True, False, HALF),
+        ("emeraldrapids", True, True, DOT), ("haswell", False, False, HALF),
+    ],
+)  # fmt: skip
+def test_bfloat16_is_multiplied_as_is_fastest(
+    monkeypatch: pytest.MonkeyPatch, name: str, has_bfloat: bool, has_unit: bool, kind: int
+) -> None:
+    monkeypatch.setattr(processor, "name", lambda: name)
+    monkeypatch.setattr(processor, "has_bfloat", lambda: has_bfloat)
+    monkeypatch.setattr(compiled_decoder, "has_matrix_unit", lambda: has_unit)
+    assert compiled_decoder.best_kind(torch.bfloat16) == kind
+    assert compiled_decoder.best_kind(torch.float32) == FULL

@@ -22,7 +22,7 @@ from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.latent import compiled_latent
 from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.models.cpu.packing import ROWS, Packing, Table, Weights, Workspace, constants
-from paceline.models.cpu.processor import has_bfloat
+from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
@@ -41,7 +41,7 @@ def best_kind(dtype: torch.dtype) -> int:
     """The fastest kind of product that the processor has for weights of a dtype."""
     if dtype is torch.float32:
         return FULL
-    return DOT if has_bfloat() else HALF
+    return DOT if has_matrix_unit() or has_fast_bfloat() else HALF
 
 
 Lengths = Sequence[tuple[int, int]]
