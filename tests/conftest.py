@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,11 +14,13 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else the threads of each process spin, and others wait for a core
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many processes compiles all that it imports
 os.environ["PACELINE_CACHE_DIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
 
 import pytest
 import torch
 
+sys.dont_write_bytecode = False  # nor does each rewrite the assertions of all files
 torch.set_num_threads(1)
 gc.disable()  # until all tests are collected, since what is imported stays
 

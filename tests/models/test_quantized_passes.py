@@ -63,7 +63,9 @@ def _product(kind, weights, inputs, strips, x, rows, work, pitch, sums, out):
     for row in range(rows):
         to_bytes(x + 4 * inputs * row, inputs, work + row * pitch, pitch, kind == NIBBLES)
     for strip in range(strips):
-        strip_sums(kind, weights + strip * strip_size(kind, steps), steps, work, pitch, rows, sums.ctypes.data)
+        strip_sums(
+            kind, weights + strip * strip_size(kind, steps), steps, work, pitch, rows, np.int64(sums.ctypes.data)
+        )
         for row in range(rows):
             for i in range(64):
                 out[row, strip * 64 + i] = sums[row * 64 + i]
