@@ -48,8 +48,13 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
     return Backwards.from_parent(parent, path=path) if int(worker.removeprefix("gw")) % 2 else None
 
 
-FIRST = ("contract/test_exactness", "contract/test_pairwise", "drafters/test_contract", "verifiers/", "tree/")
-"""The two longest files; the first needs no compiled kernels, the second compiles them, the others need none."""
+FIRST = (
+    "contract/test_exactness", "contract/test_pairwise", "drafters/test_contract", "verifiers/", "tree/",
+    "training/test_train", "test_bad_input", "engine/test_steering",
+)  # fmt: skip
+"""The two longest files; the first needs no compiled kernels, the second compiles them, the next need none. Then other
+long ones, so that no process is left with one in the end.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
