@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import tiny_checkpoint
 import torch
 
 from paceline import LLM
-from paceline.training import Document, Fitting, StateShards, TrainConfig, fit, trainer
+from paceline.training import Document, Fitting, StateShards, TrainConfig, fit, train, trainer
 
 KB = 1 << 10
 CAP = 150 * KB
@@ -102,3 +103,21 @@ def test_states_are_computed_before_training_and_serve_other_heads(llm: LLM, tmp
     assert torch.equal(last.batch(row, 32).final, alone.batch(row, 32).final)
     assert not torch.equal(last.batch([[TEXTS[4]]], 32).final, alone.batch(row, 32).final)
     assert torch.equal(three.batch(row, 32).final, alone.batch(row, 32).final)
+
+
+def test_models_of_one_shape_share_no_states(llm: LLM, tmp_path: Path) -> None:
+    other = LLM(str(tiny_checkpoint.write(tmp_path / "other", seed=5)), speculative_config=None, dtype="float32")
+    assert other.runner.info.fingerprint == llm.runner.info.fingerprint
+    data = tmp_path / "texts.jsonl"
+    data.write_text(
+        "".join(json.dumps({"text": f"Some {i} words and {i + 1} more of them."}) + "\n" for i in range(12))
+    )
+    fitting = Fitting(steps=1, batch_rows=1, row_tokens=32, bf16=False)
+    for model, name in ((llm, "first"), (other, "second"), (llm, "third")):
+        config = TrainConfig(
+            method="medusa", data=(data,), texts=True, held_out_share=0.3, fitting=fitting,
+            feature_disk_bytes=1 << 30, feature_folder=tmp_path / "states",
+        )  # fmt: skip
+        train(model, config, tmp_path / name, speed_prompts=0)
+    assert len(list((tmp_path / "states").iterdir())) == 2
+    assert not list(tmp_path.glob("*/run/states"))

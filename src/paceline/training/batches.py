@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -120,7 +121,7 @@ class TargetView:
         keep_bytes: states of so many bytes are kept between epochs.
     Attributes:
         rows: (v, d) float32 of the head.
-        shards: where states are kept for which memory has no room; None computes them again.
+        shards: states on disk; None where there are none.
     """
 
     def __init__(self, runner: Runner, layers: Sequence[int] | None, vocabulary: Tensor, *, keep_bytes: int) -> None:
@@ -153,6 +154,12 @@ class TargetView:
         columns = torch.where(wanted, self._column[tokens], -1)
         embedded = self.runner.embed(tokens.flatten().tolist()).float().view(*size, d)  # type: ignore[attr-defined]
         return Batch(tokens, documents, positions, columns, wanted, embedded.clone(), taps, final)
+
+    def identity(self) -> str:
+        """Names the model with its weights, as it runs here: what it makes of a short text."""
+        tokens = tuple(token % self.runner.info.vocab_size for token in range(1, 33))
+        ((_, final),) = self._computed([Document(tokens, 0)])
+        return sha256(final.float().cpu().numpy().tobytes()).hexdigest()[:16]
 
     def keep(self, documents: Sequence[Document], shards: StateShards) -> None:
         """Compute what these shards do not have of some documents' states, as far as there is room for it."""

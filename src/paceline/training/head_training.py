@@ -151,8 +151,8 @@ def _shards(
     view: TargetView, documents: Sequence[Document], config: TrainConfig, run: Path, *, writes: bool
 ) -> StateShards:
     """States of the documents, on disk before training begins; one process writes them, others read."""
-    shared, fingerprint = config.feature_folder, view.runner.info.fingerprint
-    folder = run / SHARDS if shared is None else shared / sha256(fingerprint.encode()).hexdigest()[:16]
+    shared = config.feature_folder
+    folder = run / SHARDS if shared is None else shared / view.identity()
     shards = StateShards(folder, config.feature_disk_bytes if writes else 0, view.layers)
     if writes:
         view.keep(documents, shards)

@@ -131,13 +131,8 @@ class TrainConfig:
         self._check_shape()
         integer("feature_cache_bytes", self.feature_cache_bytes, 0)
         integer("feature_disk_bytes", self.feature_disk_bytes, 0)
-        room = self.feature_folder is None or self.feature_disk_bytes > 0
-        need(
-            room,
-            "feature_folder",
-            "be given with feature_disk_bytes (--feature-disk-gib), its size",
-            self.feature_folder,
-        )
+        sized = self.feature_folder is None or self.feature_disk_bytes > 0
+        need(sized, "feature_folder", "come with feature_disk_bytes (--feature-disk-gib)", self.feature_folder)
         integer("row_tokens", self.fitting.row_tokens, 16)
         integer("batch_rows", self.fitting.batch_rows, 1)
 
