@@ -55,6 +55,8 @@ stage verify 70 verify_cuda.json "$python" -m paceline verify --device cuda --sa
 stage verify-int8 60 verify_int8_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int8 --json
 stage verify-int4 60 verify_int4_cuda.json "$python" -m paceline verify --device cuda --samples 4 --quantization int4 --json
 stage demo 40 demo_cuda.json "$python" -m paceline demo --device cuda --json
+stage train 90 - "$python" -m paceline train eagle3 --device cuda --texts --data benchmarks/data/smollm2_answers.jsonl.gz \
+  --most-prompts 400 --steps 100 --speed-prompts 2 -o "$ended/eagle3"
 stage shapes-8b 220 - "$python" benchmarks/gpu_shapes.py --shapes 8b --budget 150
 stage shapes-1b 120 - "$python" benchmarks/gpu_shapes.py --shapes 1b --budget 80
 stage speed 90 - "$python" benchmarks/speed.py --device cuda --repeats 5 --model "$model"

@@ -3,7 +3,7 @@ and `auto`.
 
 usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-bench,gsm8k,humaneval,mt-redundant]
                 [--minutes 20] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1] [--threads 2]
-                [--name heads] [--folder FOLDER]
+                [--name heads] [--folder FOLDER] [--train-only] [--texts FILE] [--batch-rows 4]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
 left, for so many minutes, judging included, not so the model's states of these texts, which are computed once for all
@@ -43,13 +43,16 @@ EAGLES = ("eagle", "eagle3")
 """They grow EAGLE-2's trees; others have static trees of their own."""
 
 
-def trained(llm: LLM, method: str, minutes: float, folder: Path) -> Path:
+def trained(llm: LLM, method: str, given: argparse.Namespace) -> Path:
     """The head in a folder, trained there before or now."""
+    folder: Path = given.work / method
     if not (folder / "report.json").exists():
+        on_disk = {"feature_disk_bytes": 8 << 30, "feature_folder": given.work / "states"}
+        on_gpu = {"feature_cache_bytes": 32 << 30}
         config = TrainConfig(
-            method=method, data=(TEXTS,), texts=True,
-            feature_disk_bytes=8 << 30, feature_folder=folder.parent / "states",
-            fitting=Fitting(minutes=minutes, row_tokens=ROW_TOKENS, patience=1000),
+            method=method, data=(given.texts,), texts=True,
+            **(on_gpu if llm.runner.info.device.type == "cuda" else on_disk),
+            fitting=Fitting(minutes=given.minutes, row_tokens=ROW_TOKENS, batch_rows=given.batch_rows, patience=1000),
         )  # fmt: skip
         train(llm, config, folder, speed_prompts=0)
     return folder
@@ -153,6 +156,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--texts", type=Path, default=TEXTS)
+    parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -166,7 +171,7 @@ def main() -> None:
     plain = LLM(smollm2(), speculative_config=None, threads=given.threads, enable_prefix_caching=False)
     file = given.folder / f"{given.name}_smollm2.json"
     for method in given.methods:
-        head = trained(plain, method, given.minutes, given.work / method)
+        head = trained(plain, method, given)
         if given.train_only:
             continue
         fields = {key: getattr(given, key) for key in ("prompts", "tokens", "temperature", "batch", "repeats")}

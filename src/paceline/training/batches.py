@@ -140,8 +140,9 @@ class TargetView:
         tokens, positions = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         documents, wanted = torch.full(size, PAD), torch.zeros(size, dtype=torch.bool)
         states = self._states([one for row in rows for one in row]) if self.reads else {}
-        d = self.runner.info.hidden_size
-        taps, final = torch.zeros(*size, len(self.layers) * d), torch.zeros(*size, d if self.reads else 0)
+        d, device = self.runner.info.hidden_size, self.rows.device
+        taps = torch.zeros(*size, len(self.layers) * d, device=device)
+        final = torch.zeros(*size, d if self.reads else 0, device=device)
         for i, row in enumerate(rows):
             start = 0
             for number, one in enumerate(row):

@@ -112,7 +112,7 @@ class _Run:
         self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]  # a kill between the two
         self.seconds, self.start = 60 * self.at.minutes, perf_counter()
         self.losses: list[float] = []
-        self.bf16 = bool(agreed(bf16_is_faster())) if how.bf16 is None else how.bf16
+        self.bf16 = bool(agreed(bf16_is_faster(self.device))) if how.bf16 is None else how.bf16
         self.loss = self.processes.prepare_model(head, device_placement=False)
         self.done = self._progress()
 
@@ -199,8 +199,10 @@ class _Run:
             yield self.view.batch(held_out[i : i + size], self.how.row_tokens).to(self.device)
 
 
-def bf16_is_faster() -> bool:
-    """Whether products of the usual size take less time in bfloat16, as on CPUs with a matrix unit."""
+def bf16_is_faster(device: torch.device) -> bool:
+    """Whether products of the usual size take less time in bfloat16, as on GPUs and on CPUs with a matrix unit."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     seconds = {}
     for dtype in (torch.bfloat16, torch.float32):
         a, b = torch.ones(512, 576, dtype=dtype), torch.ones(576, 2048, dtype=dtype)
