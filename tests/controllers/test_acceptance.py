@@ -60,13 +60,33 @@ def test_drawn_trials_teach_by_what_was_accepted() -> None:
     assert acceptance.level(own, 0, 1) < 0.1
 
 
+def two(first: int, second: int) -> TokenTree:
+    """A token each of two drafters."""
+    return merge([TokenTree.chain([t], confidence=[0.5], source=i) for i, t in enumerate((first, second))])
+
+
 def test_a_later_drafter_that_says_the_same_adds_nothing_beside_the_first() -> None:
     acceptance, own = Acceptance(2), SequenceOdds(2)
-    same = merge([TokenTree.chain([1], confidence=[0.5], source=0), TokenTree.chain([1], confidence=[0.5], source=1)])
     for _ in range(50):
-        acceptance.observe(own, same, [1], [], drawn=False)
-    assert acceptance.level(own, 0, 1) > 0.9
+        acceptance.observe(own, two(1, 1), [2], [], drawn=False)
+    assert acceptance.level(own, 0, 1) < 0.1
     assert acceptance.level(own, 1, 0) < 0.05
+
+
+def test_a_later_drafter_is_judged_where_the_first_fails() -> None:
+    acceptance, own = Acceptance(2), SequenceOdds(2)
+    for _ in range(100):
+        acceptance.observe(own, two(1, 3), [1], [], drawn=False)
+    assert acceptance.sources[1].levels[0].tries == 0.0
+    for _ in range(100):
+        acceptance.observe(own, two(1, 3), [3], [], drawn=False)
+    assert acceptance.level(own, 1, 0) > 0.9
+    first, second = acceptance.reach(own, two(1, 3))
+    assert second == pytest.approx((1.0 - first) * acceptance.sources[1].chance(0, 0.5), abs=0.02)
+    assert acceptance.reach(own, two(1, 3), {0}) == pytest.approx([0.0, second / (1.0 - first)], abs=0.02)
+    assert acceptance.covered(own, two(1, 3), 1, set()) == pytest.approx(first)
+    assert acceptance.covered(own, two(1, 3), 1, {0}) == 0.0
+    assert acceptance.covered(own, two(1, 3), 0, set()) is None
 
 
 def test_a_sequence_unlike_the_others_gets_odds_of_its_own() -> None:

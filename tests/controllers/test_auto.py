@@ -20,7 +20,7 @@ from paceline.controllers import Plan, Signal
 from paceline.controllers.auto import LONGEST_WAIT, AutoController, Costs, CostStore
 from paceline.controllers.policies import FixedController
 from paceline.errors import ConfigError
-from paceline.tree import Budget, TokenTree, Trial
+from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 
 PLAIN_MS = 13.0
 
@@ -208,12 +208,25 @@ def budget_of(
     return None
 
 
-def test_where_the_table_finds_something_the_dear_drafter_is_only_a_fallback() -> None:
-    controller = warmed(World([ngram(steady(0.95), 0.4), draft(steady(0.9), 0.08)], packed), 600)
+def test_the_dear_drafter_is_asked_where_the_table_is_not_sure() -> None:
+    controller = warmed(World([ngram(informed(0.1, 0.97)), draft(steady(0.8), 0.1)], packed), 600)
     found = budget_of(controller, 1)
     assert found is not None
     assert found.nodes > 0
-    assert found.fallback
+
+    def needed(confidence: float) -> bool:
+        return found.needed(TokenTree.chain([1], confidence=[confidence]))
+
+    assert found.needed(EMPTY_TREE)
+    assert needed(0.1)
+    assert not needed(0.97)
+
+
+def test_a_table_and_a_dear_drafter_together_beat_each_alone() -> None:
+    table, dear = ngram(informed(0.1, 0.97)), draft(steady(0.8), 0.1)
+    worlds = [World(names, packed) for names in ([table, dear], [table], [dear])]
+    both, *alone = (world.run(warmed(world, 600), 600, seed=1, start=600) for world in worlds)
+    assert both > 1.1 * max(alone)
 
 
 def test_no_drafts_from_the_given_batch_size_on() -> None:

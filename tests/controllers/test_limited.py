@@ -80,18 +80,21 @@ def test_drafts_ahead_are_in_the_caches_twice() -> None:
 
 
 def test_a_joined_tree_is_cut_to_what_fits() -> None:
+    def never(tree: TokenTree) -> bool:
+        return False
+
     class Fusing(Controller):
         name = "fusing"
 
         def plan(self, signals: Any) -> Plan:
-            return Plan([[Budget(9, 9, fallback=True), NO_BUDGET]])
+            return Plan([[Budget(9, 9, needed=never), NO_BUDGET]])
 
     found = LimitedController(Fusing(), FOOTPRINT, 500)
     plan = found.plan(signals(20))
     (most,) = found.nodes
     assert 0 < most < 9
     assert len(found.select([TokenTree.chain([1] * 9)])[0]) == most
-    assert plan.budgets[0][0] == Budget(most, most, fallback=True)
+    assert plan.budgets[0][0] == Budget(most, most, needed=never)
     assert not plan.budgets[0][1].nodes
 
 

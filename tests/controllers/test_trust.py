@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from paceline.controllers.auto import Forecast, Ledger, State, Trust, choose, worth_scoring
+from paceline.controllers.auto import Beside, Forecast, Ledger, State, Trust, choose, worth_scoring
 
 
 def tried(saved: float, steps: int = 8) -> Trust:
@@ -91,10 +91,15 @@ def test_a_surprise_ends_learning_for_a_while_and_not_for_ever() -> None:
 TABLE = [0.010 + 0.0005 * max(row - 1, 0) for row in range(64)]
 
 
-def forecast(drafter: int, chance: float, *, level: float, finds: float = 1.0, rival: float = 0.1) -> Forecast:
+NOTHING_BESIDE = Beside()
+
+
+def forecast(
+    drafter: int, chance: float, *, level: float, finds: float = 1.0, rival: float = 0.1, left: Beside = NOTHING_BESIDE
+) -> Forecast:
     gains = [sum(chance**i for i in range(1, n + 1)) for n in range(9)]
     beside = [rival * g for g in gains]
-    return Forecast(drafter, gains, beside, [0.0, *(level * n for n in range(1, 9))], finds, 1.0)
+    return Forecast(drafter, gains, beside, [0.0, *(level * n for n in range(1, 9))], finds, 1.0, left)
 
 
 @pytest.mark.parametrize(("chance", "level"), [(0.9, 1e-4), (0.6, 1e-3), (0.3, 1e-3), (0.05, 5e-3)])
@@ -106,11 +111,22 @@ def test_one_drafter_gets_the_length_with_the_best_rate(chance: float, level: fl
     assert (found.picks[0].levels if found.picks else 0) == rates.index(max(rates))
 
 
-def test_a_dear_drafter_behind_a_good_table_is_a_fallback() -> None:
-    found = choose([forecast(0, 0.9, level=0.0, finds=0.5), forecast(1, 0.8, level=5e-4)], TABLE, 1)
-    assert [(pick.drafter, pick.fallback) for pick in found.picks] == [(0, False), (1, True)]
-    together = choose([forecast(0, 0.9, level=0.0, finds=0.5), forecast(1, 0.8, level=1e-5, rival=0.9)], TABLE, 1)
-    assert [pick.fallback for pick in together.picks] == [False, False]
+def test_a_dear_drafter_is_used_behind_a_table_that_leaves_it_enough() -> None:
+    table = forecast(0, 0.9, level=0.0, finds=0.5)
+
+    def chosen(left: Beside) -> list[int]:
+        return [pick.drafter for pick in choose([table, forecast(1, 0.8, level=5e-4, left=left)], TABLE, 1).picks]
+
+    assert chosen(Beside(asked=0.5, alone=0.5)) == [0, 1]
+    assert chosen(Beside(asked=1.0, alone=0.0, open_=0.1)) == [0]
+    assert [pick.drafter for pick in choose([forecast(1, 0.8, level=5e-4)], TABLE, 1).picks] == [1]
+
+
+def test_what_others_leave_follows_the_steps() -> None:
+    left = Beside()
+    for covered, asked in ((None, True), (0.25, True), (0.9, False), (0.9, False)) * 200:
+        left = left.moved(covered, 0.02, asked=asked)
+    assert (left.asked, left.alone, left.open_) == pytest.approx((0.5, 0.25, 0.75 * 0.25), abs=0.02)
 
 
 def test_the_nodes_worth_scoring_are_the_best_of_all_subsets() -> None:

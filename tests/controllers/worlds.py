@@ -137,7 +137,7 @@ class World:
             budgets = [row[source] if row else NO_BUDGET for row in self._plan.budgets]
             deepest, drafting = 0, False
             for i, budget in enumerate(budgets):
-                if budget.fallback and len(trees[i]):
+                if not budget.needed(trees[i]):
                     continue
                 drafting = drafting or budget.nodes > 0
                 found, confidence, levels = drafter.propose(step, budget, rng)

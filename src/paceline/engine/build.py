@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("paceline")
 
+_TURN: Final = {"table": 0, "fusion": 2}
+"""By kind of drafter, when it drafts: those that cost nothing first, those that look at the others' trees last."""
+
 
 def build_parts(
     runner: Runner,
@@ -65,7 +68,7 @@ def build_parts(
         CapabilityError: a method that this runner cannot serve.
     """
     config, own = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
-    methods = sorted(single_methods(config, default_draft), key=lambda one: _kind(one) == "fusion")
+    methods = sorted(single_methods(config, default_draft), key=lambda one: _TURN.get(_kind(one), 1))
     drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
     tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":

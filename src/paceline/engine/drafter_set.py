@@ -164,7 +164,7 @@ class DrafterSet:
                 continue
             budget, first = planned[i][index], not len(trees[i])
             depth = min(budget.depth, sequence.remaining - 1)
-            if budget.nodes > 0 and depth > 0 and (first or not (budget.fallback or self.chains_only)):
+            if budget.nodes > 0 and depth > 0 and (first or not self.chains_only) and budget.needed(trees[i]):
                 if (most := sequence.request.drafts.most) is not None:
                     if (room := most - len(trees[i])) < 1:
                         continue

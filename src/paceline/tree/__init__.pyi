@@ -28,6 +28,8 @@ from .token_tree import lone_source as lone_source
 from .types import NO_BUDGET as NO_BUDGET
 from .types import Budget as Budget
 from .types import GoOn as GoOn
+from .types import Needed as Needed
 from .types import Scores as Scores
 from .types import Verdict as Verdict
 from .types import always_go_on as always_go_on
+from .types import always_needed as always_needed

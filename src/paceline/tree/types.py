@@ -11,13 +11,20 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.tree.static_shapes import Shape
+    from paceline.tree.token_tree import TokenTree
 
 
 GoOn = Callable[[int, float, object], bool]
+Needed = Callable[["TokenTree"], bool]
 
 
 def always_go_on(depth: int, confidence: float, features: object) -> bool:
     """The default stopper of a budget: never stop before it is used up."""
+    return True
+
+
+def always_needed(tree: TokenTree) -> bool:
+    """The default of a budget: draft whatever is there already."""
     return True
 
 
@@ -30,7 +37,7 @@ class Budget:
         depth: at most this many levels.
         go_on: called by sequential drafters before drafting level `depth` (from 2 on) with the confidence of the path
             so far; False stops drafting there.
-        fallback: the drafter is used only where those before it found nothing.
+        needed: called with the tree of the drafters before it, which may be empty; False leaves the drafter out.
         shape: that the controller has in mind, no larger than the budget; drafters of static trees follow it, others
             need not. None leaves it to them.
     """
@@ -38,7 +45,7 @@ class Budget:
     nodes: int
     depth: int
     go_on: GoOn = always_go_on
-    fallback: bool = False
+    needed: Needed = always_needed
     shape: Shape | None = None
 
 

@@ -1,6 +1,7 @@
 from .acceptance import Acceptance as Acceptance
 from .acceptance import SequenceOdds as SequenceOdds
 from .acceptance import Source as Source
+from .choice import Beside as Beside
 from .choice import Forecast as Forecast
 from .choice import choose as choose
 from .choice import cut as cut

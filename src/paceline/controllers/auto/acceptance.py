@@ -2,15 +2,16 @@
 
 By drafter, depth and the drafter's own confidence. Evidence comes only from parents that the target reached, the root
 and the accepted path: there the accepted child is a success and every other child a failure; nodes below a rejected one
-say nothing. A proposed node that was not scored is evidence too where the text that followed shows what would have
-become of it. Counts decay, so that the estimate follows the text; a sequence that behaves unlike the others gets odds
-of its own.
+say nothing, nor do first-level nodes of a drafter where an earlier one is right. A proposed node that was not scored is
+evidence too where the text that followed shows what would have become of it. Counts decay, so that the estimate follows
+the text; a sequence that behaves unlike the others gets odds of its own.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.tree import TokenTree
 
 RIVAL: Final = 0
-"""Depth bucket of a first-level node beside one of an earlier drafter: it only matters where that one fails."""
+"""Depth bucket of a first-level node beside one of an earlier drafter: its chance where that one fails."""
 
 DEPTH_BUCKET: Final = (RIVAL, 1, 2, 3, 3, 4, 4, 4, 4) + (5,) * 1016
 """Depth -> bucket: rival, 1, 2, 3-4, 5-8, more."""
@@ -28,7 +29,9 @@ EDGES: Final = (0.1, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.98)
 BINS: Final = len(EDGES) + 1
 
 _PRIOR_BIN: Final = (0.10, 0.25, 0.38, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92)
-_PRIOR_LEVEL: Final = (0.3, 0.6, 0.6, 0.6, 0.6, 0.6)
+_PRIOR_LEVEL: Final = 0.6
+_PRIOR_RIVAL: Final = 0.8
+"""Of a drafter's first level alone, what it is thought to be where an earlier one fails."""
 _STRENGTH: Final = 4.0
 _DECAY: Final = 0.995
 _OWN_DECAY, _OWN_STRENGTH = 0.99, 24.0
@@ -81,10 +84,12 @@ class Source:
     def level(self, bucket: int) -> float:
         """P(one of its nodes accepted | parent accepted) before anything is drafted.
 
-        Deeper levels are drawn to those before.
+        Deeper levels are drawn to those before, and rivals to what the drafter is alone.
         """
-        if bucket <= 1:
-            return self.levels[bucket].mean(_PRIOR_LEVEL[bucket])
+        if bucket == RIVAL:
+            return self.levels[RIVAL].mean(_PRIOR_RIVAL * self.level(1))
+        if bucket == 1:
+            return self.levels[1].mean(_PRIOR_LEVEL)
         return self.levels[bucket].mean(self.level(bucket - 1))
 
     def learn(self, bucket: int, confidence: float, success: bool) -> None:
@@ -157,16 +162,33 @@ class Acceptance:
         """P(one of the drafter's nodes accepted | parent accepted) before anything is drafted."""
         return _shifted(self.sources[source].level(bucket), own.odds[source])
 
-    def chances(self, own: SequenceOdds, tree: TokenTree) -> list[float]:
-        """Per node, the calibrated chance that it is accepted if its parent is."""
-        return [self.node(own, source, bucket, confidence) for _, source, bucket, confidence in nodes(tree)]
+    def reach(self, own: SequenceOdds, tree: TokenTree, off: AbstractSet[int] = frozenset()) -> list[float]:
+        """Per node, the calibrated chance that it is accepted: the product along its path, and for one beside those of
+        earlier drafters times the chance that they fail.
 
-    def reach(self, own: SequenceOdds, tree: TokenTree) -> list[float]:
-        """Per node, the calibrated chance that it is accepted: the product along its path."""
+        Args:
+            off: drafters of which nothing is scored; the chances of their nodes, and of what hangs off them, are 0.
+        """
         found: list[float] = []
-        for parent, chance in zip(tree.parents.tolist(), self.chances(own, tree), strict=True):
+        last, earlier, covered = -1, 0.0, 0.0
+        for node, (parent, source, bucket, confidence) in enumerate(nodes(tree)):
+            out = bool(off) and off >= {source, *tree.also.get(node, ())}
+            chance = 0.0 if out else self.node(own, source, bucket, confidence)
+            if parent < 0:
+                if source != last:
+                    last, earlier = source, min(covered, 1.0)
+                chance *= 1.0 - earlier if bucket == RIVAL else 1.0
+                covered += chance
             found.append(chance if parent < 0 else chance * found[parent])
         return found
+
+    def covered(self, own: SequenceOdds, tree: TokenTree, drafter: int, off: AbstractSet[int]) -> float | None:
+        """The chance that one of the drafters before this one has the next token right; None where none of them has
+        found any.
+        """
+        known = zip(tree.parents.tolist(), tree.sources.tolist(), self.reach(own, tree, off), strict=True)
+        first = [reach for parent, source, reach in known if parent < 0 and source < drafter]
+        return min(sum(first), 1.0) if first else None
 
     def observe(
         self, own: SequenceOdds, proposed: TokenTree, tokens: Sequence[int], accepted: Sequence[int], *, drawn: bool
@@ -184,9 +206,12 @@ class Acceptance:
         path: set[int] = set(accepted) if drawn else _followed(proposed, tokens)
         kinds, families = proposed.kinds.tolist(), dict[tuple[int, int, int], list[int]]()
         known: dict[int, list[float]] = {}
-        depths = proposed.depths.tolist()
+        depths, sources = proposed.depths.tolist(), proposed.sources.tolist()
+        right = min((sources[node] for node in path if depths[node] == 1), default=len(self.sources))
         for node, (parent, source, bucket, confidence) in enumerate(nodes(proposed)):
             if kinds[node] or (parent >= 0 and parent not in path) or depths[node] > len(tokens):
+                continue
+            if bucket == RIVAL and right < source:
                 continue
             success, about = node in path, self.sources[source]
             counts = known.setdefault(source, [0, 0.0, 0])
@@ -199,16 +224,39 @@ class Acceptance:
             family[1] += 1
         for (_, source, bucket), (successes, children) in families.items():
             self.sources[source].learn_level(bucket, children, successes > 0)
-        self._learn_echoes(proposed)
+        self._learn_echoes(proposed, path)
         for source, (hits, foreseen, tries) in known.items():
             own.add(source, int(hits), foreseen, int(tries))
 
-    def _learn_echoes(self, tree: TokenTree) -> None:
-        """Who begins as an earlier drafter did adds nothing where that one fails."""
+    def _learn_echoes(self, tree: TokenTree, path: AbstractSet[int]) -> None:
+        """Who begins as an earlier drafter did has nothing where that one fails."""
         parents, sources = tree.parents.tolist(), tree.sources.tolist()
         own = {source for parent, source in zip(parents, sources, strict=True) if parent < 0}
-        for source in {other for others in tree.also.values() for other in others} - own:
+        failed = (others for node, others in tree.also.items() if parents[node] < 0 and node not in path)
+        for source in {other for others in failed for other in others} - own:
             self.sources[source].levels[RIVAL].add(False)
+
+
+class Gap:
+    """Whether earlier drafters leave enough to a drafter that takes time (`Budget.needed`).
+
+    Attributes:
+        most: it is asked where one of them is right with no more than this chance.
+    """
+
+    __slots__ = ("_acceptance", "_drafter", "_off", "_own", "most")
+
+    def __init__(
+        self, acceptance: Acceptance, own: SequenceOdds, drafter: int, most: float, off: AbstractSet[int]
+    ) -> None:
+        self._acceptance, self._own, self._drafter, self.most, self._off = acceptance, own, drafter, most, off
+
+    def covered(self, tree: TokenTree) -> float | None:
+        """`Acceptance.covered` of a tree."""
+        return self._acceptance.covered(self._own, tree, self._drafter, self._off) if len(tree) else None
+
+    def __call__(self, tree: TokenTree) -> bool:
+        return (self.covered(tree) or 0.0) <= self.most
 
 
 class Stopper:

@@ -30,9 +30,10 @@ class Forecast:
 
     Attributes:
         gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and is alone.
-        rival_gains: the same beside a draft of an earlier drafter.
+        rival_gains: the same where an earlier drafter's draft fails.
         seconds: by levels, what drafting takes. finds: how often it proposes anything.
         width: nodes on a level.
+        beside: what became of it behind earlier drafters.
     """
 
     drafter: int
@@ -41,19 +42,36 @@ class Forecast:
     seconds: Sequence[float]
     finds: float
     width: float
+    beside: Beside
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """How much of its use earlier drafters leave to one that drafts only where they promise little.
+
+    Attributes:
+        asked: share of steps in which it drafts. alone: in which the others have found nothing.
+        open_: mean chance that the others fail in those where they have found something and it drafts, times their
+            share.
+    """
+
+    asked: float = 1.0
+    alone: float = 1.0
+    open_: float = 0.0
+
+    def moved(self, covered: float | None, rate: float, *, asked: bool) -> Beside:
+        """With one more step; `covered` is the chance that others are right, None where they have found nothing."""
+        now = (float(asked), float(covered is None), (1.0 - covered) * asked if covered is not None else 0.0)
+        before = (self.asked, self.alone, self.open_)
+        return Beside(*(old + rate * (new - old) for old, new in zip(before, now, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A drafter that is used.
-
-    Attributes:
-        levels: most levels of its draft. fallback: only where those before it found nothing.
-    """
+    """A drafter that is used, and most levels of its draft."""
 
     drafter: int
     levels: int
-    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,7 @@ class PlannedDraft:
     Attributes:
         state: its trust when the plan was made; OFF: it drafts, and nothing of it is scored.
         gain: tokens of a step expected of it beyond those that its time would bring otherwise.
+        most: it drafts where earlier drafters are right with no more than this chance.
         cheap: its drafts cost next to nothing.
     """
 
@@ -71,6 +90,7 @@ class PlannedDraft:
     state: State
     pick: Pick
     gain: float
+    most: float
     cheap: bool
 
 
@@ -80,7 +100,6 @@ class Choice:
 
     Attributes:
         tokens, seconds: of a step of the batch. rows: that it scores. drafting: seconds of it that drafting takes.
-        found: the chance that anything is proposed for a sequence.
     """
 
     picks: tuple[Pick, ...]
@@ -88,7 +107,6 @@ class Choice:
     seconds: float
     rows: float
     drafting: float = 0.0
-    found: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -133,32 +151,25 @@ def choose(forecasts: Sequence[Forecast], table: Sequence[float], size: int) -> 
 
 
 def _extended(before: Choice, forecast: Forecast, table: Sequence[float], size: int) -> Choice:
-    """The best choice with one more drafter, at its best length, beside the others or where they found nothing."""
+    """The best choice with one more drafter, at its best length."""
     best: Choice | None = None
-    for fallback in (False, True) if before.picks else (False,):
-        for levels in range(1, len(forecast.gains)):
-            found = _with(before, forecast, Pick(forecast.drafter, levels, fallback), table, size)
-            if best is None or found.rate > best.rate:
-                best = found
-            elif forecast.gains[levels] - forecast.gains[levels - 1] < _UNLIKELY * size:
-                break
+    for levels in range(1, len(forecast.gains)):
+        found = _with(before, forecast, Pick(forecast.drafter, levels), table, size)
+        if best is None or found.rate > best.rate:
+            best = found
+        elif forecast.gains[levels] - forecast.gains[levels - 1] < _UNLIKELY * size:
+            break
     return before if best is None else best
 
 
 def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], size: int) -> Choice:
-    levels, fallback = pick.levels, pick.fallback
-    alone, share = 1.0 - before.found, one.finds
-    gain = share * alone * one.gains[levels]
-    chance = 1.0
-    if fallback:
-        share, chance = share * alone, min(1.0, size * alone)
-    else:
-        gain += share * before.found * one.rival_gains[levels]
-    drafting = before.drafting + chance * one.seconds[levels]
-    rows = before.rows + share * size * levels * one.width
+    levels, beside = pick.levels, one.beside if before.picks else Beside()
+    gain = one.finds * (beside.alone * one.gains[levels] + beside.open_ * one.rival_gains[levels])
+    drafting = before.drafting + min(1.0, size * beside.asked) * one.seconds[levels]
+    rows = before.rows + one.finds * beside.asked * size * levels * one.width
     low = min(int(rows), len(table) - 2)
     seconds = drafting + table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])
-    return Choice((*before.picks, pick), before.tokens + gain, seconds, rows, drafting, 1.0 - alone * (1.0 - one.finds))
+    return Choice((*before.picks, pick), before.tokens + gain, seconds, rows, drafting)
 
 
 def worth_scoring(

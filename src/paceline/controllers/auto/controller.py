@@ -18,8 +18,18 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from paceline.controllers.auto.acceptance import BUCKETS, DEPTH_BUCKET, RIVAL, Acceptance, SequenceOdds, Source, Stopper
+from paceline.controllers.auto.acceptance import (
+    BUCKETS,
+    DEPTH_BUCKET,
+    RIVAL,
+    Acceptance,
+    Gap,
+    SequenceOdds,
+    Source,
+    Stopper,
+)
 from paceline.controllers.auto.choice import (
+    Beside,
     Choice,
     Forecast,
     Pick,
@@ -36,7 +46,7 @@ from paceline.controllers.auto.explanations import auto_words, beliefs, next_try
 from paceline.controllers.auto.trust import Ledger, State, Trust
 from paceline.controllers.base import Controller, Outcome, Plan, Signal
 from paceline.controllers.explanations import NO_DRAFTER, too_many
-from paceline.tree import NO_BUDGET, Budget, select_nodes
+from paceline.tree import NO_BUDGET, Budget, always_needed, select_nodes
 from paceline.utils import integer
 
 if TYPE_CHECKING:
@@ -55,6 +65,9 @@ ledger.
 
 TRY_LEVELS: Final = 4
 """Levels of a try that does not seem to pay."""
+
+TRY_BESIDE: Final = 0.25
+"""A try drafts where earlier drafters are right with no more than this chance, whatever it is expected to bring."""
 
 TIMED: Final = 2
 """Short drafts of a drafter that was never timed before its price is believed."""
@@ -81,6 +94,7 @@ class _Sequence:
 
     own: SequenceOdds
     stoppers: dict[int, Stopper] = field(default_factory=dict)
+    gaps: dict[int, Gap] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -151,6 +165,7 @@ class AutoController(Controller):
         self.acceptance, self.ledger = Acceptance(len(self.names)), Ledger()
         self._trust: dict[tuple[int, int], Trust] = {}
         self.sequences: dict[int, _Sequence] = {}
+        self._beside = [Beside()] * len(self.names)
         self._speedups: dict[int, float] = {}
         self._planning = 0.0
         self._since_plain = self._ended = 0
@@ -224,9 +239,12 @@ class AutoController(Controller):
             elif pick is None and state is State.TRIED:
                 pick = self._try(now, one)
             if pick is not None:
+                most = 1.0 if cheap else _most_covered(now, one, pick.levels)
+                if state is State.TRIED:
+                    most = max(most, TRY_BESIDE)
                 now.planned.append(
                     PlannedDraft(
-                        self.names[one.drafter], one.drafter, state, pick, _expected_gain(now, one, pick), cheap
+                        self.names[one.drafter], one.drafter, state, pick, _expected_gain(now, one, pick), most, cheap
                     )
                 )
         return [self._of_sequence(now, sequence) for sequence in now.batch]
@@ -245,6 +263,7 @@ class AutoController(Controller):
             [0.0, *(line.at(level) for level in range(1, depth + 1))],
             finds,
             width,
+            self._beside[drafter],
         )
 
     def _probe(self, now: _Now) -> None:
@@ -273,7 +292,8 @@ class AutoController(Controller):
     def _of_sequence(self, now: _Now, sequence: _Sequence) -> list[Budget]:
         """Its budgets, with a stopper each for drafters that call `go_on` before every level."""
         found = [NO_BUDGET] * len(self.names)
-        sequence.stoppers = {}
+        sequence.stoppers, sequence.gaps = {}, {}
+        off = {one.drafter for one in now.planned if one.state is State.OFF}
         rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
         row = (now.table[rows] - now.table[rows - now.size]) / now.size
         for one in now.planned:
@@ -282,7 +302,9 @@ class AutoController(Controller):
             level = self.costs.line(one.name, now.size).per_level / now.size + row
             stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, now.rate * level)
             nodes = min(self.max_nodes, pick.levels if width < 1.1 else int(2 * width * pick.levels) + 1)
-            found[drafter] = Budget(nodes, min(pick.levels, nodes), stopper, fallback=pick.fallback)
+            gap = sequence.gaps[drafter] = Gap(self.acceptance, sequence.own, drafter, one.most, off)
+            needed = gap if one.most < 1.0 else always_needed
+            found[drafter] = Budget(nodes, min(pick.levels, nodes), stopper, needed)
         return found
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
@@ -297,10 +319,7 @@ class AutoController(Controller):
             if not len(tree) or fixed_shape(tree):
                 reaches.append(None)
                 continue
-            reach = self.acceptance.reach(sequence.own, tree)
-            if off:
-                reach = _without(tree, reach, off)
-            reaches.append(reach)
+            reaches.append(self.acceptance.reach(sequence.own, tree, off))
         rows = now.size + sum(len(tree) for tree, reach in zip(chosen, reaches, strict=True) if reach is None)
         kept = worth_scoring(reaches, now.table, rows, now.rate, self.max_nodes)
         chosen = [
@@ -324,6 +343,7 @@ class AutoController(Controller):
         if now is None or not now.signals:
             return
         self._learn_costs(now, outcome)
+        self._learn_beside(now, outcome)
         if now.timed:  # so far a pass was the unit of time, or its price was old
             now.table = self.costs.table(now.size, now.context, len(now.table) - 1)
         for sequence, proposed, tree, verdict in zip(
@@ -346,20 +366,28 @@ class AutoController(Controller):
         for one in now.planned:
             if not _was_asked(outcome, one.drafter) and any(proposed):
                 continue
-            deepest = proposing = 0
-            for sequence, found in zip(now.batch, proposed, strict=True):
+            deepest = proposing = asked = 0
+            for sequence, tree, found in zip(now.batch, outcome.proposed, proposed, strict=True):
+                asked += sequence.gaps[one.drafter](tree)
                 depth = found.get(one.drafter, 0)
                 proposing += depth > 0
                 stopper = sequence.stoppers.get(one.drafter)
                 if depth and stopper is not None and stopper.stopped:
                     depth = max(depth, stopper.levels)
                 deepest = max(deepest, depth)
-            source = self.acceptance.sources[one.drafter]
-            others = any(proposed) and not proposing
-            if not (one.pick.fallback and others):
+            if asked:
+                source = self.acceptance.sources[one.drafter]
                 levels[one.drafter] = deepest
-                source.finds += 0.05 * (proposing / now.size - source.finds)
+                source.finds += 0.05 * (min(proposing / asked, 1.0) - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
+
+    def _learn_beside(self, now: _Now, outcome: Outcome) -> None:
+        """What earlier drafters left to those behind them."""
+        for one in now.planned[1:]:
+            for sequence, tree in zip(now.batch, outcome.proposed, strict=True):
+                covered = sequence.gaps[one.drafter].covered(tree)
+                asked = covered is None or covered <= one.most
+                self._beside[one.drafter] = self._beside[one.drafter].moved(covered, 0.05 / now.size, asked=asked)
 
     def _update_trust(self, now: _Now, outcome: Outcome, seconds: float) -> None:
         """Tell each trust what was saved, in plain steps, and charge the ledger with what learning lost."""
@@ -449,20 +477,21 @@ class AutoController(Controller):
         ]
 
 
+def _price(now: _Now, one: Forecast, levels: int) -> float:
+    """Tokens that the time of such a draft and of scoring it would bring otherwise."""
+    rows = min(now.size + int(one.finds * now.size * levels * one.width), len(now.table) - 1)
+    return now.rate * (one.seconds[levels] + now.table[rows] - now.plain)
+
+
 def _expected_gain(now: _Now, one: Forecast, pick: Pick) -> float:
     """Tokens of a step that a drafter alone is expected to add, less those that its time would bring."""
-    levels = pick.levels
-    rows = min(now.size + int(one.finds * now.size * levels * one.width), len(now.table) - 1)
-    return one.finds * one.gains[levels] - now.rate * (one.seconds[levels] + now.table[rows] - now.plain)
+    return one.finds * one.gains[pick.levels] - _price(now, one, pick.levels)
 
 
-def _without(tree: TokenTree, reach: Sequence[float], off: set[int]) -> list[float]:
-    """The chances, 0 for nodes of drafters that are only listened to and for what hangs off them."""
-    found: list[float] = []
-    for node, (parent, source) in enumerate(zip(tree.parents.tolist(), tree.sources.tolist(), strict=True)):
-        out = off.issuperset((source, *tree.also.get(node, ()))) or (parent >= 0 and not found[parent])
-        found.append(0.0 if out else reach[node])
-    return found
+def _most_covered(now: _Now, one: Forecast, levels: int) -> float:
+    """The chance that others are right up to which a drafter pays that helps where they fail."""
+    gain = one.finds * one.rival_gains[levels]
+    return min(max(1.0 - _price(now, one, levels) / gain, 0.0), 1.0) if gain > 0.0 else 0.0
 
 
 def _was_asked(outcome: Outcome, drafter: int) -> bool:

@@ -43,7 +43,7 @@ def auto_words(
 def _planned_words(one: PlannedDraft, trust: Trust, stopper: Stopper | None) -> str:
     budget = f"a budget of {count(one.pick.levels, 'level')}"
     gain = f"{one.gain:.2f} tokens beyond the price of its time".replace("-", "\N{MINUS SIGN}")
-    where = ", where those before it find nothing" if one.pick.fallback else ""
+    where = f", where those before it are right with a chance of {one.most:.2f} at most" if one.most < 1.0 else ""
     if one.state is State.OFF:
         return f"{one.name} drafts only because that costs next to nothing, and is not scored; {next_try(trust)}."
     if one.cheap:
