@@ -1,7 +1,7 @@
 """What SmolLM2 says to prompts of many kinds: the texts that the heads of `heads.py` are trained on.
 
 usage: head_texts.py --data FOLDER [--prompts 3200] [--max-tokens 256] [--work FOLDER] [--out FILE]
-                     [--max-num-seqs 16]
+                     [--skip 0] [--max-num-seqs 16]
 
 FOLDER holds gsm8k, mbpp, scitldr, xquad and self-instruct; of none of them is the part read that heads are measured
 with. A sixth of the prompts is written by the model itself: it goes on from an empty user's turn (Magpie,
@@ -109,11 +109,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--work", type=Path, default=Path("head_texts"))
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--skip", type=int, default=0, help="of the prompts, which another run has answered")
     parser.add_argument("--max-num-seqs", type=int, default=16)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     llm = LLM(smollm2(), speculative_config=None, max_num_seqs=given.max_num_seqs)
-    asked_for = {json.dumps(asked(llm, one)): one for one in messages(llm, given.data, given.prompts, given.work)}
+    wanted = messages(llm, given.data, given.prompts, given.work)[given.skip :]
+    asked_for = {json.dumps(asked(llm, one)): one for one in wanted}
     prompts = {sha256(ids.encode()).hexdigest(): json.loads(ids) for ids in asked_for}
     made = answered(llm, prompts, given.work / "answers.jsonl", max_tokens=given.max_tokens, sampled_share=0.25)
     lines = []

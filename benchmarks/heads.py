@@ -3,7 +3,7 @@ and `auto`.
 
 usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-bench,gsm8k,humaneval,mt-redundant]
                 [--minutes 20] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1] [--threads 2]
-                [--name heads] [--folder FOLDER] [--train-only] [--texts FILE] [--batch-rows 4]
+                [--name heads] [--folder FOLDER] [--train-only] [--texts FILE ...] [--batch-rows 4]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
 left, for so many minutes, judging included, not so the model's states of these texts, which are computed once for all
@@ -50,7 +50,7 @@ def trained(llm: LLM, method: str, given: argparse.Namespace) -> Path:
         on_disk = {"feature_disk_bytes": 8 << 30, "feature_folder": given.work / "states"}
         on_gpu = {"feature_cache_bytes": 32 << 30}
         config = TrainConfig(
-            method=method, data=(given.texts,), texts=True,
+            method=method, data=tuple(given.texts), texts=True,
             **(on_gpu if llm.runner.info.device.type == "cuda" else on_disk),
             fitting=Fitting(minutes=given.minutes, row_tokens=ROW_TOKENS, batch_rows=given.batch_rows, patience=1000),
         )  # fmt: skip
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--texts", type=Path, default=TEXTS)
+    parser.add_argument("--texts", type=Path, nargs="+", default=[TEXTS])
     parser.add_argument("--batch-rows", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
