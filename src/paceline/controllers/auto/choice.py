@@ -44,6 +44,20 @@ class Forecast:
     width: float
     beside: Beside
 
+    def price(self, levels: int, table: Sequence[float], size: int, rate: float) -> float:
+        """Tokens that the time of such a draft, and of scoring it, brings otherwise.
+
+        Args:
+            table, size: as of `choose`. rate: tokens per second.
+        """
+        rows = min(size + int(self.finds * size * levels * self.width), len(table) - 1)
+        return rate * (self.seconds[levels] + table[rows] - table[size])
+
+    def most_covered(self, levels: int, price: float) -> float:
+        """The chance that others are right up to which a draft pays that helps where they fail."""
+        gain = self.finds * self.rival_gains[levels]
+        return min(max(1.0 - price / gain, 0.0), 1.0) if gain > 0.0 else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Beside:

@@ -239,14 +239,12 @@ class AutoController(Controller):
             elif pick is None and state is State.TRIED:
                 pick = self._try(now, one)
             if pick is not None:
-                most = 1.0 if cheap else _most_covered(now, one, pick.levels)
+                price = one.price(pick.levels, now.table, now.size, now.rate)
+                most = 1.0 if cheap else one.most_covered(pick.levels, price)
                 if state is State.TRIED:
                     most = max(most, TRY_BESIDE)
-                now.planned.append(
-                    PlannedDraft(
-                        self.names[one.drafter], one.drafter, state, pick, _expected_gain(now, one, pick), most, cheap
-                    )
-                )
+                gain = one.finds * one.gains[pick.levels] - price
+                now.planned.append(PlannedDraft(self.names[one.drafter], one.drafter, state, pick, gain, most, cheap))
         return [self._of_sequence(now, sequence) for sequence in now.batch]
 
     def _forecast(self, now: _Now, drafter: int) -> Forecast:
@@ -475,23 +473,6 @@ class AutoController(Controller):
         return [
             self._trust[bucket, i].state.value if (bucket, i) in self._trust else "new" for i in range(len(self.names))
         ]
-
-
-def _price(now: _Now, one: Forecast, levels: int) -> float:
-    """Tokens that the time of such a draft and of scoring it would bring otherwise."""
-    rows = min(now.size + int(one.finds * now.size * levels * one.width), len(now.table) - 1)
-    return now.rate * (one.seconds[levels] + now.table[rows] - now.plain)
-
-
-def _expected_gain(now: _Now, one: Forecast, pick: Pick) -> float:
-    """Tokens of a step that a drafter alone is expected to add, less those that its time would bring."""
-    return one.finds * one.gains[pick.levels] - _price(now, one, pick.levels)
-
-
-def _most_covered(now: _Now, one: Forecast, levels: int) -> float:
-    """The chance that others are right up to which a drafter pays that helps where they fail."""
-    gain = one.finds * one.rival_gains[levels]
-    return min(max(1.0 - _price(now, one, levels) / gain, 0.0), 1.0) if gain > 0.0 else 0.0
 
 
 def _was_asked(outcome: Outcome, drafter: int) -> bool:
