@@ -3,7 +3,7 @@ and `auto`.
 
 usage: heads.py METHOD [METHOD ...] --data FOLDER --work FOLDER [--sets spec-bench,gsm8k,humaneval,mt-redundant]
                 [--minutes 20] [--prompts 12] [--tokens 128] [--temperature 0] [--batch 1] [--repeats 1] [--threads 2]
-                [--name heads] [--folder FOLDER] [--train-only] [--texts FILE ...] [--batch-rows 4]
+                [--settings all] [--name heads] [--folder FOLDER] [--train-only] [--texts FILE ...] [--batch-rows 4]
 
 METHOD is one of `paceline train`. Its head for SmolLM2 is trained in FOLDER/METHOD on the texts that `head_texts.py`
 left, for so many minutes, judging included, not so the model's states of these texts, which are computed once for all
@@ -131,6 +131,8 @@ def by_depth(outputs: Sequence[Any]) -> list[float]:
 def measured(plain: LLM, method: str, head: Path, given: argparse.Namespace) -> dict[str, Any]:
     """A head on all sets."""
     wanted = settings_of(method, head)
+    if given.settings:
+        wanted = {name: wanted[name] for name in given.settings.split(",")}
     llms = {PLAIN: plain} | {name: plain.with_speculative_config(config) for name, config in wanted.items()}
     sets = {}
     for name in given.sets.split(","):
@@ -158,6 +160,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--texts", type=Path, nargs="+", default=[TEXTS])
     parser.add_argument("--batch-rows", type=int, default=4)
+    parser.add_argument("--settings", help="some of them, as 'chain 2,tree'; all by default")
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)

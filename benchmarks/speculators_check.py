@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -92,9 +93,15 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.std())
 
 
+def emptied(folder: Path) -> Path:
+    """What an earlier run left there is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
 def measured(given: argparse.Namespace, llm: LLM, folder: Path) -> dict[str, Any]:
     info = llm.runner.info
-    ours = convert(llm, given.head, "speculators", folder / "ours")
+    ours = convert(llm, given.head, "speculators", emptied(folder / "ours"))
     torch.manual_seed(0)
     tokens = torch.randint(info.vocab_size, (given.tokens,))
     width = load_file(ours / "model.safetensors")["fc.weight"].shape[1]
@@ -112,8 +119,8 @@ def measured(given: argparse.Namespace, llm: LLM, folder: Path) -> dict[str, Any
         ("norm before residual", replace(config, norm_before_residual=True), {}),
         ("a layer of Qwen3's form", config, qk_norms),
     ):
-        other = write_head(folder / form, changed, weights | more)
-        there(given.python, head=convert(llm, other, "speculators", folder / f"{form} there"), **same)
+        other, fresh = write_head(folder / form, changed, weights | more), emptied(folder / f"{form} there")
+        there(given.python, head=convert(llm, other, "speculators", fresh), **same)
         found[f"ours there, {form}"] = distance(load_file(folder / "out")["logits"], here(llm, other, tokens, states))
 
     there(given.python, head=ours, made=folder / "theirs", **same)

@@ -249,6 +249,9 @@ def test_a_head_is_made_whole_and_drafts_the_same(tmp_path: Path) -> None:
     made = convert(llm, tmp_path / "own", "speculators", tmp_path / "theirs")
     back = convert(llm, made, "paceline", tmp_path / "back")
     mine, theirs = (read_head(folder, info)[1] for folder in (tmp_path / "own", back))
+    assert (made / "model.safetensors").stat().st_mode == (made / "config.json").stat().st_mode
+    with pytest.raises(ConfigError, match=r"own' holds config\.json; name another output"):
+        convert(llm, made, "paceline", tmp_path / "own")
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert theirs.keys() - mine.keys() == {"head.weight", "embed.weight"}
     for folder in (tmp_path / "own", made):

@@ -24,6 +24,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 def begun(llm: LLM, method: str, **changes: Any) -> tuple[Any, Any]:
     config = TrainConfig(method=method, data=(Path("x"),), **changes)
+    trainer(method).check(llm.runner.info, config)
     head, view = trainer(method).begun(llm, config, torch.arange(100))
     return head.eval(), view.batch([TEXTS], 40)
 

@@ -169,6 +169,54 @@ def test_a_folder_of_another_run_is_rejected(llm: LLM, prompts: Path, tmp_path: 
         train(llm, config(prompts), tmp_path)
 
 
+def test_other_data_of_the_same_name_is_another_run(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "training.json").write_text(json.dumps({"sha256": ["0"], "fitting": {"minutes": 1.0}}))
+    with pytest.raises(ConfigError, match=r"another minutes \(1.0, now 20.0\), content of data"):
+        train(llm, config(prompts), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_no_run_has_made_is_not_written_over(llm: LLM, prompts: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match="which no training run has made"):
+        train(llm, config(prompts), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="output must be a folder"):
+        train(llm, config(prompts), tmp_path / "file")
+    assert (tmp_path / name).read_text() == "mine"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_could_not_begin_leaves_its_folder_free(llm: LLM, prompts: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one.jsonl"
+    one.write_text(json.dumps({"prompt": "Once upon a time"}) + "\n")
+    refused = {
+        "cannot": replace(config(prompts), data=(tmp_path / "missing.jsonl",)),
+        "two prompts": config(one),
+        "layers must be below": replace(config(prompts), method="draft_model", layers=(0, 99)),
+        "exit_layer": replace(config(prompts), method="kangaroo", exit_layer=99),
+        "on both sides": replace(config(one), texts=True),
+    }
+    for words, wanted in refused.items():
+        with pytest.raises((ConfigError, PromptError), match=words):
+            train(llm, wanted, tmp_path / "head")
+        assert not (tmp_path / "head" / "run").exists(), words
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", -1.0), ("minutes", 0.0), ("steps", 0), ("eval_steps", 0), ("patience", 0)]
+)
+def test_fitting_outside_its_range_is_rejected(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Fitting(**{name: value})
+
+
+def test_settings_of_another_method_are_rejected(prompts: Path) -> None:
+    with pytest.raises(ConfigError, match="rank must be left out but for lora"):
+        replace(config(prompts), rank=3)
+
+
 def test_answers_are_gone_on_with_behind_a_torn_line(llm: LLM, tmp_path: Path) -> None:
     file, asked = tmp_path / "answers.jsonl", {"00": [5, 6, 7], "ff": [8, 9, 10, 11]}
     whole = answered(llm, asked, file, max_tokens=6)

@@ -8,6 +8,7 @@ Source: Codebook Features: Sparse and Discrete Interpretability for Neural Netwo
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -223,6 +224,7 @@ def write_books(folder: Path, books: Books) -> None:
     facts = {"size": books.size, "firing": books.firing, "sites": list(books.sites)}
     (folder / CONFIG).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     save_file({name: book.codes.detach().float().cpu().contiguous() for name, book in books.items()}, folder / TENSORS)
+    shutil.copymode(folder / CONFIG, folder / TENSORS)  # safetensors lets the owner alone read it
 
 
 def read_books(folder: Path, layers: nn.ModuleList, width: int) -> Books:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from paceline.errors import ConfigError
 from paceline.models.heads import WRITTEN, Target, read_head, target_rows, write_folder, write_head, writer
 from paceline.models.loading import read_config
-from paceline.utils import choice
+from paceline.utils import choice, need
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -27,9 +28,14 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
     Returns:
         The folder.
     Raises:
-        CheckpointError: no such head, or one for another model. ConfigError: a method that the format does not have.
+        CheckpointError: no such head, or one for another model. ConfigError: a method that the format does not have, or
+            a folder that holds a model or a head.
     """
     choice("to", to, FORMATS)
+    output = Path(output)
+    need(output.is_dir() or not output.exists(), "output", "be a folder", str(output))
+    if taken := [path.name for path in (output / "config.json", *output.glob("*.safetensors")) if path.exists()]:
+        raise ConfigError(f"{str(output)!r} holds {taken[0]}; name another output, or remove it")
     config, weights = read_head(head, llm.runner.info, tokenizer=llm.tokenizer.fingerprint)
     if to == "paceline":
         return write_head(output, config, weights)
@@ -41,4 +47,4 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
         weights["embed.weight"] = llm.runner.embed(range(config.vocab_size))  # type: ignore[attr-defined]
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
     made, tensors = form.written(config, weights, Target(str(llm.runner.info.name), kind))
-    return write_folder(Path(output), made, tensors)
+    return write_folder(output, made, tensors)

@@ -56,15 +56,18 @@ class DraftModelTrainer(NextTokenTrainer):
     model: nn.Module
 
     @classmethod
+    def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        most, count, layers = target.hidden_size, target.num_layers, config.layers
+        need((config.hidden_size or 0) <= most, "hidden_size", f"be at most {most}, the model's", config.hidden_size)
+        need(max(layers or (0,)) < count, "layers", f"be below {count}, the model's layers", layers)
+
+    @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[DraftModelTrainer, TargetView]:
         view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
         info = llm.runner.info
         if config.hidden_size is not None:
-            need(config.hidden_size <= info.hidden_size, "hidden_size", f"be at most {info.hidden_size}, the model's",
-                 config.hidden_size)  # fmt: skip
             return SmallLlamaTrainer(info, config.hidden_size, config.num_layers, view.rows, config.depths), view
         layers = evenly(info.num_layers) if config.layers is None else config.layers
-        need(max(layers) < info.num_layers, "layers", f"be below {info.num_layers}, the model's layers", layers)
         return SlicedTrainer(llm.folder, layers, view.rows, config.depths), view
 
     @abstractmethod

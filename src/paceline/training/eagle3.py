@@ -69,7 +69,9 @@ class Eagle3Trainer(HeadTrainer):
     @classmethod
     def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
         count = target.num_layers
-        taps = tuple(sorted({min(1, count - 1), max(count // 2 - 1, 0), max(count - 4, 0)}))
+        low = min(1, max(count - 3, 0))
+        middle = max(count // 2 - 1, low + 1)
+        taps = tuple(sorted({min(layer, count - 1) for layer in (low, middle, max(count - 4, middle + 1))}))
         return HeadConfig(
             method="eagle3",
             hidden_size=target.hidden_size,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from paceline.errors import CapabilityError, ConfigError
-from paceline.training.answers import Answer, answered, prompts_of, texts_of
+from paceline.errors import CapabilityError, ConfigError, PacelineError
+from paceline.training.answers import Answer, Ids, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, documents_of, draft_vocabulary, packed
 from paceline.training.heads import Trainer, trainer
 from paceline.training.loop import Curve, fit
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = "training.json"
 """In a run's folder: what it is made of, so that another run does not go on with it."""
+
+ANSWERS: Final = "answers.jsonl"
+"""In a run's folder: what the model said."""
+
+MADE: Final = ("config.json", "adapter_config.json", "model.safetensors", "model.safetensors.index.json")
+"""What a folder of a model, a head or an adapter holds."""
 
 SHARDS: Final = "states"
 """In a run's folder: states of the model, while it lasts."""
@@ -65,22 +72,26 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
         command: how it was asked for, for the report.
         speed_prompts: held-out prompts on which it is timed in the end, in turn with plain decoding; 0 for none.
     Raises:
-        ConfigError: the folder holds a run of other settings, or of more or fewer processes.
+        ConfigError: the folder holds a run of other settings, or of more or fewer processes, or what no run has made.
         PromptError: prompts that cannot be used.
         CapabilityError: a model that does not give what the method needs.
     """
-    _check(llm)
-    folder = Path(output)
+    _check(llm, config)
+    folder, length = Path(output), config.fitting.row_tokens
     run = folder / "run"
-    run.mkdir(parents=True, exist_ok=True)
     processes = accelerator()
     with processes.main_process_first():
+        asked = _asked(llm, config)
         made_by = {"model": llm.runner.info.fingerprint, "processes": processes.num_processes}
-        _claim(run / SETTINGS, {**made_by, **config.as_json()})
-        answers = _answers(llm, config, run)
-    length = config.fitting.row_tokens
-    training, held_out = split(answers, config.held_out_share, length)
-    head, view = _begun(llm, config, training)
+        new = _claim(folder, {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data]})
+        try:
+            answers = _answers(llm, config, asked, run / ANSWERS)
+            training, held_out = split(answers, config.held_out_share, length)
+            head, view = _begun(llm, config, training)
+        except PacelineError:
+            if new and not (run / ANSWERS).exists():
+                shutil.rmtree(run)
+            raise
     if config.feature_disk_bytes:
         with processes.main_process_first():
             view.shards = _shards(view, [*training, *held_out], config, run, writes=processes.is_main_process)
@@ -130,14 +141,19 @@ def split(answers: Sequence[Answer], share: float, length: int) -> tuple[list[Do
     return training, held_out
 
 
-def _answers(llm: LLM, config: TrainConfig, run: Path) -> list[Answer]:
-    length = config.fitting.row_tokens
+def _asked(llm: LLM, config: TrainConfig) -> list[Answer] | dict[str, Ids]:
+    """Texts as they are, or prompts."""
     if config.texts:
         return texts_of(llm, config.data, most=config.most_prompts)
-    prompts = prompts_of(llm, config.data, most=config.most_prompts, longest=length // 2)
-    return answered(
-        llm, prompts, run / "answers.jsonl", max_tokens=config.max_tokens, sampled_share=config.sampled_share
-    )
+    found = prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
+    need(len(found) > 1, "data", "hold two prompts at least, for one is held out", len(found))
+    return found
+
+
+def _answers(llm: LLM, config: TrainConfig, asked: list[Answer] | dict[str, Ids], file: Path) -> list[Answer]:
+    if isinstance(asked, list):
+        return asked
+    return answered(llm, asked, file, max_tokens=config.max_tokens, sampled_share=config.sampled_share)
 
 
 def _begun(llm: LLM, config: TrainConfig, training: Sequence[Document]) -> tuple[Trainer, TargetView]:
@@ -188,19 +204,45 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: st
     }
 
 
-def _claim(path: Path, settings: Mapping[str, Any]) -> None:
-    """Reject a folder in which a run of other settings has begun."""
-    text = json.dumps(settings, indent=2)
-    settings = json.loads(text)
+def _claim(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Make a folder this run's, and say whether it was new.
+
+    Raises:
+        ConfigError: it holds a run of other settings, or a model or head that no run has made.
+    """
+    path = folder / "run" / SETTINGS
+    need(folder.is_dir() or not folder.exists(), "output", "be a folder", str(folder))
+    made = [name for name in MADE if (folder / name).exists()]
+    if made and not path.exists():
+        raise ConfigError(f"{str(folder)!r} holds {made[0]}, which no training run has made; name another output")
     known = json.loads(path.read_text()) if path.is_file() else {}
-    if other := sorted(key for key in known if known[key] != settings.get(key)):  # earlier versions had fewer keys
+    now = json.loads(json.dumps(settings))
+    if other := list(_differing(known, now)):
         raise ConfigError(
-            f"{str(path.parent)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
+            f"{str(folder)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
         )
-    path.write_text(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(now, indent=2))
+    return not known
 
 
-def _check(llm: LLM) -> None:
+def _differing(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Settings that are others now, with both values where these are short; earlier versions had fewer."""
+    for key in sorted(known):
+        one, other = known[key], now.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differing(one, other)
+        elif one != other:
+            named = "content of data" if key == "sha256" else key
+            yield named if isinstance(one, list | dict) else f"{named} ({one}, now {other})"
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _check(llm: LLM, config: TrainConfig) -> None:
     runner = llm.runner
     for name in ("taps", "head", "input_embeddings"):
         if not getattr(runner.capabilities, name):
@@ -208,3 +250,4 @@ def _check(llm: LLM) -> None:
                 f"training needs {name} of the model, which {runner.info.name} does not give as it runs here; use a "
                 "family that runs natively"
             )
+    trainer(config.method).check(runner.info, config)

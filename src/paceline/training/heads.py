@@ -56,6 +56,14 @@ class Trainer(nn.Module):
         self.register_buffer("rows", rows, persistent=False)
 
     @classmethod
+    def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        """Reject what this model cannot give, before it answers.
+
+        Raises:
+            ConfigError: a setting outside the model's range.
+        """
+
+    @classmethod
     @abstractmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[Trainer, TargetView]:
         """One that has learned nothing yet, and its view of the target.

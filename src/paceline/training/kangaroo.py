@@ -27,7 +27,7 @@ from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.models import Runner
+    from paceline.models import ModelInfo, Runner
     from paceline.training.train_config import TrainConfig
 
 
@@ -66,11 +66,15 @@ class KangarooTrainer(NextTokenTrainer):
             self.norm.weight.copy_(gains)
 
     @classmethod
+    def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        if config.exit_layer is not None:
+            integer("exit_layer", config.exit_layer, 1, target.num_layers - 1)
+
+    @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[KangarooTrainer, TargetView]:
         """Its vocabulary is the whole one."""
         info, layer = llm.runner.info, layer_of(llm.runner)
         exit_layer = min(2, info.num_layers - 1) if config.exit_layer is None else config.exit_layer
-        integer("exit_layer", exit_layer, 1, info.num_layers - 1)
         every = torch.arange(info.vocab_size)
         view = TargetView(llm.runner, (exit_layer - 1,), every, keep_bytes=config.feature_cache_bytes)
         gains = norm_gains(llm.runner, vocabulary[: min(64, info.max_context)].tolist(), layer["rms_norm_eps"])

@@ -31,6 +31,7 @@ from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
+    from paceline.models import ModelInfo
     from paceline.training.train_config import TrainConfig
 
 DROPOUT: Final = 0.1
@@ -65,11 +66,15 @@ class LayerSkipTrainer(NextTokenTrainer):
         self.rates = dropout_rates(layers)
 
     @classmethod
+    def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        if config.exit_layer is not None:
+            integer("exit_layer", config.exit_layer, 1, target.num_layers - 1)
+
+    @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LayerSkipTrainer, TargetView]:
         """Its vocabulary is the whole one."""
         info = llm.runner.info
         exit_layer = max(1, info.num_layers // 4) if config.exit_layer is None else config.exit_layer
-        integer("exit_layer", exit_layer, 1, info.num_layers - 1)
         view = TargetView(llm.runner, (), torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         return cls(llm.folder, info.num_layers, exit_layer, view.rows, config.depths), view
 

@@ -11,6 +11,7 @@ held-out ones; the first one writes.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -130,7 +131,10 @@ class _Run:
                 self.done = self._progress()
                 bar.update(min(100.0, 100 * self.done) - bar.n)
                 if self.at.step % self.how.eval_steps == 0 or self.done >= 1.0:
-                    bar.set_postfix_str(f"step {self.at.step}, {self._judge().length:.2f} tokens a pass")
+                    words = f"step {self.at.step}, {self._judge().length:.2f} tokens a pass"
+                    bar.set_postfix_str(words)
+                    if not sys.stderr.isatty() and self.processes.is_main_process:
+                        tqdm.write(f"training: {min(self.done, 1.0):.0%}, {words}", file=sys.stderr)
 
     def _progress(self) -> float:
         """How much of the run is done, from 0 on."""
@@ -202,7 +206,7 @@ class _Run:
 def bf16_is_faster(device: torch.device) -> bool:
     """Whether products of the usual size take less time in bfloat16, as on GPUs and on CPUs with a matrix unit."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     seconds = {}
     for dtype in (torch.bfloat16, torch.float32):
         a, b = torch.ones(512, 576, dtype=dtype), torch.ones(576, 2048, dtype=dtype)

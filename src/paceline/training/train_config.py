@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,20 @@ METHODS: Final = {
     "codebooks": "codebooks:CodebookTrainer",
 }
 """Method -> module and class of its `Trainer`."""
+
+OWN: Final = {
+    "rank": ("lora",),
+    "alpha": ("lora",),
+    "target_modules": ("lora",),
+    "codebook_size": ("codebooks",),
+    "codes": ("codebooks",),
+    "sites": ("codebooks",),
+    "layers": ("draft_model",),
+    "hidden_size": ("draft_model",),
+    "num_layers": ("draft_model",),
+    "exit_layer": ("kangaroo", "layer_skip"),
+}
+"""Settings of some methods alone."""
 
 LEARN_TEXTS: Final = ("lora", "codebooks")
 """Methods that learn texts as they are, not what the model says."""
@@ -54,6 +68,20 @@ class Fitting:
     patience: int = 8
     bf16: bool | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        number("minutes", self.minutes, 0.0, 1e6, "be above 0 and at most 1e6", open_low=True)
+        if self.steps is not None:
+            integer("steps", self.steps, 1)
+        if self.learning_rate is not None:
+            number("learning_rate", self.learning_rate, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
+        number("weight_decay", self.weight_decay, 0.0, 1.0, "be in 0..1")
+        number("max_grad_norm", self.max_grad_norm, 0.0, 1e6, "be above 0", open_low=True)
+        integer("warmup_steps", self.warmup_steps, 0)
+        integer("batch_rows", self.batch_rows, 1)
+        integer("row_tokens", self.row_tokens, 16)
+        integer("eval_steps", self.eval_steps, 1)
+        integer("patience", self.patience, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +161,18 @@ class TrainConfig:
         integer("feature_disk_bytes", self.feature_disk_bytes, 0)
         sized = self.feature_folder is None or self.feature_disk_bytes > 0
         need(sized, "feature_folder", "come with feature_disk_bytes (--feature-disk-gib)", self.feature_folder)
-        integer("row_tokens", self.fitting.row_tokens, 16)
-        integer("batch_rows", self.fitting.batch_rows, 1)
+        self._check_own()
+
+    def _check_own(self) -> None:
+        """Settings of some methods alone are as they come for all others."""
+        usual = {one.name: one.default for one in fields(self)}
+        for name, methods in OWN.items():
+            fine = self.method in methods or getattr(self, name) == usual[name]
+            need(fine, name, f"be left out but for {' and '.join(methods)}", getattr(self, name))
 
     def _check_layers(self) -> None:
         if self.layers is None:
             return
-        need(self.method == "draft_model", "layers", "be left out but for draft_model", self.layers)
         for layer in self.layers:
             integer("layers", layer, 0)
         ascending = len(self.layers) > 0 and list(self.layers) == sorted(set(self.layers))
@@ -148,12 +181,9 @@ class TrainConfig:
     def _check_shape(self) -> None:
         integer("num_layers", self.num_layers, 1, 64)
         if self.exit_layer is not None:
-            fitting = self.method in ("kangaroo", "layer_skip")
-            need(fitting, "exit_layer", "be left out but for kangaroo and layer_skip", self.exit_layer)
             integer("exit_layer", self.exit_layer, 1)
         if self.hidden_size is not None:
-            alone = self.method == "draft_model" and self.layers is None
-            need(alone, "hidden_size", "be left out but for draft_model without layers", self.hidden_size)
+            need(self.layers is None, "hidden_size", "be left out where layers are given", self.hidden_size)
             need(self.hidden_size > 0 and self.hidden_size % 64 == 0, "hidden_size", "be a multiple of 64",
                  self.hidden_size)  # fmt: skip
 

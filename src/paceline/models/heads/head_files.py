@@ -134,6 +134,7 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
         save_file(own, part / SINGLE, metadata={"format": "pt"})
         text = json.dumps(config, indent=2, ensure_ascii=False)
         (part / "config.json").write_text(text + "\n", encoding="utf-8")
+        shutil.copymode(part / "config.json", part / SINGLE)  # safetensors lets the owner alone read it
         folder.mkdir(parents=True, exist_ok=True)
         for name in (SINGLE, "config.json"):
             os.replace(part / name, folder / name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,6 +182,7 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors lets the owner alone read it
 
 
 class StoredAdapter(Checkpoint):
