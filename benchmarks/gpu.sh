@@ -6,7 +6,7 @@
 # Ends with 0 when all is done, 75 when stages are left, 1 when one failed. PYTHON names the interpreter, if it is not
 # python3; MODEL the model of speed.py (bundled; smollm2 where its folder was made).
 #
-# Seconds on one H200: tests 56, verify 51, verify-int8 and verify-int4 36 each, demo 16, shapes-8b 180 for all cells but compiling for
+# Seconds on one H200: tests 40, train 31, verify 51, verify-int8 and verify-int4 36 each, demo 16, shapes-8b 180 for all cells but compiling for
 # batch 8 (compiling takes 26), shapes-1b 95, quantized 20; speed takes more than 90, attention was not finished.
 set -euo pipefail
 out="${*: -1}"

@@ -118,7 +118,7 @@ def test_a_dear_drafter_is_used_behind_a_table_that_leaves_it_enough() -> None:
         return [pick.drafter for pick in choose([table, forecast(1, 0.8, level=5e-4, left=left)], TABLE, 1).picks]
 
     assert chosen(Beside(asked=0.5, alone=0.5)) == [0, 1]
-    assert chosen(Beside(asked=1.0, alone=0.0, open_=0.1)) == [0]
+    assert chosen(Beside(asked=1.0, alone=0.0, failing=0.1)) == [0]
     assert [pick.drafter for pick in choose([forecast(1, 0.8, level=5e-4)], TABLE, 1).picks] == [1]
 
 
@@ -126,7 +126,7 @@ def test_what_others_leave_follows_the_steps() -> None:
     left = Beside()
     for covered, asked in ((None, True), (0.25, True), (0.9, False), (0.9, False)) * 200:
         left = left.moved(covered, 0.02, asked=asked)
-    assert (left.asked, left.alone, left.open_) == pytest.approx((0.5, 0.25, 0.75 * 0.25), abs=0.02)
+    assert (left.asked, left.alone, left.failing) == pytest.approx((0.5, 0.25, 0.75 * 0.25), abs=0.02)
 
 
 def test_the_nodes_worth_scoring_are_the_best_of_all_subsets() -> None:

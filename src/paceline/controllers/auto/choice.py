@@ -65,18 +65,18 @@ class Beside:
 
     Attributes:
         asked: share of steps in which it drafts. alone: in which the others have found nothing.
-        open_: mean chance that the others fail in those where they have found something and it drafts, times their
+        failing: mean chance that the others fail in those where they have found something and it drafts, times their
             share.
     """
 
     asked: float = 1.0
     alone: float = 1.0
-    open_: float = 0.0
+    failing: float = 0.0
 
     def moved(self, covered: float | None, rate: float, *, asked: bool) -> Beside:
         """With one more step; `covered` is the chance that others are right, None where they have found nothing."""
         now = (float(asked), float(covered is None), (1.0 - covered) * asked if covered is not None else 0.0)
-        before = (self.asked, self.alone, self.open_)
+        before = (self.asked, self.alone, self.failing)
         return Beside(*(old + rate * (new - old) for old, new in zip(before, now, strict=True)))
 
 
@@ -178,7 +178,7 @@ def _extended(before: Choice, forecast: Forecast, table: Sequence[float], size: 
 
 def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], size: int) -> Choice:
     levels, beside = pick.levels, one.beside if before.picks else Beside()
-    gain = one.finds * (beside.alone * one.gains[levels] + beside.open_ * one.rival_gains[levels])
+    gain = one.finds * (beside.alone * one.gains[levels] + beside.failing * one.rival_gains[levels])
     drafting = before.drafting + min(1.0, size * beside.asked) * one.seconds[levels]
     rows = before.rows + one.finds * beside.asked * size * levels * one.width
     low = min(int(rows), len(table) - 2)
