@@ -42,7 +42,9 @@ def overconfident(step: int, rng: np.random.Generator) -> tuple[float, float]:
 
 @dataclass
 class Guesser:
-    """A drafter of chains: its chances, its seconds, how often it finds anything, whether it asks `go_on`."""
+    """A drafter of chains: its chances, its seconds, how often it finds anything, whether it asks `go_on`; and seconds
+    of reading a prompt.
+    """
 
     name: str
     chance: Chance
@@ -50,6 +52,7 @@ class Guesser:
     per_level: float = 0.0
     finds: float = 1.0
     sequential: bool = True
+    reading: float = 0.0
 
     def propose(self, step: int, budget: Budget, rng: np.random.Generator) -> tuple[list[int], list[float], int]:
         """Tokens, confidences and the number of levels that were drafted."""
@@ -101,6 +104,8 @@ class World:
     jitter: float = 0.05
     outliers: float = 0.01
     remaining: int = 1000
+    request: int = 0
+    _read: set[str] = field(default_factory=set)
     _plan: Plan = field(default_factory=lambda: Plan(()))
     _left: int = 0
     _outcome: Outcome | None = None
@@ -132,7 +137,9 @@ class World:
             self._left, self._outcome = self._plan.steps, None
         self._left -= 1
         trees = [EMPTY_TREE] * self.batch
-        draft = []
+        draft, read = [], []
+        if self.request and step % self.request == 0:
+            self._read = set()
         for source, drafter in enumerate(self.drafters):
             budgets = [row[source] if row else NO_BUDGET for row in self._plan.budgets]
             deepest, drafting = 0, False
@@ -144,6 +151,9 @@ class World:
                 deepest = max(deepest, levels)
                 if found:
                     trees[i] = join(trees[i], found, confidence, source)
+            reading = drafter.reading if drafting and drafter.name not in self._read else 0.0
+            self._read |= {drafter.name} if drafting else set()
+            read.append(reading)
             draft.append(drafter.fixed + drafter.per_level * deepest if drafting else 0.0)
         proposed, trees = trees, controller.select(trees) if any(map(len, trees)) else trees
         verdicts = [judged(tree, whole) for tree, whole in zip(trees, proposed, strict=True)]
@@ -154,10 +164,9 @@ class World:
         )
         noisy = [seconds * factor for seconds, factor in zip([*draft, score], noise.tolist(), strict=True)]
         tokens = sum(len(verdict.path) for verdict in verdicts) + self.batch
-        outcome = Outcome(
-            1, tokens, sum(noisy), proposed, trees, verdicts, StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows)
-        )
+        times = StepTimes(tuple(noisy[:-1]), noisy[-1], 0.0, 0.0, rows, tuple(read))
+        outcome = Outcome(1, tokens, times.total, proposed, trees, verdicts, times)
         self._outcome = outcome if self._outcome is None else outcome.merged(self._outcome)
         if self._left < 1:
             controller.observe(self._outcome)
-        return tokens, score + sum(draft)
+        return tokens, score + sum(draft) + sum(read)

@@ -35,6 +35,7 @@ class StepTimes:
 
     Attributes:
         rows: input rows of the scoring pass (roots and nodes of the whole batch).
+        catching_up: per drafter, reading what it had not seen of the texts, prompts first of all.
     """
 
     draft: tuple[float, ...]
@@ -42,11 +43,12 @@ class StepTimes:
     verify: float
     other: float
     rows: int
+    catching_up: tuple[float, ...] = ()
 
     @property
     def total(self) -> float:
         """Seconds of the whole step."""
-        return sum(self.draft) + self.score + self.verify + self.other
+        return sum(self.draft) + sum(self.catching_up) + self.score + self.verify + self.other
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,24 @@ class Plan:
         return cls([()] * sequences, steps)
 
 
+class Share(NamedTuple):
+    """What one drafter brought and took: nodes accepted and scored; seconds of drafting, and of reading prompts."""
+
+    accepted: int
+    scored: int
+    drafting: float
+    reading: float
+
+    def plus(self, other: Share) -> Share:
+        """The sums."""
+        return Share(
+            self.accepted + other.accepted,
+            self.scored + other.scored,
+            self.drafting + other.drafting,
+            self.reading + other.reading,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a plan: the sums of its steps, and the last of them as a sample.
@@ -85,6 +105,7 @@ class Outcome:
         steps: that were made; fewer than planned where a sequence joined or ended.
         tokens: that all of them committed.
         seconds: that all of them took, with planning and learning.
+        earlier: shares of those before the sample, by drafter.
         proposed: the sample's merged trees, before `select`, in the order of the plan's signals.
         trees: as they were scored. verdicts: on them.
         times: of the sample, without planning and learning.
@@ -97,6 +118,7 @@ class Outcome:
     trees: Sequence[TokenTree]
     verdicts: Sequence[Verdict]
     times: StepTimes
+    earlier: Sequence[Share] = ()
 
     def merged(self, earlier: Outcome) -> Outcome:
         """With the sums of the plan's earlier steps."""
@@ -105,7 +127,25 @@ class Outcome:
             steps=self.steps + earlier.steps,
             tokens=self.tokens + earlier.tokens,
             seconds=self.seconds + earlier.seconds,
+            earlier=earlier.shares,
         )
+
+    @property
+    def shares(self) -> list[Share]:
+        """Of all steps, by drafter."""
+        counts = [[0, 0] for _ in self.times.draft]
+        for tree, verdict in zip(self.trees, self.verdicts, strict=True):
+            sources = tree.sources.tolist()
+            for source in sources:
+                counts[source][1] += 1
+            for node in verdict.path:
+                counts[sources[node]][0] += 1
+        reading = self.times.catching_up or (0.0,) * len(counts)
+        took = zip(counts, self.times.draft, reading, strict=True)
+        made = [Share(accepted, scored, drafting, read) for (accepted, scored), drafting, read in took]
+        if not self.earlier:
+            return made
+        return [one.plus(other) for one, other in zip(made, self.earlier, strict=True)]
 
 
 class Controller:

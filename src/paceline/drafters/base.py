@@ -253,7 +253,13 @@ class Drafter(ABC):
     def fork(self, state: Any, context: Context) -> Any:
         """A state for a copy of the sequence (n > 1, search)."""
 
-    def observe(  # noqa: B027  # a default, as are those below
+    def catch_up(self, states: Sequence[Any]) -> None:  # noqa: B027  # a default, as are those below
+        """Read what was not seen of these texts, such as their prompts, but for the little that a draft takes along.
+
+        Called before `propose`, and timed apart.
+        """
+
+    def observe(  # noqa: B027
         self, states: Sequence[Any], trees: Sequence[TokenTree], verdicts: Sequence[Verdict], scores: Scores | None
     ) -> None:
         """What became of the merged trees that were scored; contexts already hold the new tokens."""

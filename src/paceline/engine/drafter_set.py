@@ -38,6 +38,8 @@ class DrafterSet:
         vocab_size: of the target.
         chains_only: the target's runner scores no branches; then the first drafter that proposes anything is the only
             one used.
+    Attributes:
+        catching_up: seconds of the last `propose` in which each drafter read what it had not seen of texts.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -56,6 +58,8 @@ class DrafterSet:
         self._resuming = (
             own if len(own) == 1 else []
         )  # two that draft in the same scratch slots leave nothing to go on from
+        self._reading = {i for i, drafter in enumerate(drafters) if type(drafter).catch_up is not Drafter.catch_up}
+        self.catching_up = [0.0] * len(drafters)
         self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
@@ -140,8 +144,9 @@ class DrafterSet:
         sequence.told = len(tokens)
 
     def propose(self, batch: Sequence[Decoding], plan: Plan) -> tuple[list[TokenTree], tuple[float, ...]]:
-        """One merged tree per sequence, and the seconds that each drafter took."""
+        """One merged tree per sequence, and the seconds that each drafter took, without those of `catching_up`."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
+        self.catching_up = [0.0] * len(self.drafters)
         if not plan.drafts:
             return trees, (0.0,) * len(self.drafters)
         for sequence in batch:
@@ -177,7 +182,7 @@ class DrafterSet:
         for i, tree in zip(active, proposed, strict=True):
             if len(tree.tokens):
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
-        return perf_counter() - start
+        return perf_counter() - start - self.catching_up[index]
 
     def propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
@@ -187,6 +192,10 @@ class DrafterSet:
 
         def call(first: int, stop: int) -> list[TokenTree]:
             states = [sequence.states[index] for sequence in batch[first:stop]]
+            if index in self._reading:
+                start = perf_counter()
+                drafter.catch_up(states)
+                self.catching_up[index] += perf_counter() - start
             found = drafter.propose(states, budgets[first:stop], shown[first:stop])
             if len(found) != len(states):
                 raise DrafterError(f"proposed {len(found)} trees for {len(states)} sequences")

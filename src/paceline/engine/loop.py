@@ -164,7 +164,9 @@ class Engine:
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
-        aside, planning = drafted - planned - sum(draft_seconds), planned - start + self._learning
+        caught_up = tuple(parts.drafter_set.catching_up)
+        reading = sum(caught_up)
+        aside, planning = drafted - planned - sum(draft_seconds) - reading, planned - start + self._learning
         draft_seconds = beside.billed(draft_seconds, joined - scored)
         draft, score, verify, other = (
             sum(draft_seconds),
@@ -172,7 +174,7 @@ class Engine:
             verified - joined,
             committed - verified + aside,
         )
-        times = StepTimes(draft_seconds, score, verify, other, scores.rows[-1])
+        times = StepTimes(draft_seconds, score, verify, other, scores.rows[-1], caught_up)
         self._count(proposed, trees, verdicts, times, committed - start + self._learning)
         self._explain(batch)
         ended = [(one, chunk) for one, chunk in zip(batch, chunks, strict=True) if one.output.finish_reason is not None]
@@ -181,7 +183,8 @@ class Engine:
         self._learning = learned - committed
         self._finish(ended)
         self.scheduler.park(batch)
-        split = TimeSplit(0.0, draft, score, verify, committed - verified + perf_counter() - learned, aside + planning)
+        commit, other = committed - verified + perf_counter() - learned, aside + planning
+        split = TimeSplit(0.0, draft + reading, score, verify, commit, other)
         self.times.add(split)
         names = parts.drafter_set.names
         for watcher in list(self.watchers):

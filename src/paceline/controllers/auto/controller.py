@@ -75,8 +75,8 @@ TIMED: Final = 2
 PLANNING: Final = 0.01
 """Share of a step that planning may take."""
 
-SAMPLE: Final = 8
-"""Steps for which what a drafter brought in the last one of a plan counts at most."""
+SPREAD: Final = 0.97
+"""Share of what a drafter took to read prompts that is still to be paid for after a step."""
 
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""
@@ -166,6 +166,7 @@ class AutoController(Controller):
         self._trust: dict[tuple[int, int], Trust] = {}
         self.sequences: dict[int, _Sequence] = {}
         self._beside = [Beside()] * len(self.names)
+        self._debts = [0.0] * len(self.names)
         self._speedups: dict[int, float] = {}
         self._planning = 0.0
         self._since_plain = self._ended = 0
@@ -389,32 +390,41 @@ class AutoController(Controller):
 
     def _update_trust(self, now: _Now, outcome: Outcome, seconds: float) -> None:
         """Tell each trust what was saved, in plain steps, and charge the ledger with what learning lost."""
-        everything, steps = self._trusted(now.size, DRAFTING), outcome.steps
-        drafted = any(len(tree) for tree in outcome.trees)
-        price = now.plain / now.size
-        if drafted:
+        steps, price, shares = outcome.steps, now.plain / now.size, outcome.shares
+        rows = sum(share.scored for share in shares) / steps
+        more = now.table[min(now.size + round(rows), len(now.table) - 1)] - now.plain
+        per_row = more / rows if rows > 0.0 else 0.0
+        planned = {one.drafter: one for one in now.planned}
+        dues = 0.0
+        for drafter, share in enumerate(shares):
+            trust, one = self._trusted(now.size, drafter), planned.get(drafter)
+            if one is None or not (share.scored or share.drafting):
+                trust.skip(steps, known=now.why != "" or one is not None)
+                continue
+            saved = share.accepted * price - share.scored * per_row - share.drafting
+            if share.scored or not one.cheap:
+                due = self._due(drafter, share.reading, steps)
+                dues += due
+                trust.record((saved - due) / now.plain, steps)
+            else:
+                trust.skip(steps, known=True)
+            if one.state is not State.ON or (one.cheap and not share.scored):
+                self.ledger.spend(max(-saved, 0.0))
+        everything = self._trusted(now.size, DRAFTING)
+        if rows:
             self._since_plain += steps
-            everything.record((outcome.tokens * price - seconds) / now.plain, steps)
+            spent = seconds - sum(share.reading for share in shares) + dues
+            everything.record((outcome.tokens * price - spent) / now.plain, steps)
         else:
             self._since_plain = 0
             everything.skip(steps, known=True)
-        called = {one.drafter: one for one in now.planned if _was_asked(outcome, one.drafter)}
-        rows = outcome.times.rows - now.size
-        per_row = (now.table[min(outcome.times.rows, len(now.table) - 1)] - now.plain) / rows if rows > 0 else 0.0
-        for drafter in range(len(self.names)):
-            trust, one = self._trusted(now.size, drafter), called.get(drafter)
-            if one is None:
-                trust.skip(steps, known=now.why != "" or any(other.drafter == drafter for other in now.planned))
-                continue
-            accepted, scored = _accepted_and_scored(outcome, drafter)
-            drafting = outcome.times.draft[drafter]
-            saved = accepted * price - scored * per_row - drafting
-            if scored or not one.cheap:
-                trust.record(saved * min(steps, SAMPLE) / now.plain, steps)
-            else:
-                trust.skip(steps, known=True)
-            if one.state is not State.ON or (one.cheap and not scored):
-                self.ledger.spend(max(-saved, 0.0) * steps)
+
+    def _due(self, drafter: int, reading: float, steps: int) -> float:
+        """Seconds of reading prompts that such steps have to pay for: it is spread over the next ones."""
+        debt = self._debts[drafter] + reading
+        due = debt * (1.0 - SPREAD**steps)
+        self._debts[drafter] = debt - due
+        return due
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -480,14 +490,3 @@ def _was_asked(outcome: Outcome, drafter: int) -> bool:
     state.
     """
     return outcome.times.draft[drafter] > 0.0 or any(drafter in tree.sources for tree in outcome.proposed)
-
-
-def _accepted_and_scored(outcome: Outcome, drafter: int) -> tuple[int, int]:
-    """Nodes of a drafter that were accepted, and that were scored."""
-    accepted = scored = 0
-    for tree, verdict in zip(outcome.trees, outcome.verdicts, strict=True):
-        if len(tree):
-            sources = tree.sources.tolist()
-            accepted += sum(sources[node] == drafter for node in verdict.path)
-            scored += sources.count(drafter)
-    return accepted, scored

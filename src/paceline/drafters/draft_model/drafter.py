@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
-from paceline.drafters.common.draft_state import DraftState
+from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
 from paceline.drafters.growth.base import grow, model_scores
 from paceline.drafters.growth.policies import PolicyName, TreePolicy
 from paceline.drafters.growth.policies import tree_policy as policy_of
@@ -143,6 +143,11 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
 
     def begin(self, contexts: Sequence[Context]) -> list[DraftState]:
         return [self.kind(context, self.runner.open()) for context in contexts]
+
+    def catch_up(self, states: Sequence[DraftState]) -> None:
+        for state in states:
+            state.confirm(self.runner)
+        catch_up(self.runner, states, FEW)
 
     def propose(
         self, states: Sequence[DraftState], budgets: Sequence[Budget], so_far: Sequence[TokenTree]

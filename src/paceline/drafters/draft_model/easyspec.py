@@ -99,6 +99,9 @@ class EasySpecDrafter(DraftModelDrafter):
         self._use(models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         self._fuzzy = cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1
 
+    def catch_up(self, states: Sequence[DraftState]) -> None:
+        """It reads while it drafts, in passes of its own kind."""
+
     def _draft(self, states: Sequence[DraftState], budgets: Sequence[Budget], steps: Sequence[int]) -> list[TokenTree]:
         """Chains grow as trees of width 1 do: the text by one exact pass, then a pass a level behind it."""
         policy = replace(self.policy, name="levels") if self._chains else self.policy

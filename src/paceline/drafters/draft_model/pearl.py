@@ -319,6 +319,9 @@ class PearlDrafter(DraftModelDrafter):
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
         self.choices = OverlapChoices(self.name, self._allowed(args, overlap))
 
+    def catch_up(self, states: Sequence[DraftState]) -> None:
+        """It reads while it drafts, or while the target scores."""
+
     def _allowed(self, args: DrafterArgs, overlap: bool | None) -> bool | None:
         """What the user wants, as far as it can be."""
         device = self.runner.info.device

@@ -65,6 +65,9 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
         self._drafts = FeatureDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
 
+    def catch_up(self, states: Sequence[FeatureState]) -> None:
+        self._drafts.catch_up([state for state in states if state.knows_its_text])
+
     def _new(self, context: Context, cache: NativeCache, states: TappedStates) -> FeatureState:
         return FeatureState(context, cache, states)
 

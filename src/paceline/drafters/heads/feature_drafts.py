@@ -76,7 +76,7 @@ class FeatureDrafts:
 
     def chains(self, states: Sequence[FeatureState], drafts: Sequence[ChainDraft]) -> list[TokenTree]:
         """One chain per state: a pass a level for all of them."""
-        self._catch_up(states)
+        self.catch_up(states)
         counts = [state.states.count for state in states]
         logits, made = self._first(states)
         active = list(range(len(states)))
@@ -96,11 +96,11 @@ class FeatureDrafts:
         """One tree per growing draft: a pass a round for all of them."""
         growing = [draft for draft in drafts if draft.front]
         if growing:
-            self._catch_up([cast(FeatureState, draft.state) for draft in growing])
+            self.catch_up([cast(FeatureState, draft.state) for draft in growing])
         made: dict[int, torch.Tensor] = {}
         return grow(lambda active: self._fronts(active, made), drafts, self._source)
 
-    def _catch_up(self, states: Sequence[FeatureState]) -> None:
+    def catch_up(self, states: Sequence[FeatureState]) -> None:
         """Keep in the caches what the target's states are known of, but for a few."""
         for state in states:
             self.confirm(state)

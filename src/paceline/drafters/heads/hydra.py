@@ -13,7 +13,7 @@ import torch
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_chain import ChainDraft
-from paceline.drafters.common.draft_state import CHUNK
+from paceline.drafters.common.draft_state import CHUNK, FEW
 from paceline.drafters.growth.base import Growth
 from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.heads.cached_drafter import CachedHeadDrafter, CachedState
@@ -98,6 +98,10 @@ class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
         self.limit = min(self.limit, self.head.depths)
         self._drafts = PathDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
+
+    def catch_up(self, states: Sequence[PrefixState]) -> None:
+        if behind := [state for state in states if state.knows_its_text and state.states.count > FEW]:
+            self._made(behind)
 
     def _new(self, context: Context, cache: NativeCache, states: TappedStates) -> PrefixState:
         return PrefixState(context, cache, states, self.none)

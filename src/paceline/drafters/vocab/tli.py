@@ -67,6 +67,11 @@ class TliDrafter(DraftModelDrafter):
     def begin(self, contexts: Sequence[Context]) -> list[Any]:
         return [TranslatedState(context, self._retokenizer.open(), self.runner.open()) for context in contexts]
 
+    def catch_up(self, states: Sequence[Any]) -> None:
+        for state in states:
+            state.follow(self.runner, self._numbering.numbers)
+        super().catch_up([state.inner for state in states if state.ready])
+
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget], so_far: Sequence[TokenTree]) -> list[TokenTree]:
         fitting = [self._fitting(state, budget) for state, budget in zip(states, budgets, strict=True)]
         return super().propose([state.inner for state in states], fitting, [EMPTY_TREE] * len(states))
