@@ -6,6 +6,7 @@ Negative controls: a controller that ignores costs, and one that never looks aga
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -334,7 +335,7 @@ def test_explaining_changes_nothing() -> None:
 def test_it_forgets_ended_sequences_and_explains_itself() -> None:
     controller = warmed(World([draft(overconfident, 0.3)], packed), 100)
     assert "times as fast as plain decoding lately" in controller.explain()
-    assert "drafting has cost more time than it saved lately" in controller.explain(0)
+    assert re.search("cost more time than it saved|would cost more than the budget", controller.explain(0))
     controller.forget(0)
     controller.forget(0)
     assert controller.sequences == {}

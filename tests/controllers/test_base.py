@@ -9,11 +9,11 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers import Controller, Outcome, Plan, Signal, StepTimes
+from paceline.controllers import Controller, Outcome, Plan, Share, Signal, StepTimes
 from paceline.drafters import DrafterArgs
 from paceline.drafters.lookup import NgramDrafter
 from paceline.engine import PARTS
-from paceline.tree import NO_BUDGET, Budget
+from paceline.tree import NO_BUDGET, Budget, TokenTree, Verdict, merge
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -62,3 +62,16 @@ def test_outcomes_add_up_and_the_last_is_the_sample() -> None:
     both = late.merged(early)
     assert (both.steps, both.tokens, both.seconds) == (3, 30, 1.5)
     assert both.times is late.times
+
+
+def test_shares_of_drafters_are_those_of_all_steps() -> None:
+    tree = merge([TokenTree.chain([5, 6], source=0), TokenTree.chain([7], source=1)])
+
+    def step(path: tuple[int, ...]) -> Outcome:
+        times = StepTimes((0.5, 0.25), 1.0, 0.0, 0.0, 4, (0.0, 2.0))
+        return Outcome(1, 1 + len(path), 2.0, [tree], [tree], [Verdict(path, (5, 6)[: len(path)], 9)], times)
+
+    assert step((0, 1)).shares == [Share(2, 2, 0.5, 0.0), Share(0, 1, 0.25, 2.0)]
+    every = step((0, 1)).merged(step((0,)).merged(step(())))
+    assert every.shares == [Share(3, 6, 1.5, 0.0), Share(0, 3, 0.75, 6.0)]
+    assert every.times.total == 3.75

@@ -54,8 +54,11 @@ class Forecast:
         return rate * (self.seconds[levels] + table[rows] - table[size])
 
     def most_covered(self, levels: int, price: float) -> float:
-        """The chance that others are right up to which a draft pays that helps where they fail."""
-        gain = self.finds * self.rival_gains[levels]
+        """The chance that others are right up to which a draft pays that helps where they fail.
+
+        It is thought to be right there as often as alone at least, for who is not asked does not learn.
+        """
+        gain = self.finds * max(self.gains[levels], self.rival_gains[levels])
         return min(max(1.0 - price / gain, 0.0), 1.0) if gain > 0.0 else 0.0
 
 

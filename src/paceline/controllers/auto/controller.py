@@ -296,14 +296,15 @@ class AutoController(Controller):
         rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
         row = (now.table[rows] - now.table[rows - now.size]) / now.size
         for one in now.planned:
-            drafter, pick = one.drafter, one.pick
+            drafter = one.drafter
+            levels = min(one.pick.levels + (not one.cheap), self.max_depth)  # one more, where the stopper lets it
             width = self.acceptance.sources[drafter].width
             level = self.costs.line(one.name, now.size).per_level / now.size + row
             stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, now.rate * level)
-            nodes = min(self.max_nodes, pick.levels if width < 1.1 else int(2 * width * pick.levels) + 1)
+            nodes = min(self.max_nodes, levels if width < 1.1 else int(2 * width * levels) + 1)
             gap = sequence.gaps[drafter] = Gap(self.acceptance, sequence.own, drafter, one.most, off)
             needed = gap if one.most < 1.0 else always_needed
-            found[drafter] = Budget(nodes, min(pick.levels, nodes), stopper, needed)
+            found[drafter] = Budget(nodes, min(levels, nodes), stopper, needed)
         return found
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
