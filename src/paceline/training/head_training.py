@@ -201,7 +201,12 @@ def _facts(llm: LLM, config: TrainConfig, answers: Sequence[Answer], command: st
         },
         "target": dict(_target(llm)),
         "threads": torch.get_num_threads(),
+        "device": _device(llm.runner.info.device),
     }
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _claim(folder: Path, settings: Mapping[str, Any]) -> bool:
