@@ -210,7 +210,7 @@ def budget_of(
 
 
 def test_the_dear_drafter_is_asked_where_the_table_is_not_sure() -> None:
-    controller = warmed(World([ngram(informed(0.1, 0.97)), draft(steady(0.8), 0.1)], packed), 600)
+    controller = warmed(World([ngram(informed(0.1, 0.97)), draft(steady(0.8), 0.1)], packed), 300)
     found = budget_of(controller, 1)
     assert found is not None
     assert found.nodes > 0
@@ -226,7 +226,7 @@ def test_the_dear_drafter_is_asked_where_the_table_is_not_sure() -> None:
 def test_a_table_and_a_dear_drafter_together_beat_each_alone() -> None:
     table, dear = ngram(informed(0.1, 0.97)), draft(steady(0.8), 0.1)
     worlds = [World(names, packed) for names in ([table, dear], [table], [dear])]
-    both, *alone = (world.run(warmed(world, 600), 600, seed=1, start=600) for world in worlds)
+    both, *alone = (world.run(warmed(world, 300), 300, seed=1, start=300) for world in worlds)
     assert both > 1.1 * max(alone)
 
 

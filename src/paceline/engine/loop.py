@@ -186,9 +186,9 @@ class Engine:
         commit, other = committed - verified + perf_counter() - learned, aside + planning
         split = TimeSplit(0.0, draft + reading, score, verify, commit, other)
         self.times.add(split)
-        names = parts.drafter_set.names
+        names, took = parts.drafter_set.names, [one + read for one, read in zip(draft_seconds, caught_up, strict=True)]
         for watcher in list(self.watchers):
-            watcher(StepRecord(batch, roots, lengths, proposed, trees, shaped, verdicts, names, draft_seconds, split))
+            watcher(StepRecord(batch, roots, lengths, proposed, trees, shaped, verdicts, names, took, split))
         self._made = []
         return chunks
 

@@ -59,7 +59,7 @@ class StepRecord:
         scores: logits of roots and nodes; rules not applied.
         verdicts: what was accepted, or why the row was no distribution.
         drafters: names by source index.
-        draft_seconds: by drafter.
+        draft_seconds: by drafter, with what it took to read the prompt.
         times: the step's seconds; `prefill` is 0.
     """
 
