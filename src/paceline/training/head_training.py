@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -84,14 +85,10 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
         asked = _asked(llm, config)
         made_by = {"model": llm.runner.info.fingerprint, "processes": processes.num_processes}
         new = _claim(folder, {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data]})
-        try:
+        with _left_free(run, new):
             answers = _answers(llm, config, asked, run / ANSWERS)
             training, held_out = split(answers, config.held_out_share, length)
             head, view = _begun(llm, config, training)
-        except PacelineError:
-            if new and not (run / ANSWERS).exists():
-                shutil.rmtree(run)
-            raise
     if config.feature_disk_bytes:
         with processes.main_process_first():
             view.shards = _shards(view, [*training, *held_out], config, run, writes=processes.is_main_process)
@@ -229,6 +226,17 @@ def _claim(folder: Path, settings: Mapping[str, Any]) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(now, indent=2))
     return not known
+
+
+@contextmanager
+def _left_free(run: Path, new: bool) -> Iterator[None]:
+    """A new run that is refused before anything was answered leaves nothing behind."""
+    try:
+        yield
+    except PacelineError:
+        if new and not (run / ANSWERS).exists():
+            shutil.rmtree(run)
+        raise
 
 
 def _differing(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
