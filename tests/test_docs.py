@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 import typer
 
+import paceline
 from paceline import LLM, SamplingParams, registry
 from paceline.cli.app import app
 from paceline.diffusion import METHODS
@@ -148,7 +149,7 @@ def test_the_drafter_of_the_example_is_taken_from_the_current_folder(tmp_path: P
     config = json.dumps({"method": "my_module:EchoDrafter", "num_speculative_tokens": 2})
     words = ["generate", "a b a b a b", "--max-tokens", "8", "--json", "-s", config]
     code = f"import sys; from paceline.cli.main import main; sys.exit(main({words!r}))"
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(paceline.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path,

@@ -114,10 +114,10 @@ def test_cheap_drafts_are_chosen_and_the_profile_says_so(run: Run) -> None:
 
 
 def test_where_every_row_costs_a_pass_no_drafting_is_chosen(run: Run) -> None:
-    """Where on one of the three prompts nothing is drafted, neither side is shown to be faster; else plain decoding."""
+    """Where nothing is drafted on a prompt, or on none, neither side is shown to be faster; else plain decoding."""
     found = run(row=1.0, draft=1.0, budget=900.0, max_tokens=12)
     assert found.gain is not None
-    assert found.gain.low < 1.0
+    assert found.gain.low <= 1.0
     if found.gain.high >= 1.0:
         assert found.chosen is None
         assert found.profile is None
