@@ -41,7 +41,7 @@ PARAMETERS: dict[str, Config] = {
     "stop_token_ids": {"stop_token_ids": [202, 15]},
     "include_stop_str_in_output": {"stop": ["a", "e"], "include_stop_str_in_output": True},
     "max_tokens": {"max_tokens": 7},
-    "min_tokens": {"min_tokens": 10},
+    "min_tokens": {"min_tokens": 8},
     "truncate_prompt_tokens, skip_special_tokens": {"truncate_prompt_tokens": 5, "skip_special_tokens": False},
     "ignore_eos, detokenize, output_kind": {
         "ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -185,7 +185,7 @@ def all_decoded(llm: LLM, rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
     given: list[tuple[Config, SamplingParams]] = []
     for row in rows:
         mode: Config = {"temperature": 0.0} if row["mode"] == "greedy" else {"temperature": 0.8, "seed": 11}
-        params = SamplingParams(**{"max_tokens": 12, **mode, **PARAMETERS[row["parameter"]]})
+        params = SamplingParams(**{"max_tokens": 10, **mode, **PARAMETERS[row["parameter"]]})
         given += [({"prompt_token_ids": ids, "prediction": PREDICTED}, params) for ids in prompts(llm)[: size(row)]]
     found = llm.generate([prompt for prompt, _ in given], [params for _, params in given])
     assert not any(out.metrics.dropped_drafters for out in found)

@@ -95,13 +95,13 @@ def automatic(world: World) -> AutoController:
 @cache
 def best_fixed(name: str) -> float:
     world = WORLDS[name]
-    return max(world.run(FixedController(depth, drafters=world.names), steps(world, 400)) for depth in DEPTHS)
+    return max(world.run(FixedController(depth, drafters=world.names), steps(world, 200)) for depth in DEPTHS)
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_it_is_within_a_tenth_of_the_best_fixed_depth(name: str) -> None:
     world = WORLDS[name]
-    assert world.run(automatic(world), steps(world, 1200)) >= 0.9 * best_fixed(name)
+    assert world.run(automatic(world), steps(world, 1000)) >= 0.9 * best_fixed(name)
 
 
 def ignores_costs(world: World) -> AutoController:
@@ -289,7 +289,7 @@ def test_learning_costs_no_more_than_its_share_of_decoding() -> None:
     """All exploration and probing is paid from one ledger, however bad the drafters are."""
     for name, world in WRONG.items():
         controller, rng, seconds = automatic(world), np.random.default_rng(0), 0.0
-        for step in range(3000 // world.batch):
+        for step in range(1500):
             seconds += world.step(controller, step, rng)[1]
         assert controller.ledger.spent <= 0.025 * seconds + 20 * world.seconds(1), name
 
@@ -306,7 +306,7 @@ def test_rows_beyond_the_measured_range_are_neither_dear_nor_free(share: float, 
     world = row_world(share, batch)
     controller = automatic(world)
     world.run(controller, 250)
-    best = max(world.run(FixedController(depth), 1200 // batch) for depth in DEPTHS)
+    best = max(world.run(FixedController(depth), 400 // batch) for depth in DEPTHS)
     assert world.run(controller, 250, start=250) >= 0.93 * best
 
 

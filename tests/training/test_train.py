@@ -50,11 +50,14 @@ LIFT = {
 }
 """Tokens a pass that so little training must bring."""
 
+SHORT = replace(QUICK, steps=28, eval_steps=14, batch_rows=2)
+
 WANTED: dict[str, dict[str, Any]] = {
     "small_llama": {"method": "draft_model", "hidden_size": 64},
-    "kangaroo": {"exit_layer": 1, "fitting": replace(QUICK, batch_rows=2)},
-    **{name: {"fitting": replace(QUICK, batch_rows=2)} for name in ("medusa2", "hydra", "hydra++", "draft_model")},
-    "layer_skip": {"exit_layer": 1, "fitting": replace(QUICK, steps=16, batch_rows=2, learning_rate=1e-3)},
+    "kangaroo": {"exit_layer": 1, "fitting": SHORT},
+    "eagle3": {"fitting": replace(SHORT, batch_rows=4)},
+    **{name: {"fitting": SHORT} for name in ("medusa2", "hydra", "hydra++", "draft_model")},
+    "layer_skip": {"exit_layer": 1, "fitting": replace(SHORT, steps=16, learning_rate=1e-3)},
 }
 """Changes to `config`; the methods that learn the whole vocabulary take their time."""
 
@@ -121,9 +124,9 @@ import torch
 torch.set_num_threads(1)
 from paceline import LLM, SamplingParams
 from paceline.training import Fitting, TrainConfig, train
-fitting = Fitting(steps=24, batch_rows=2, row_tokens=96, eval_steps=4, bf16=False, seed=int(sys.argv[3]))
+fitting = Fitting(steps=16, batch_rows=2, row_tokens=96, eval_steps=4, bf16=False, seed=int(sys.argv[3]))
 config = TrainConfig(method="eagle3", data=(Path(sys.argv[1]),), max_tokens=24, draft_vocab_size=256, depths=2,
-                     most_prompts=24, held_out_share=0.2, fitting=fitting)
+                     most_prompts=16, held_out_share=0.2, fitting=fitting)
 train(LLM(dtype="float32"), config, sys.argv[2], speed_prompts=0)
 """
 
