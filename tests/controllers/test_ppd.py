@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from controllers.steps import granted, outcome, plan, planned
 from controllers.test_lengths import PROMPT, VOCAB, drafts, p_value
@@ -37,13 +38,15 @@ def made(seconds: Seconds = rising, **options: Any) -> PPDController:
     return PPDController(Costs(probe=lambda counts, context: map(seconds, counts)), ["draft"], **options)
 
 
-def drawn_ranks(chances: Sequence[float], rng: np.random.Generator, depth: int) -> list[int]:
-    """The rank that the target takes at each depth."""
-    return [int(rank) for rank in rng.choice(len(chances) + 1, depth, p=[*chances, 1 - sum(chances)])]
+def drawn_ranks(chances: npt.ArrayLike, rng: np.random.Generator, depth: int) -> list[int]:
+    """The rank that the target takes at each depth; the last row of chances holds for all deeper ones."""
+    rows = np.atleast_2d(np.asarray(chances))
+    each = [rows[min(i, len(rows) - 1)] for i in range(depth)]
+    return [int(rng.choice(len(row) + 1, p=[*row, 1 - sum(row)])) for row in each]
 
 
 def step(
-    controller: PPDController, chances: Sequence[float], seconds: Seconds, rng: np.random.Generator
+    controller: PPDController, chances: npt.ArrayLike, seconds: Seconds, rng: np.random.Generator
 ) -> tuple[int, float]:
     """One step of one sequence; tokens and seconds."""
     budget = granted(controller)
@@ -64,7 +67,7 @@ def step(
     return len(path) + 1, draft + score
 
 
-def rate(controller: PPDController, chances: Sequence[float], seconds: Seconds, steps: int) -> float:
+def rate(controller: PPDController, chances: npt.ArrayLike, seconds: Seconds, steps: int) -> float:
     """Tokens per second."""
     rng = np.random.default_rng(0)
     counts, times = zip(*(step(controller, chances, seconds, rng) for _ in range(steps)), strict=True)
@@ -105,6 +108,15 @@ def test_where_not_even_perfect_drafts_would_pay_it_hardly_ever_tries() -> None:
     controller = made(dear)
     assert rate(controller, (0.99,), dear, 4000) > 0.995
     assert controller.hopeless
+
+
+def test_levels_below_the_chosen_ones_are_looked_at() -> None:
+    """Where the first draft is a toss-up and those behind an accepted one are nearly sure, after a time without."""
+    controller = made()
+    rate(controller, [[0.5], [0.0]], rising, 300)
+    assert controller.choice.depth == 1
+    rate(controller, [[0.5], [0.9]], rising, 600)
+    assert controller.choice.depth > 2
 
 
 def test_it_wakes_when_drafts_begin_to_stand() -> None:

@@ -51,7 +51,7 @@ SETTINGS = [
 def test_texts_are_those_of_transformers(
     llm: LLM, reference: Any, prompts: list[list[int]], setting: dict[str, Any]
 ) -> None:
-    taken = prompts[: 16 if setting is SETTINGS[0] else 8]
+    taken = prompts if setting is SETTINGS[0] else prompts[:10]
     ours = found(llm, taken, 2, **setting)
     for prompt, texts in zip(taken, ours, strict=True):
         made = reference.generate(
@@ -61,8 +61,8 @@ def test_texts_are_those_of_transformers(
         )  # fmt: skip
         expected = [row[len(prompt) :].tolist() for row in made]
         assert [one + [0] * (len(row) - len(one)) for one, row in zip(texts, expected, strict=True)] == expected
-    others = found(llm, taken[:8], 2, **setting | {"num_beams": 2, "length_penalty": 1.0})
-    assert others != ours[:8]
+    others = found(llm, taken[:10], 2, **setting | {"num_beams": 2, "length_penalty": 1.0})
+    assert others != ours[:10]
 
 
 def test_one_beam_is_greedy_decoding(llm: LLM, prompts: list[list[int]]) -> None:

@@ -4,9 +4,9 @@ machine.
 Acceptance by depth and rank is learned from what became of the trees: the rank of a node is its place among its
 siblings, as all drafters order them. Every so many steps the best shapes are found anew, and of these the number of
 nodes and levels with the most expected tokens per second, drafting included. What is never tried is never learned: now
-and then a tree of that size is shaped as if no rank were worse than at first thought, and where plain decoding is
-fastest, drafts are tried at growing intervals. Shapes depend on earlier steps alone, so drawn trees under this
-controller keep the output distribution.
+and then a tree of one more node and level is shaped as if no rank were worse than at first thought, and where plain
+decoding is fastest, drafts are tried at growing intervals. Shapes depend on earlier steps alone, so drawn trees under
+this controller keep the output distribution.
 
 Source: Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628), which does this once, offline.
 """
@@ -32,17 +32,23 @@ if TYPE_CHECKING:
 CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS = 16, 4, 64
 """Steps from one choice to the next: CHOICE_STEPS, or EARLY_CHOICE_STEPS until EARLY_STEPS steps were made."""
 
-FIRST_WAIT, TRIAL_STEPS = 16, 4
+CALIBRATION_STEPS: Final = 32
+"""Steps at first that draft whatever was seen, unless not even drafts that are always accepted would pay."""
+
+FIRST_WAIT, TRIAL_STEPS = 16, 8
 """Plain steps before the first try, and drafting steps of a try."""
 
 EXPLORATION_STEPS: Final = 8
 """One drafting step in so many looks at ranks that the best shape may lack."""
 
-LONGEST_WAIT: Final = 1024
-"""Most plain steps between two tries."""
+LONGEST_WAIT, HOPELESS_WAIT = 128, 1024
+"""Most plain steps between two tries, and where not even drafts that are always accepted would pay."""
 
-TRIAL_SIZE: Final = 4, 4
+TRIAL_SIZE: Final = 2, 2
 """Nodes and levels of a try."""
+
+DECAY: Final = 0.98
+"""Of what was seen, at each new sight of its depth: the last 35 weigh as much as all before, since texts differ."""
 
 LIMIT: Final = 1024
 
@@ -80,7 +86,7 @@ class PPDController(Controller):
         integer("max_depth", max_depth, 1, LIMIT)
         self.cost, self.names = cost_model, tuple(drafters)
         self.max_nodes, self.max_depth, self.disable_by_batch_size = max_nodes, max_depth, disable_by_batch_size
-        self.acceptance = RankAcceptance()
+        self.acceptance = RankAcceptance(decay=DECAY)
         self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
         self._choices: dict[
@@ -113,7 +119,7 @@ class PPDController(Controller):
             made = self._choices[buckets] = (self.steps, *self.choose(size, context))
         _, self.choice, best, wide = made
         self._shape = best if self.steps % EXPLORATION_STEPS else wide
-        if self.choice.nodes:
+        if self.choice.nodes or (self.steps <= CALIBRATION_STEPS and not self.hopeless):
             self._plain, self._wait = 0, FIRST_WAIT
         else:
             self._wait_or_try(buckets)
@@ -126,7 +132,7 @@ class PPDController(Controller):
         self._idle = self._plain < self._wait
         self._plain += 1
         if self._plain >= self._wait + TRIAL_STEPS:
-            self._plain, self._wait = 0, LONGEST_WAIT if self.hopeless else min(2 * self._wait, LONGEST_WAIT)
+            self._plain, self._wait = 0, HOPELESS_WAIT if self.hopeless else min(2 * self._wait, LONGEST_WAIT)
             del self._choices[buckets]
 
     def _budgets(self, signal: Signal) -> list[Budget]:
@@ -176,7 +182,7 @@ class PPDController(Controller):
     # Estimates
 
     def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
-        """The best size, its shape, and one of that size which looks at more ranks; small ones where nothing pays."""
+        """The best size, its shape, and a larger one which looks at more ranks; small ones where nothing pays."""
         chances = self.acceptance.chances()
         shapes = best_shapes(chances, self.max_nodes, max_depth=self.max_depth)
         table, drafting = self.costs(size, context)
@@ -186,7 +192,8 @@ class PPDController(Controller):
             and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
         )
         nodes, depth = found[:2] if found.nodes else TRIAL_SIZE
-        wide = best_shapes(np.maximum(chances, PRIOR), nodes, max_depth=min(depth, self.max_depth))
+        more = min(nodes + 1, self.max_nodes), min(depth + 1, self.max_depth)
+        wide = best_shapes(np.maximum(chances, PRIOR), more[0], max_depth=more[1])
         return found, shapes.cut(nodes, depth), wide
 
     def costs(self, size: int, context: int) -> tuple[list[float], list[float]]:
