@@ -5,6 +5,7 @@ names, modules say what they are.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -57,15 +58,24 @@ CYCLES: tuple[str, ...] = ()
 
 @pytest.fixture(scope="module", autouse=True)
 def _forgotten() -> Iterator[None]:
-    """The trees of all files, millions of objects in which every later search for garbage would look."""
+    """The trees of all files, millions of objects in which every search for garbage would look."""
+    gc.disable()
     yield
-    parsed.cache_clear()
-    imports.cache_clear()
+    for known in (parse, nodes, imports):
+        known.cache_clear()
+    gc.enable()
+
+
+parse = cache(ast.parse)
+
+
+def parsed(path: Path) -> ast.Module:
+    return parse(path.read_text())
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
 
 
 def modules(*folders: Path) -> Iterator[Path]:
@@ -87,7 +97,7 @@ def unit(path: Path) -> str:
 def imports(tree: ast.Module) -> list[tuple[str, str]]:
     """Every absolute import of the package, lazy and type-only ones included: (module, name)."""
     every: list[tuple[str, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -245,17 +255,15 @@ PRIVATE_NEEDED = "# private: "
 
 def own_names(tree: ast.Module) -> set[str]:
     """Private names that a module of tests gives itself."""
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    attributes = {
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
+    functions = {node.name for node in nodes(tree) if isinstance(node, ast.FunctionDef)}
+    attributes = {node for node in nodes(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     return functions | {node.attr for node in attributes if ast.unparse(node.value) == "self"}
 
 
 def private_names(source: str, own: Iterable[str] = ()) -> set[str]:
     """Private names of others, read or replaced from outside; a subclass may use those of its base."""
     found, lines = set(), source.splitlines()
-    for node in ast.walk(tree := ast.parse(source)):
+    for node in nodes(tree := parse(source)):
         if isinstance(node, ast.Attribute):
             name = node.attr
         elif isinstance(node, ast.Call) and len(node.args) > 1:
@@ -298,7 +306,7 @@ def of_tests(tree: ast.Module) -> set[str]:
     """Modules of the test suite that a script imports."""
     names = {path.relative_to(ROOT / "tests").parts[0].removesuffix(".py") for path in modules(ROOT / "tests")}
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -93,7 +93,7 @@ def named(cells: list[Cell]) -> Any:
 
 
 def params(parameter: str, mode: str, **more: Any) -> SamplingParams:
-    base: dict[str, Any] = {"temperature": 0.0 if mode == "greedy" else 0.8, "max_tokens": 10}
+    base: dict[str, Any] = {"temperature": 0.0 if mode == "greedy" else 0.8, "max_tokens": 8}
     base |= {"seed": 11} if mode == "seeded" else {}
     return SamplingParams(**base | CASES[parameter] | more)
 

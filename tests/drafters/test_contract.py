@@ -423,7 +423,7 @@ def check_freshness(name: str, options: dict[str, Any], accept: int, branch: int
     world = World(name, options)
     state = world.begin(PROMPT)
     (tree,) = world.propose([state])
-    for step in range(6):
+    for step in range(4):
         world.observe(state, tree, verdict_of(tree, accept, branch, step % VOCAB))
         fresh = world.begin(state.context.tokens)
         (tree,) = world.propose([state])
@@ -445,7 +445,7 @@ def test_tokens_of_others_and_steps_without_drafts_are_caught_up(name: str, opti
     world = World(name, options)
     state = world.begin(PROMPT)
     rng = np.random.default_rng(0)
-    for step in range(12):
+    for step in range(8):
         (tree,) = world.propose([state], nodes=0 if step % 4 == 3 else 7)
         other = TokenTree.chain([int(t) for t in rng.integers(0, VOCAB, 3)])
         scored = other if step % 2 else tree

@@ -250,7 +250,7 @@ def drafting(llm: LLM) -> dict[str, LLM]:
 
 
 def test_drafts_change_nothing(llm: LLM, drafting: dict[str, LLM]) -> None:
-    greedy, drawn = {"max_tokens": 16}, {"temperature": 0.8, "seed": 11, "presence_penalty": 0.4, "top_p": 0.95}
+    greedy, drawn = {"max_tokens": 12}, {"temperature": 0.8, "seed": 11, "presence_penalty": 0.4, "top_p": 0.95}
     for changes, crews in ((greedy, tuple(DRAFTS)), (greedy | drawn, ("ngram", "tree"))):
         plain = together(llm, list(STEERED.values()), **changes)
         for drafts in crews:
