@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline import ConfigError
 from paceline.config import SamplingParams
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import Costs
-from paceline.controllers.policies import CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS, PPDController
+from paceline.controllers.policies import CALIBRATION, CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS, PPDController
 from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose_shape, merge
 
 GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)
@@ -147,10 +148,39 @@ def test_limits() -> None:
     assert controller.explain(0) == "Nothing is drafted: this is the last token."
     assert not planned(controller, size=3).drafts
     assert controller.explain().startswith("ppd: ")
-    assert "A static tree of 6 nodes and 2 levels" in plan(controller).explain(0)
+    assert "A static tree of up to 6 nodes and 2 levels" in plan(controller).explain(0)
     for name in ("max_nodes", "max_depth"):
         with pytest.raises(ConfigError, match=name):
             made(**{name: 0})
+
+
+def test_a_batch_that_no_drafts_could_help_decides_nothing_for_a_single_sequence() -> None:
+    def seconds(rows: int) -> float:
+        return 1.0 + 0.7 * (rows - 1) if rows < 10 else rows
+
+    controller = made(seconds)
+    assert sum(bool(planned(controller, size=16).drafts) for _ in range(200)) < 20
+    assert controller.hopeless
+    assert any(granted(controller).nodes for _ in range(20))
+    assert not controller.hopeless
+
+
+def test_the_first_trees_are_drafted_whatever_they_bring() -> None:
+    controller, rng = made(), np.random.default_rng(0)
+    for _ in range(CALIBRATION):
+        assert step(controller, BAD, rising, rng)[1] > rising(2)
+    assert [step(controller, BAD, rising, rng)[1] for _ in range(4)] == [1.0] * 4
+
+
+def test_what_it_says_is_what_it_grants() -> None:
+    controller, seen = made(flat, max_nodes=12), set()
+    for remaining in range(60, 1, -1):
+        budget = granted(controller, remaining=remaining)
+        said = re.search(r"static tree of up to (\d+) nodes? and (\d+) levels?(, to learn)?", controller.explain(0))
+        assert said is not None
+        assert (int(said[1]), int(said[2])) == (len(budget.shape or ()), budget.depth)
+        seen.add(bool(said[3]))
+    assert seen == {False, True}
 
 
 def test_a_merged_tree_is_cut_to_the_size_of_the_shape() -> None:

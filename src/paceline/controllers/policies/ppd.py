@@ -14,6 +14,7 @@ Source: Hardware-Aware Parallel Prompt Decoding (arXiv:2405.18628), which does t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS = 16, 4, 64
 """Steps from one choice to the next: CHOICE_STEPS, or EARLY_CHOICE_STEPS until EARLY_STEPS steps were made."""
 
-CALIBRATION_STEPS: Final = 32
-"""Steps at first that draft whatever was seen, unless not even drafts that are always accepted would pay."""
+CALIBRATION: Final = 32
+"""Trees that are asked for at first, whatever was seen, where drafts that are always accepted would pay."""
 
 FIRST_WAIT, TRIAL_STEPS = 16, 8
 """Plain steps before the first try, and drafting steps of a try."""
@@ -52,7 +53,34 @@ DECAY: Final = 0.98
 
 LIMIT: Final = 1024
 
-_Buckets = tuple[int, int]
+
+@dataclass(slots=True)
+class _Situation:
+    """What was chosen for batches and contexts of one size.
+
+    Attributes:
+        made: the choice, its shape, and a larger one; None where it is to be made. made_at: the step.
+        hopeless: not even drafts that are always accepted would pay.
+        plain, wait: steps since the last try, and how many of them pass before the next one.
+    """
+
+    made: tuple[Choice, Shape, Shape] | None = None
+    made_at: int = 0
+    hopeless: bool = False
+    plain: int = 0
+    wait: int = FIRST_WAIT
+
+    def rests(self) -> bool:
+        """Whether this step is plain: nothing would pay, and it is not yet time for a try.
+
+        A try's outcome is looked at at once; then come twice as many plain steps.
+        """
+        rests = self.plain < self.wait
+        self.plain += 1
+        if self.plain >= self.wait + TRIAL_STEPS:
+            self.made, self.plain = None, 0
+            self.wait = HOPELESS_WAIT if self.hopeless else min(2 * self.wait, LONGEST_WAIT)
+        return rests
 
 
 class PPDController(Controller):
@@ -89,15 +117,12 @@ class PPDController(Controller):
         self.acceptance = RankAcceptance(decay=DECAY)
         self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
-        self._choices: dict[
-            _Buckets, tuple[int, Choice, Shape, Shape]
-        ] = {}  # batch and context -> step when made, `choose`
-        self.steps = self._plain = 0
-        self._wait = FIRST_WAIT
+        self._situations: dict[tuple[int, int], _Situation] = {}
+        self.steps = self._asked_for = 0
         self.choice = Choice(0, 0, 0.0, 0.0)
         self._shape = best_shapes([], 0)
         self._levels: list[int | None] = []
-        self.hopeless = False  # not even drafts that are always accepted would pay
+        self.hopeless = self._looks_further = False
 
     # The step
 
@@ -110,37 +135,39 @@ class PPDController(Controller):
         if self._off or not signals:
             return Plan.nothing(size)
         context = max(signal.length for signal in signals)
-        buckets = batch_bucket(size), context_bucket(context)
-        made = self._choices.get(buckets)
-        waiting = made is not None and not made[1].nodes and self._plain < self._wait
-        if made is None or (
-            not waiting and self.steps - made[0] >= (EARLY_CHOICE_STEPS if self.steps < EARLY_STEPS else CHOICE_STEPS)
-        ):
-            made = self._choices[buckets] = (self.steps, *self.choose(size, context))
-        _, self.choice, best, wide = made
-        self._shape = best if self.steps % EXPLORATION_STEPS else wide
-        if self.choice.nodes or (self.steps <= CALIBRATION_STEPS and not self.hopeless):
-            self._plain, self._wait = 0, FIRST_WAIT
-        else:
-            self._wait_or_try(buckets)
-        return Plan.nothing(size) if self._idle else Plan([self._budgets(signal) for signal in signals])
+        here = self._situations.setdefault((batch_bucket(size), context_bucket(context)), _Situation())
+        self.choice, best, wide = self._chosen(here, size, context)
+        self._looks_further = self.steps % EXPLORATION_STEPS == 0
+        self._shape = wide if self._looks_further else best
+        if self.choice.nodes or self._calibrates(here):
+            here.plain, here.wait = 0, FIRST_WAIT
+        elif here.rests():
+            self._idle = True
+            return Plan.nothing(size)
+        self._asked_for += size
+        return Plan([self._budgets(signal) for signal in signals])
 
-    def _wait_or_try(self, buckets: _Buckets) -> None:
-        """Nothing would pay: plain steps, then a try, whose outcome is looked at at once; then twice as many plain
-        steps.
-        """
-        self._idle = self._plain < self._wait
-        self._plain += 1
-        if self._plain >= self._wait + TRIAL_STEPS:
-            self._plain, self._wait = 0, HOPELESS_WAIT if self.hopeless else min(2 * self._wait, LONGEST_WAIT)
-            del self._choices[buckets]
+    def _calibrates(self, here: _Situation) -> bool:
+        return self._asked_for < CALIBRATION and not here.hopeless
+
+    def _chosen(self, here: _Situation, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+        """What was chosen lately, or is chosen now; the former while plain steps pass, which teach nothing."""
+        if here.made is not None:
+            waiting = not here.made[0].nodes and here.plain < here.wait and not self._calibrates(here)
+            every = EARLY_CHOICE_STEPS if self.steps < EARLY_STEPS else CHOICE_STEPS
+            if waiting or self.steps - here.made_at < every:
+                return here.made
+        here.made, here.made_at = self.choose(size, context), self.steps
+        here.hopeless = self.hopeless
+        return here.made
 
     def _budgets(self, signal: Signal) -> list[Budget]:
         """The chosen shape for every drafter, no deeper than the sequence may grow."""
-        nodes, depth = len(self._shape), min(int(self._shape.depths_n.max(initial=0)), signal.remaining - 1)
-        if nodes < 1 or depth < 1:
+        depth = min(int(self._shape.depths_n.max(initial=0)), signal.remaining - 1)
+        if depth < 1:
             return []
-        return [Budget(nodes, depth, shape=self._shape.cut(nodes, depth)) for _ in self.names]
+        shape = self._shape.cut(len(self._shape), depth)
+        return [Budget(len(shape), depth, shape=shape) for _ in self.names]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """Every tree as it is: budgets keep them within the size, but for merged ones, which are cut to it; those with
@@ -162,22 +189,26 @@ class PPDController(Controller):
 
     def explain(self, index: int | None = None) -> str:
         """The last plan's decision on sequence `index` in words; without an index, what is believed at present."""
-        now = self.choice
         if index is None:
             chances = " ".join(f"{chance:.2f}" for chance in self.acceptance.chances()[0, :4])
-            return (
-                f"ppd: trees of {count(now.nodes, 'node')}; at depth 1 the target takes ranks 0 to 3 with chances "
-                f"{chances}"
-            )
+            trees = f"ppd: trees of {count(self.choice.nodes, 'node')}"
+            return f"{trees}; at depth 1 the target takes ranks 0 to 3 with chances {chances}"
         if self._off:
             return too_many(len(self._signals), self.disable_by_batch_size) if self.names else NO_DRAFTER
         if self._signals[index].remaining <= 1:
             return LAST_TOKEN
-        rates = f"{now.rate:.0f} tokens/s expected, {now.plain:.0f} without drafts"
-        if not now.nodes:
-            tried = "" if self._idle else f" A tree of {count(len(self._shape), 'node')} is tried to learn."
-            return f"Nothing would pay: {rates}.{tried}"
-        return f"A static tree of {count(now.nodes, 'node')} and {count(now.depth, 'level')}: {rates}."
+        return self._decided(self._budgets(self._signals[index]))
+
+    def _decided(self, budgets: Sequence[Budget]) -> str:
+        rates = f"{self.choice.rate:.0f} tokens/s expected, {self.choice.plain:.0f} without drafts"
+        if self._idle or not budgets:
+            return f"Nothing would pay: {rates}."
+        tree = f"static tree of up to {count(budgets[0].nodes, 'node')} and {count(budgets[0].depth, 'level')}"
+        if not self.choice.nodes:
+            return f"Nothing would pay: {rates}. A {tree} is tried to learn."
+        if self._looks_further:
+            return f"A {tree}, to learn, and not the best one: {rates}."
+        return f"A {tree}: {rates}."
 
     # Estimates
 
@@ -189,7 +220,9 @@ class PPDController(Controller):
         found = choose_shape(shapes, table, level_seconds=drafting, size=size)
         self.hopeless = (
             not found.nodes
-            and not choose_shape(_certain(self.max_depth), table, level_seconds=drafting, size=size).nodes
+            and not choose_shape(
+                _certain(min(self.max_depth, self.max_nodes)), table, level_seconds=drafting, size=size
+            ).nodes
         )
         nodes, depth = found[:2] if found.nodes else TRIAL_SIZE
         more = min(nodes + 1, self.max_nodes), min(depth + 1, self.max_depth)
