@@ -182,7 +182,7 @@ def test_other_data_of_the_same_name_is_another_run(llm: LLM, prompts: Path, tmp
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_what_no_run_has_made_is_not_written_over(llm: LLM, prompts: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ConfigError, match="which no training run has made"):
+    with pytest.raises(ConfigError, match=r"no run/training\.json to go on with"):
         train(llm, config(prompts), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="output must be a folder"):

@@ -143,7 +143,7 @@ def command(
     if found.speed is not None:
         chain, auto = _over(found.speed["chain"]), _over(found.speed["auto"])
         say(f"Timed on {counted(found.speed['prompts'], 'held-out prompt')}: {chain} with "
-            f"{counted(found.speed['drafts'], 'draft')} a step, {auto} with as many as pay.")  # fmt: skip
+            f"{counted(found.speed['drafts'], 'draft')} a step, {auto} under controller auto.")  # fmt: skip
     model = "..." if found.model is None else f"-m {found.model}"
     say(f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'")
 

@@ -216,7 +216,7 @@ def _claim(folder: Path, settings: Mapping[str, Any]) -> bool:
     need(folder.is_dir() or not folder.exists(), "output", "be a folder", str(folder))
     made = [name for name in MADE if (folder / name).exists()]
     if made and not path.exists():
-        raise ConfigError(f"{str(folder)!r} holds {made[0]}, which no training run has made; name another output")
+        raise ConfigError(f"{str(folder)!r} holds {made[0]} and no run/{SETTINGS} to go on with; name another output")
     known = json.loads(path.read_text()) if path.is_file() else {}
     now = json.loads(json.dumps(settings))
     if other := list(_differing(known, now)):
