@@ -19,7 +19,7 @@ from paceline import ConfigError
 from paceline.config import SamplingParams
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import Costs
-from paceline.controllers.policies import CALIBRATION, CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS, PPDController
+from paceline.controllers.policies import CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS, PPDController
 from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose_shape, merge
 
 GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)
@@ -163,13 +163,6 @@ def test_a_batch_that_no_drafts_could_help_decides_nothing_for_a_single_sequence
     assert controller.hopeless
     assert any(granted(controller).nodes for _ in range(20))
     assert not controller.hopeless
-
-
-def test_the_first_trees_are_drafted_whatever_they_bring() -> None:
-    controller, rng = made(), np.random.default_rng(0)
-    for _ in range(CALIBRATION):
-        assert step(controller, BAD, rising, rng)[1] > rising(2)
-    assert [step(controller, BAD, rising, rng)[1] for _ in range(4)] == [1.0] * 4
 
 
 def test_what_it_says_is_what_it_grants() -> None:

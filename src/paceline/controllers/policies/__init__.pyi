@@ -3,7 +3,6 @@ from .diffuspec import DiffuSpecController as DiffuSpecController
 from .fixed import FixedController as FixedController
 from .heuristic import HeuristicController as HeuristicController
 from .kangaroo import KangarooController as KangarooController
-from .ppd import CALIBRATION as CALIBRATION
 from .ppd import CHOICE_STEPS as CHOICE_STEPS
 from .ppd import EARLY_CHOICE_STEPS as EARLY_CHOICE_STEPS
 from .ppd import EARLY_STEPS as EARLY_STEPS

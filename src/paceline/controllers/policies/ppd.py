@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS = 16, 4, 64
 """Steps from one choice to the next: CHOICE_STEPS, or EARLY_CHOICE_STEPS until EARLY_STEPS steps were made."""
 
-CALIBRATION: Final = 32
-"""Trees that are asked for at first, whatever was seen, where drafts that are always accepted would pay."""
-
 FIRST_WAIT, TRIAL_STEPS = 16, 8
 """Plain steps before the first try, and drafting steps of a try."""
 
@@ -94,6 +91,7 @@ class PPDController(Controller):
         disable_by_batch_size: no drafts at or above this number of sequences.
     Attributes:
         acceptance: what was learned, over all sequences and drafters.
+        hopeless: at the last choice not even drafts that are always accepted would have paid.
     Raises:
         ConfigError: a limit outside its range.
     Source: PPD (arXiv:2405.18628).
@@ -118,7 +116,7 @@ class PPDController(Controller):
         self._off = self._idle = False
         self._signals: Sequence[Signal] = ()
         self._situations: dict[tuple[int, int], _Situation] = {}
-        self.steps = self._asked_for = 0
+        self.steps = 0
         self.choice = Choice(0, 0, 0.0, 0.0)
         self._shape = best_shapes([], 0)
         self._levels: list[int | None] = []
@@ -139,21 +137,17 @@ class PPDController(Controller):
         self.choice, best, wide = self._chosen(here, size, context)
         self._looks_further = self.steps % EXPLORATION_STEPS == 0
         self._shape = wide if self._looks_further else best
-        if self.choice.nodes or self._calibrates(here):
+        if self.choice.nodes:
             here.plain, here.wait = 0, FIRST_WAIT
         elif here.rests():
             self._idle = True
             return Plan.nothing(size)
-        self._asked_for += size
         return Plan([self._budgets(signal) for signal in signals])
-
-    def _calibrates(self, here: _Situation) -> bool:
-        return self._asked_for < CALIBRATION and not here.hopeless
 
     def _chosen(self, here: _Situation, size: int, context: int) -> tuple[Choice, Shape, Shape]:
         """What was chosen lately, or is chosen now; the former while plain steps pass, which teach nothing."""
         if here.made is not None:
-            waiting = not here.made[0].nodes and here.plain < here.wait and not self._calibrates(here)
+            waiting = not here.made[0].nodes and here.plain < here.wait
             every = EARLY_CHOICE_STEPS if self.steps < EARLY_STEPS else CHOICE_STEPS
             if waiting or self.steps - here.made_at < every:
                 return here.made
