@@ -163,7 +163,7 @@ class ToyRunner:
         if len(tokens) and not 0 <= int(min(tokens)) <= int(max(tokens)) < self.info.vocab_size:
             raise ToyError(f"token ids out of range: {list(tokens)}")
 
-    def open(self) -> ToyCache:
+    def open(self, prompt_length: int = 0) -> ToyCache:
         self.open_caches += 1
         return ToyCache()
 

@@ -572,7 +572,10 @@ class LLM(metaclass=Named):
         tokens = truncated(read.tokens, params, info.max_context)
         longest = None if self.config.max_model_len is None else info.declared_context
         most = params.max_tokens
-        room = check_prompt(tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest)
+        border = None if self.diffusion else self.runner.info.rope_border
+        room = check_prompt(
+            tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest, rope_border=border
+        )
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         more = read.tenant, read.prediction, read.drafts
         return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more)

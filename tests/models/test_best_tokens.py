@@ -4,13 +4,21 @@ pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tiny_llama import runner_of, tiny_llama, tokens
+from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
+from paceline.models import MappedRunner, RopeSpec
 from paceline.models.cpu import ROWS, CompiledDecoder
+from paceline.models.cuda import ScoringGraphs
+from paceline.models.decoder import DynamicRopeRunner, GroupedRunner, LongRopeRunner, NativeRunner
+from paceline.models.fallback import TransformersRunner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 from paceline.verifiers import GreedyVerifier
 
@@ -21,9 +29,12 @@ TREES = [EMPTY_TREE, TokenTree.chain([1, 2, 3]), TREE, TokenTree.chain([9] * 8)]
 ROOTS = [4, 5, 6, 7]
 
 
-def compiled_runner(dtype=torch.float32):
-    shape = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
-    runner = runner_of(tiny_llama(**shape).to(dtype), cache_slots=64)
+def compiled_runner(dtype=torch.float32, change: Callable[[dict[str, torch.Tensor]], object] = len):
+    model = tiny_llama(hidden_size=64, head_dim=32, intermediate_size=96, vocab_size=72).to(dtype)
+    weights = weights_of(model)
+    change(weights)
+    spec = spec_of(model.config)
+    runner = NativeRunner(spec, weights, name="tiny", device=CPU, dtype=dtype, cache_slots=64)
     assert isinstance(runner.passes, CompiledDecoder)
     return runner
 
@@ -96,24 +107,71 @@ def test_what_a_pass_does_not_see_need_not_be_a_number() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_logits_give_the_lowest_id(dtype) -> None:
-    runner = compiled_runner(dtype)
-    runner.passes.head(torch.zeros(3, runner.info.hidden_size))
-    assert runner.passes.best == [0, 0, 0]
+    runner = compiled_runner(dtype, lambda weights: weights["head.weight"].zero_())
+    cache = runner.open()
+    assert runner.extend([cache], [IDS[:5]]).best == [0]
+    assert runner.score([cache], [4], [TREE]).best == [0] * (1 + len(TREE))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_that_holds_no_numbers_is_left_to_its_reader(dtype, value) -> None:
-    runner = compiled_runner(dtype)
-    hidden = torch.randn(3, runner.info.hidden_size, generator=torch.Generator().manual_seed(0))
-    hidden[1, 5] = value
-    logits = runner.passes.head(hidden, norm=False)
-    best = runner.passes.best
-    assert best[1] == -1
-    assert [best[0], best[2]] == logits[[0, 2]].float().argmax(-1).tolist()
-    scores = Scores(logits, (0, 1, 2, 3), best=best)
+    runner = compiled_runner(dtype, lambda weights: weights["embed.weight"][9].fill_(value))
+    caches = [runner.open() for _ in range(3)]
+    runner.extend(caches, [IDS[5 * i : 5 * i + 5] for i in range(3)])
+    scores = runner.score(caches, [4, 9, 5], [EMPTY_TREE] * 3)
+    assert scores.best == [shown(scores)[0], -1, shown(scores)[2]]
     verdicts = GreedyVerifier().verify_scores([EMPTY_TREE] * 3, scores)
     assert [type(one).__name__ for one in verdicts] == ["Verdict", "NumericsError", "Verdict"]
+
+
+BORDER = 30  # the second of the trees below crosses it
+SHAPE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72, "num_hidden_layers": 4}
+LONG = {"short_factor": [1.0] * 16, "long_factor": [3.0] * 16, "original_max_position_embeddings": BORDER}
+BY_LENGTH = {
+    DynamicRopeRunner: RopeSpec(theta=1e4, dims=32, kind="dynamic", scaling={"factor": 2.0}, max_position=BORDER),
+    LongRopeRunner: RopeSpec(theta=1e4, dims=32, kind="longrope", scaling=LONG, max_position=4 * BORDER),
+}
+
+
+def with_graphs(runner: NativeRunner) -> NativeRunner:
+    runner.graphs = ScoringGraphs(runner.passes.decoder, runner.rotary, runner.arena, capture=False)
+    return runner
+
+
+def every_runner() -> Iterator[tuple[str, Any]]:
+    """Every class of runners, in every kind of passes."""
+    model = tiny_llama(**SHAPE)
+    spec, more = spec_of(model.config), {"name": "tiny", "device": CPU, "dtype": torch.float32}
+    yield "strict operators", runner_of(model, compiled=False, strict=True)
+    yield "graphs", with_graphs(runner_of(model, compiled=False))
+    yield "transformers", TransformersRunner(model, name="tiny")
+    for compiled in (True, False):
+        yield f"native, compiled={compiled}", runner_of(model, compiled=compiled)
+        yield f"groups, compiled={compiled}", GroupedRunner(spec, weights_of(model), 2, compiled=compiled, **more)
+        backwards = np.arange(72)[::-1].copy()
+        yield (
+            f"mapped, compiled={compiled}",
+            MappedRunner(runner_of(model, compiled=compiled), backwards, None, backwards, 72),
+        )
+        for kind, rope in BY_LENGTH.items():
+            made = kind(replace(spec, ropes={"default": rope}), weights_of(model), compiled=compiled, **more)
+            yield f"{rope.kind}, compiled={compiled}", made
+
+
+def test_no_runner_tells_other_best_tokens_than_its_logits_show() -> None:
+    """Of trees across the border of rotary angles, of resumed passes, and of parts of a batch."""
+    told = set()
+    for name, runner in every_runner():
+        trees = TREES if runner.capabilities.trees else [TokenTree.chain([1, 2, 3])] * len(TREES)
+        caches = filled(runner)
+        whole = runner.score(caches, ROOTS, trees, taps=[1])
+        begun = runner.score(caches, ROOTS, [EMPTY_TREE] * len(TREES))
+        resumed = runner.score(caches, ROOTS, trees, computed=[1 if len(tree) else 0 for tree in trees])
+        for scores in (whole, begun, resumed, whole.pick([1, 3])):
+            assert scores.best in (None, shown(scores)), name
+        told |= {name} if whole.best is not None else set()
+    assert told == {f"{kind}, compiled=True" for kind in ("native", "groups", "dynamic")}
 
 
 def test_wrong_best_tokens_would_show() -> None:

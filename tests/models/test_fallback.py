@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.fallback import (
@@ -264,6 +264,27 @@ def test_what_cannot_be_done_is_rejected_by_name() -> None:
     runner.release(cache)
     with pytest.raises(ConfigError, match="was released"):
         runner.extend([cache], [[1]])
+
+
+def test_longrope_ends_where_its_angles_change() -> None:
+    """transformers changes the angles of new rows only: behind that border a draft's length would decide the logits."""
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0}
+    longrope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        vocab_size=64, max_position_embeddings=128, initializer_range=0.3, rope_parameters=longrope, **sizes
+    )
+    torch.manual_seed(0)
+    model, text = LlamaForCausalLM(config).eval(), list(range(3, 40))
+    assert TransformersRunner(model, name="tiny").info.max_context == 32
+
+    def root_row(drafted: int) -> torch.Tensor:
+        with torch.no_grad():
+            out = model(torch.tensor([text[:31]]), use_cache=True)
+            key = next(key for key in ("cache", "past_key_values") if key in out)
+            return model(torch.tensor([text[31 : 32 + drafted]]), **{key: out[key]}).logits[0, 0]
+
+    assert (root_row(0) - root_row(3)).abs().max() > 0.01
 
 
 @pytest.fixture

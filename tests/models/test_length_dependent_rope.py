@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.decoder import LongRopeRunner, ReplayRunner
+from paceline.models.decoder import DynamicRopeRunner, LongRopeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32
@@ -22,17 +23,24 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ReplayRunner:
-    loaded: Any = load_runner(checkpoints.write(NAME, "new", tmp_path_factory.mktemp("dynamic")))
-    assert type(loaded) is ReplayRunner
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.write(NAME, "new", tmp_path_factory.mktemp("dynamic"))
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> DynamicRopeRunner:
+    loaded: Any = load_runner(folder)
+    assert type(loaded) is DynamicRopeRunner
+    assert loaded.info.rope_border == LIMIT
     return loaded
 
 
 def oracle(prompt: list[int], steps: list[int]) -> torch.Tensor:
-    """transformers' logits of `steps`, fed one by one after a prompt in one pass."""
+    """transformers' logits behind a prompt in one pass, and behind each of `steps`, fed one by one."""
     model, rows = fresh(NAME), []
     with torch.no_grad():
         out = model(torch.tensor([prompt]), use_cache=True)
+        rows.append(out.logits[0, -1])
         key = next(key for key in ("cache", "past_key_values") if key in out)
         for token in steps:
             out = model(torch.tensor([[token]]), use_cache=True, **{key: out[key]})
@@ -40,10 +48,11 @@ def oracle(prompt: list[int], steps: list[int]) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def fed(runner: Any, tokens: list[int], chunk: int) -> Any:
-    sequence = runner.open()
-    for start in range(0, len(tokens), chunk):
-        runner.extend([sequence], [tokens[start : start + chunk]])
+def fed(runner: Any, prompt: list[int], chunk: int, announced: int | None = None) -> Any:
+    """All of a prompt but its last token, in chunks."""
+    sequence = runner.open(len(prompt) if announced is None else announced)
+    for start in range(0, len(prompt) - 1, chunk):
+        runner.extend([sequence], [prompt[start : min(start + chunk, len(prompt) - 1)]])
     return sequence
 
 
@@ -57,42 +66,43 @@ def decode(runner: Any, sequence: Any, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunk", [1, 10, 32, 33, 50])
 @pytest.mark.parametrize("length", [30, 33, 45])
-def test_prompts_in_chunks(runner: ReplayRunner, chunk: int, length: int) -> None:
+def test_a_prompt_is_one_pass_whatever_its_chunks(runner: DynamicRopeRunner, chunk: int, length: int) -> None:
     sequence = fed(runner, TEXT[:length], chunk)
-    assert sequence.tokens == TEXT[:length]
-    logits = decode(runner, sequence, TEXT[length : length + 5])
+    logits = decode(runner, sequence, TEXT[length - 1 : length + 5])
     assert float((logits - oracle(TEXT[:length], TEXT[length : length + 5])).abs().max()) < TOLERANCE
 
 
-def test_trees_and_later_chunks_leave_the_cache_as_it_is(runner: ReplayRunner) -> None:
-    sequence = fed(runner, TEXT[:40], 13)
+@pytest.mark.parametrize("chunk", [7, 50])
+def test_logits_of_a_prompt_are_those_of_one_pass(runner: DynamicRopeRunner, chunk: int) -> None:
+    sequence, rows = runner.open(45), []
+    for start in range(0, 45, chunk):
+        part = TEXT[start : min(start + chunk, 45)]
+        rows.append(runner.extend([sequence], [part], all_logits=True).logits)
+    with torch.no_grad():
+        expected = fresh(NAME)(torch.tensor([TEXT[:45]])).logits[0]
+    assert float((torch.cat(rows) - expected).abs().max()) < TOLERANCE
+
+
+def test_trees_forks_and_later_chunks_count_token_by_token(runner: DynamicRopeRunner) -> None:
+    sequence = fed(runner, TEXT[:41], 13)
     tree = TokenTree.build([TEXT[41], 7, TEXT[42], TEXT[43]], [-1, -1, 0, 2])
     logits = runner.score([sequence], [TEXT[40]], [tree]).logits
-    assert float((logits[[0, 1, 3, 4]] - oracle(TEXT[:40], TEXT[40:44])).abs().max()) < TOLERANCE
+    assert float((logits[[0, 1, 3, 4]] - oracle(TEXT[:41], TEXT[41:44])).abs().max()) < TOLERANCE
     runner.commit([sequence], [[0, 2, 3]])
-    for token in TEXT[44:48]:
-        runner.extend([sequence], [[token]])
+    runner.extend([sequence], [TEXT[44:48]])
     other = runner.fork(sequence)
-    for one in (sequence, other):
+    again = runner.open(41)  # as a sequence whose cache was given up is filled again
+    runner.extend([again], [TEXT[:48]])
+    for one in (sequence, other, again):
         logits = runner.score([one], [TEXT[48]], [EMPTY_TREE]).logits
-        assert float((logits - oracle(TEXT[:40], TEXT[40:49])[-1]).abs().max()) < TOLERANCE
+        assert float((logits - oracle(TEXT[:41], TEXT[41:49])[-1]).abs().max()) < TOLERANCE
 
 
-def test_embeddings_cannot_be_run_again(runner: ReplayRunner) -> None:
-    sequence = runner.open()
-    runner.extend_embeddings([sequence], [runner.embed(TEXT[:20])])
-    with pytest.raises(CapabilityError, match="cannot cross 32 tokens"):
-        runner.extend([sequence], [TEXT[20:40]])
-
-
-def test_the_check_catches_chunks_with_angles_of_their_own(
-    runner: ReplayRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sequence = fed(runner, TEXT[:10], 10)
-    monkeypatch.setattr(ReplayRunner, "before_chunk", lambda *args: None)
-    runner.extend([sequence], [TEXT[10:45]])
-    logits = runner.score([sequence], [TEXT[45]], [EMPTY_TREE]).logits
-    assert float((logits - oracle(TEXT[:45], TEXT[45:46])).abs().max()) > 10 * TOLERANCE
+@pytest.mark.parametrize("announced", [0, 44])
+def test_the_check_catches_a_prompt_of_another_length(runner: DynamicRopeRunner, announced: int) -> None:
+    sequence = fed(runner, TEXT[:45], 44, announced)
+    logits = runner.score([sequence], [TEXT[44]], [EMPTY_TREE]).logits
+    assert float((logits - oracle(TEXT[:45], [])).abs().max()) > 10 * TOLERANCE
 
 
 LONGROPE, ORIGINAL = "phi3-longrope", 32
@@ -122,8 +132,8 @@ def close(logits: torch.Tensor, tokens: list[int]) -> bool:
     return bool((logits - last(tuple(tokens))).abs().max() < LONG_TOLERANCE)
 
 
-def fed_in_chunks(longrope: Any, tokens: list[int], chunk: int = 1000) -> Any:
-    sequence = longrope.open()
+def fed_in_chunks(longrope: Any, tokens: list[int], chunk: int = 1000, announced: int = 0) -> Any:
+    sequence = longrope.open(announced)
     for start in range(0, len(tokens), chunk):
         longrope.extend([sequence], [tokens[start : start + chunk]])
     return sequence
@@ -137,11 +147,21 @@ def check_step(longrope: Any, sequence: Any, text: list[int], root: int, tree: T
         assert close(logits[node + 1], path), f"node {node} at length {len(path)}"
 
 
+@pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize("chunk", [1, 7, 31, 32, 33, 50])
 @pytest.mark.parametrize("length", [31, 32, 33, 50])
-def test_longrope_prompts_in_chunks(longrope: LongRopeRunner, chunk: int, length: int) -> None:
-    sequence = fed_in_chunks(longrope, LONG_TEXT[:length], chunk)
+def test_longrope_prompts_in_chunks(longrope: LongRopeRunner, chunk: int, length: int, announced: bool) -> None:
+    sequence = fed_in_chunks(longrope, LONG_TEXT[:length], chunk, length + 1 if announced else 0)
     check_step(longrope, sequence, LONG_TEXT[:length], 9)
+
+
+def test_logits_of_an_announced_prompt_are_those_of_one_pass(longrope: LongRopeRunner) -> None:
+    expected = reference(LONGROPE, LONG_TEXT[:40])
+    for announced, close_all in ((40, True), (0, False)):
+        sequence = longrope.open(announced)
+        parts = [LONG_TEXT[start : start + 8] for start in range(0, 40, 8)]
+        rows = torch.cat([longrope.extend([sequence], [part], all_logits=True).logits for part in parts])
+        assert bool((rows - expected).abs().max() < LONG_TOLERANCE) is close_all
 
 
 @pytest.mark.parametrize("length", range(26, 36))
@@ -219,8 +239,8 @@ def test_embeddings_cannot_cross(longrope: LongRopeRunner) -> None:
 
 def test_the_check_catches_a_cache_of_mixed_angles(longrope: LongRopeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = fed_in_chunks(longrope, LONG_TEXT[:20])
-    for name in ("before_chunk", "replace_long_rows"):
-        monkeypatch.setattr(LongRopeRunner, name, lambda *args: None)
+    monkeypatch.setattr(LongRopeRunner, "_enter", lambda *args: None)
+    monkeypatch.setattr(LongRopeRunner, "_with_long_rows", lambda self, scores, *args: scores)
     longrope.extend([sequence], [LONG_TEXT[20:40]])
     logits = longrope.score([sequence], [9], [EMPTY_TREE]).logits
     assert not close(logits[0], [*LONG_TEXT[:40], 9])

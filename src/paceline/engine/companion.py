@@ -45,7 +45,7 @@ class Second:
     def cache(self) -> SequenceCache:
         """The cache, made if need be."""
         if self.held is None:
-            self.hold(self.runner.open())
+            self.hold(self.runner.open(len(self.prompt)))
         assert self.held is not None
         return self.held
 

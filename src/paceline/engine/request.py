@@ -88,13 +88,15 @@ def check_prompt(
     prediction: Sequence[int] = (),
     *,
     longest: int | None = None,
+    rope_border: int | None = None,
 ) -> int:
     """Check a prompt's token ids and return how many new tokens fit.
 
     Args:
         longest: most that `max_context` could be; None where it cannot be more.
+        rope_border: see `models.ModelInfo`.
     Raises:
-        PromptError: empty, ids outside the vocabulary, or no room in the context.
+        PromptError: empty, ids outside the vocabulary, no room in the context, or a text that would outgrow the border.
     """
     if not len(tokens):
         raise PromptError("the prompt is empty; give at least one token (or a tokenizer that adds a start token)")
@@ -110,4 +112,19 @@ def check_prompt(
             f"token; shorten the prompt"
             + (f" or raise max_model_len (at most {longest})" if longest is not None and longest > max_context else "")
         )
-    return room if max_tokens is None else min(room, max_tokens)
+    most = room if max_tokens is None else min(room, max_tokens)
+    return most if rope_border is None else _within_border(len(tokens), most, max_tokens, rope_border)
+
+
+def _within_border(size: int, most: int, max_tokens: int | None, border: int) -> int:
+    """How many new tokens fit where a prompt of `size` tokens must not outgrow the border; the last is never fed."""
+    room = border + 1 - size
+    if size > border or most <= room:
+        return most
+    if max_tokens is None:
+        return room
+    raise PromptError(
+        f"max_tokens must be at most {room} for this prompt of {size} tokens, got {max_tokens}: the model's rotary "
+        f"embedding is dynamic, and beyond {border} tokens the angles of the whole text would be others; lower "
+        f"max_tokens, or give a prompt of more than {border} tokens"
+    )

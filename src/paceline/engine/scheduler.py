@@ -152,7 +152,7 @@ class Scheduler:
                 request.max_tokens,
                 at_once=not request.streamed,
             )
-            cache = self._for_good(self.runner.open()) if index == 0 else None
+            cache = self._for_good(self.runner.open(len(request.prompt_ids))) if index == 0 else None
             made.append(Sequence(request, index, next(self._keys), rules=own, transcript=transcript, cache=cache))
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
@@ -207,7 +207,7 @@ class Scheduler:
             if self.room is not None and not self.room.admits(request, size, self.active()):
                 return
             if self.paused:
-                self.paused[0][0].cache = self._for_good(self.runner.open())
+                self.paused[0][0].cache = self._for_good(self.runner.open(len(request.prompt_ids)))
                 self.filling.append(self.paused[0])
                 self.paused.pop(0)
             else:

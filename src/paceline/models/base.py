@@ -61,6 +61,8 @@ class ModelInfo:
         fingerprint: short text that identifies the model's shape, for measured costs kept on disk.
         quantization: how its weights are rounded ("int8"), or None.
         declared_context: most tokens that the checkpoint allows a sequence; None where it does not say.
+        rope_border: a prompt of at most so many tokens does not outgrow that length, since the rotary angles of the
+            whole text would be others there; None where no text has such a border.
     """
 
     name: str
@@ -75,6 +77,7 @@ class ModelInfo:
     fingerprint: str
     quantization: str | None = None
     declared_context: int | None = None
+    rope_border: int | None = None
 
 
 class SequenceCache(Protocol):
@@ -187,8 +190,13 @@ class Runner(Protocol):
     info: ModelInfo
     capabilities: Capabilities
 
-    def open(self) -> SequenceCache:
-        """A new, empty sequence."""
+    def open(self, prompt_length: int = 0) -> SequenceCache:
+        """A new, empty sequence.
+
+        Args:
+            prompt_length: tokens of the text that it begins with, the first scored root included; 0 where that is not
+                known. Models whose rotary angles depend on the length of the text take that length from it.
+        """
 
     def extend(
         self,

@@ -246,13 +246,13 @@ def _instead(spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRow
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     """The runner class for a model's rotary embeddings."""
-    from paceline.models.decoder.length_dependent_rope import LongRopeRunner, ReplayRunner
+    from paceline.models.decoder.length_dependent_rope import DynamicRopeRunner, LongRopeRunner
     from paceline.models.decoder.native import NativeRunner
 
     kinds = {rope.kind for rope in spec.ropes.values()}
     if "longrope" in kinds:
         return LongRopeRunner
-    return ReplayRunner if "dynamic" in kinds else NativeRunner
+    return DynamicRopeRunner if "dynamic" in kinds else NativeRunner
 
 
 def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:

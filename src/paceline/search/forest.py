@@ -152,7 +152,7 @@ class Forest:
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
         if self._prefixes is None:
-            return self._runner.open()
+            return self._runner.open(len(branch.request.prompt_ids))
         return self._prefixes.adopt(branch.request.tenant, self._pieces(branch))
 
     def _pieces(self, branch: Branch) -> list[bytes]:

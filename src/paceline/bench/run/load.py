@@ -72,7 +72,8 @@ def _plan(llm: LLM, workload: Workload, rate: float) -> tuple[list[_Planned], fl
     planned = []
     for arrival, tokens in zip(arrivals, trace_prompts(arrivals, text, info.vocab_size), strict=True):
         try:
-            check_prompt(tokens, info.vocab_size, info.max_context, arrival.output_length)
+            output, border = arrival.output_length, info.rope_border
+            check_prompt(tokens, info.vocab_size, info.max_context, output, rope_border=border)
             planned.append(_Planned(arrival.time / rate, tokens, arrival.output_length))
         except PromptError as error:
             planned.append(_Planned(arrival.time / rate, tokens, arrival.output_length, str(error)))

@@ -54,12 +54,10 @@ class CompiledDecoder:
         kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
 
     Attributes:
-        best: per row of the logits made last its best token, as `Scores.best` has it.
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
     """
 
     row_invariant = True
-    best: list[int]
 
     def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
@@ -90,7 +88,7 @@ class CompiledDecoder:
         self._workspace: Workspace | None = None
         self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
         self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
-        self.best, arena.masked, self._adds = [], False, False
+        arena.masked, self._adds = False, False
         self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
         self.entry, self.team = compiled(), find_team()
         if spec.latent is not None:
@@ -122,9 +120,7 @@ class CompiledDecoder:
         norms = int(self.frame.fields[0, at.FINAL_NORM // at.FIELD])
         self.frame.put({at.FINAL_NORM: norms if norm else 0})
         try:
-            found = [(self._outside(part), self.best) for part in hidden.split(ROWS)]
-            self.best = [token for _, best in found for token in best]
-            return torch.cat([logits for logits, _ in found])
+            return torch.cat([self._outside(part) for part in hidden.split(ROWS)])
         finally:
             self.frame.put({at.FINAL_NORM: norms})
 
@@ -135,7 +131,7 @@ class CompiledDecoder:
         self._from(hidden, len(hidden))
         self._planned, self._extent = None, (0, 0, 0, 0)
         self.frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
-        return self._go(range(len(hidden)), len(hidden))
+        return self._go(range(len(hidden)), len(hidden))[0]
 
     def run(
         self,
@@ -158,7 +154,7 @@ class CompiledDecoder:
         wanted = range(rows) if logits is None else logits
         self._ready(max(segment.cache.length + segment.inputs for segment in segments))
         self._plan(plan)
-        found, best, done = [], list[int](), 0
+        logits_of, best, done = list[torch.Tensor](), list[int](), 0
         for parts in split_into_passes(segments, ROWS):
             count = sum(part.stop - part.first for part in parts)
             self._from(inputs[done : done + count], count)
@@ -169,12 +165,12 @@ class CompiledDecoder:
             self._add_to_qkv(added_qkv, done)
             lists = self._place(parts, lengths, done)
             picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
-            found.append(self._go(picked, count))
-            best += self.best
+            found, tokens = self._go(picked, count)
+            logits_of.append(found)
+            best += tokens
             del lists
             done += count
-        self.best = best
-        return found[0] if len(found) == 1 else torch.cat(found), result, kept
+        return PassResult(logits_of[0] if len(logits_of) == 1 else torch.cat(logits_of), result, kept, best)
 
     def _ready(self, longest: int) -> None:
         """Make workspace, cache addresses and score buffers fit."""
@@ -290,8 +286,8 @@ class CompiledDecoder:
                 kept.append((cos, sin))
         return kept
 
-    def _go(self, picked: Sequence[int], rows: int) -> torch.Tensor:
-        """Run the pass; returns the logits (picked, v) of the picked rows."""
+    def _go(self, picked: Sequence[int], rows: int) -> tuple[torch.Tensor, list[int]]:
+        """Run the pass; returns the logits (picked, v) of the picked rows, and their best tokens."""
         vocab = self.spec.vocab_size
         self._rows[3, : len(picked)] = picked
         out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
@@ -302,5 +298,5 @@ class CompiledDecoder:
             start = perf_counter()
             self.team.run(self.entry.address, self.frame.address, self._team_size.now)
             self._team_size.took((rows, *self._extent), perf_counter() - start)
-        self.best = self._best[: len(picked)].tolist()
-        return out if out.shape[1] == vocab else out[:, :vocab].contiguous()
+        best: list[int] = self._best[: len(picked)].tolist()
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous(), best

@@ -68,10 +68,9 @@ def agrees(dtype: torch.dtype, kind: int | None = None, *, quantization: Form | 
     weights = quantize(weights, SPEC, quantization) if quantization else weights
     wanted = expected(dequantized(weights), tokens)
     arena = Arena(1, SPEC.num_kv_heads, HEAD, dtype=dtype, device=torch.device("cpu"), slots=64)
-    logits, _, _ = CompiledDecoder(SPEC, dict(weights), arena, kind=kind).run(
-        [chunk(NativeCache(arena), LENGTH)], tokens, ()
-    )
-    error = float((logits.double() - wanted).abs().max())
+    passes = CompiledDecoder(SPEC, dict(weights), arena, kind=kind)
+    found = passes.run([chunk(NativeCache(arena), LENGTH)], tokens, ())
+    error = float((found.logits.double() - wanted).abs().max())
     return error < (
         0.1 if dtype is torch.bfloat16 else 4e-3 if quantization else 1e-4
     )  # activations of 16 bits lie between

@@ -26,8 +26,8 @@ from .layer_drafts import SteppedDrafts as SteppedDrafts
 from .layer_drafts import best_of as best_of
 from .layer_drafts import layer_drafts_of as layer_drafts_of
 from .layer_drafts import resuming_pays as resuming_pays
+from .length_dependent_rope import DynamicRopeRunner as DynamicRopeRunner
 from .length_dependent_rope import LongRopeRunner as LongRopeRunner
-from .length_dependent_rope import ReplayRunner as ReplayRunner
 from .linear import Map as Map
 from .linear import agrees as agrees
 from .linear import can_pack as can_pack

@@ -47,13 +47,14 @@ class NativeCache:
         "blocks",
         "length",
         "lets_go",
+        "prompt_length",
         "ready",
         "released",
         "scratch",
     )
 
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
+    def __init__(self, arena: Arena, prompt_length: int = 0) -> None:
+        self.arena, self.prompt_length = arena, prompt_length
         self.blocks: list[int] = []
         self.length, self.scratch, self.base, self.ready = 0, 0, 0, 0
         self.released = self.lets_go = False
@@ -224,6 +225,8 @@ class NativeCache:
                 raise ConfigError(f"truncate: what the windows of {length} tokens hold was given back")
             self.ready = 0
         self.length, self.scratch = length, 0
+        if length < self.prompt_length:
+            self.prompt_length = 0
         rest = self.blocks[blocks_for(length) :]
         if rest and (self.arena.pool.counts[rest] > 1).any():
             self._drop_last(rest)
@@ -248,7 +251,7 @@ class NativeCache:
 
     def beginning(self, length: int) -> NativeCache:
         """A second sequence that shares the blocks of the first `length` committed tokens."""
-        other, blocks = type(self)(self.arena), self.blocks[: blocks_for(length)]
+        other, blocks = type(self)(self.arena, self.prompt_length), self.blocks[: blocks_for(length)]
         other.length = length
         self.arena.begin()
         self.arena.pool.share(blocks)

@@ -10,6 +10,7 @@ of equally many rows (models.decoder.linear), and attention is summed chunk by c
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,7 +23,22 @@ from paceline.models.decoder.strict_attention import products_keep_order
 from paceline.models.decoder.tree_attention import STRICT_ROWS, BatchStep, Masks, SequenceStep, Step
 from paceline.models.model_spec import ModelSpec
 
-PassResult = tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a forward pass gives, in the model's dtype.
+
+    Attributes:
+        logits: (picked, v) of the rows whose logits were wanted.
+        states: (r, hidden) behind the last layer that ran; (0, hidden) where they were not wanted.
+        taps: layer -> (r, hidden).
+        best: per row of `logits` its best token, as `Scores.best` has it; None where the pass did not look.
+    """
+
+    logits: torch.Tensor
+    states: torch.Tensor
+    taps: dict[int, torch.Tensor]
+    best: list[int] | None = None
 
 
 class Passes(Protocol):
@@ -64,9 +80,6 @@ class Passes(Protocol):
             states: whether the hidden states are wanted.
             added_qkv: (r, outputs) numbers that are added to the queries, keys and values of every layer that runs,
                 heads in the order of `head_order`: what part of a wider input makes of them.
-        Returns:
-            Logits, hidden states (r, hidden) behind the last layer (empty if not wanted) and taps, in the model's
-            dtype.
         """
 
 
@@ -104,7 +117,7 @@ class EagerPasses:
             found = decoder.head(x.index_select(0, torch.tensor(logits, device=x.device)))
         else:
             found = x.new_empty(0, decoder.spec.vocab_size)
-        return found, x if states else x[:0], kept
+        return PassResult(found, x if states else x[:0], kept)
 
     def _step(self, segments: Sequence[Segment]) -> Step:
         if len(segments) == 1:
@@ -126,7 +139,7 @@ def why_not_strict(spec: ModelSpec, device: torch.device) -> str | None:
         return f"no form of its passes on {device.type.upper()} is known to keep the bits of a row"
     kinds = sorted({rope.kind for rope in spec.ropes.values()} & {"dynamic", "longrope"})
     if kinds:
-        return f"its {kinds[0]} rotary embedding depends on how a prompt is cut into chunks"
+        return f"the angles of its {kinds[0]} rotary embedding depend on the length of the text"
     return None
 
 
@@ -171,8 +184,8 @@ class StrictPasses:
             more = None if added_qkv is None else added_qkv[done : done + count]
             found.append(self.passes.run(cut, given, (), plan, taps, logits=picked, states=states, added_qkv=more))
             done += count
-        kept = {layer: torch.cat([one[2][layer] for one in found]) for layer in found[0][2]}
-        return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found]), kept
+        kept = {layer: torch.cat([one.taps[layer] for one in found]) for layer in found[0].taps}
+        return PassResult(torch.cat([one.logits for one in found]), torch.cat([one.states for one in found]), kept)
 
 
 def _cut(part: SegmentPart) -> Segment:

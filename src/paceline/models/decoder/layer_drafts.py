@@ -127,7 +127,7 @@ class SteppedDrafts:
         rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self._runner
         states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))  # type: ignore[arg-type]  # as above
         rows = tuple(accumulate((1 + len(tree) for tree in trees), initial=0))
-        return Scores(runner.head(states), rows, {}, getattr(runner.passes, "best", None))
+        return Scores(runner.head(states), rows)
 
 
 def best_of(logits: torch.Tensor) -> list[int]:

@@ -1,17 +1,17 @@
 """The native runners for rotary embeddings whose angles depend on the length of the text: dynamic and longrope.
 
-They remember each sequence's tokens and run them through the model again where their cached angles no longer hold.
+Both want to know how long the text is that a sequence begins with (`open`): its prompt counts as one pass, in whatever
+chunks it comes.
 
-*Dynamic*: the base grows with every token beyond the declared context, and what is cached keeps its angles, as in
-transformers, where a prompt is one pass. So a prompt that comes in chunks is run again for every chunk beyond that
-context, and ends as one pass over it would have left it; from the first scored step on, tokens count one by one.
+*Dynamic*: the base grows with every token beyond the declared context, and what is cached keeps its angles. Tokens of
+the prompt have those of its full length, later ones count one by one, as in transformers. A prompt within the declared
+context does not outgrow it (`ModelInfo.rope_border`): one pass over the whole text would find other logits.
 
 *Longrope*: the angles change for the whole text where it outgrows the original context, and logits after n tokens are
 those of one forward pass over the n tokens. A cache is filled in one *regime*, short or long. Where a sequence enters
 the other one, its tokens are run through the model again, once; a tree that reaches over the border is scored in both
 regimes, and each row is taken from its own. The long copy made for that is kept, fed along, and becomes the sequence's
-cache when the sequence itself has crossed. A prompt fed in chunks ends in the regime of its full length (rows of
-earlier chunks keep that of theirs). Source: LongRoPE (arXiv:2402.13753).
+cache when the sequence itself has crossed. Source: LongRoPE (arXiv:2402.13753).
 """
 
 from __future__ import annotations
@@ -38,23 +38,38 @@ REPLAY_CHUNK = 512
 UNKNOWN = -1
 
 
-class ReplayCache(NativeCache):
-    """A sequence that knows its tokens.
+class DynamicRopeRunner(NativeRunner):
+    """See `NativeRunner`; for dynamic rotary embeddings.
+
+    Keys depend on more than the text before them, so that sequences cannot share what others left.
+    """
+
+    capabilities = replace(NativeRunner.capabilities, blocks=False)
+
+    def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
+        super().__init__(spec, *args, **options)
+        border = min(rope.max_position for rope in spec.ropes.values() if rope.kind == "dynamic")
+        self.info = replace(self.info, rope_border=border)
+
+
+class LongRopeCache(NativeCache):
+    """A sequence that knows its tokens and its regime.
 
     Attributes:
         tokens: the committed tokens; UNKNOWN where embeddings were fed.
         pending: root and node tokens of the last step.
-        decoding: a step was scored, so that what is cached stays as it is (dynamic).
-        forced: length that counts for the angles while the sequence is run again; 0 otherwise (dynamic).
+        long: regime of what is cached.
+        copy: the same text in the other regime, as far as it was fed, or None.
     """
 
-    __slots__ = ("decoding", "forced", "pending", "tokens")
+    __slots__ = ("copy", "long", "pending", "tokens")
 
-    def __init__(self, arena: Arena) -> None:
-        super().__init__(arena)
+    def __init__(self, arena: Arena, prompt_length: int = 0) -> None:
+        super().__init__(arena, prompt_length)
         self.tokens: list[int] = []
         self.pending: list[int] = []
-        self.decoding, self.forced = False, 0
+        self.long = False
+        self.copy: LongRopeCache | None = None
 
     def keep(self, path: Sequence[int]) -> None:
         """See `NativeCache.keep`."""
@@ -65,114 +80,6 @@ class ReplayCache(NativeCache):
         """See `NativeCache.truncate`."""
         super().truncate(length)
         del self.tokens[length:]
-        self.decoding = self.decoding and length > 0
-
-    def fork(self) -> ReplayCache:
-        """See `NativeCache.fork`."""
-        other = super().fork()
-        assert isinstance(other, ReplayCache)
-        other.tokens, other.decoding = self.tokens.copy(), self.decoding
-        return other
-
-
-class ReplayRunner(NativeRunner):
-    """See `NativeRunner`; for dynamic rotary embeddings, and the base of the runner for longrope.
-
-    Keys depend on more than the text before them, so that sequences cannot share what others left.
-    """
-
-    capabilities = replace(NativeRunner.capabilities, blocks=False)
-
-    def open(self) -> ReplayCache:
-        """A new, empty sequence."""
-        return ReplayCache(self.arena)
-
-    def _extend(
-        self,
-        caches: Sequence[NativeCache],
-        rows: Sequence[int],
-        inputs: Sequence[int] | torch.Tensor,
-        taps: Sequence[int],
-        all_logits: bool,
-    ) -> Scores:
-        """Raises CapabilityError where a sequence would have to be run again, but its tokens are not known."""
-        check_extend(self.info, caches, rows)
-        own = cast(Sequence[ReplayCache], caches)
-        for cache, count in zip(own, rows, strict=True):
-            self.before_chunk(cache, cache.length + count)
-        scores = super()._extend(caches, rows, inputs, taps, all_logits)
-        tokens = iter([UNKNOWN] * len(inputs) if isinstance(inputs, torch.Tensor) else inputs)
-        for cache, count in zip(own, rows, strict=True):
-            cache.tokens.extend(islice(tokens, count))
-        return scores
-
-    def _before_step(
-        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
-    ) -> None:
-        for cache, root, tree in zip(
-            cast(Sequence[ReplayCache], caches), roots or [UNKNOWN] * len(caches), trees, strict=True
-        ):
-            cache.pending = [root, *tree.tokens.tolist()]
-            cache.decoding = True
-
-    def before_chunk(self, cache: ReplayCache, length: int) -> None:
-        """Make what is cached fit a chunk that leads to `length`."""
-        limit = min(rope.max_position for rope in self.spec.ropes.values())
-        if cache.length == 0 or cache.decoding or length <= limit:
-            return
-        tokens = self._known(cache, limit)
-        cache.truncate(0)
-        cache.forced = length
-        self._replay(cache, tokens)
-        cache.forced = 0
-
-    def _known(self, cache: ReplayCache, limit: int) -> list[int]:
-        """A copy of the sequence's tokens, if they are known."""
-        if UNKNOWN in cache.tokens:
-            raise CapabilityError(
-                f"a sequence fed with embeddings cannot cross {limit} tokens, where the angles of {self.info.name} "
-                "change; feed tokens"
-            )
-        return cache.tokens.copy()
-
-    def _replay(self, cache: ReplayCache, tokens: Sequence[int]) -> None:
-        """Append the part of `tokens` that the cache lacks."""
-        for start in range(cache.length, len(tokens), REPLAY_CHUNK):
-            chunk = tokens[start : start + REPLAY_CHUNK]
-            NativeRunner._extend(self, [cache], [len(chunk)], chunk, (), False)
-            cache.tokens.extend(chunk)
-
-    def _lengths(
-        self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool
-    ) -> Sequence[tuple[int, int]]:
-        return [run for segment in segments for run in self._runs(segment, chunked)]
-
-    def _runs(self, segment: Segment, chunked: bool) -> list[tuple[int, int]]:
-        cache = segment.cache
-        assert isinstance(cache, ReplayCache)
-        if chunked:
-            return [(segment.rows, cache.forced or cache.length + segment.inputs)]
-        return [(1, position + 1) for position in segment.positions()]
-
-
-class LongRopeCache(ReplayCache):
-    """A sequence that knows its regime.
-
-    Attributes:
-        long: regime of what is cached.
-        copy: the same text in the other regime, as far as it was fed, or None.
-    """
-
-    __slots__ = ("copy", "long")
-
-    def __init__(self, arena: Arena) -> None:
-        super().__init__(arena)
-        self.long = False
-        self.copy: LongRopeCache | None = None
-
-    def truncate(self, length: int) -> None:
-        """See `NativeCache.truncate`."""
-        super().truncate(length)
         if self.copy is not None and self.copy.length > length:
             self.copy.truncate(length)
 
@@ -180,7 +87,7 @@ class LongRopeCache(ReplayCache):
         """See `NativeCache.fork`; the copy in the other regime stays behind."""
         other = super().fork()
         assert isinstance(other, LongRopeCache)
-        other.long = self.long
+        other.tokens, other.long = self.tokens.copy(), self.long
         return other
 
     def release(self) -> None:
@@ -201,19 +108,41 @@ class LongRopeCache(ReplayCache):
         other.release()
 
 
-class LongRopeRunner(ReplayRunner):
+class LongRopeRunner(NativeRunner):
     """See `NativeRunner`. `run_layers` works in the regime of the root.
 
-    Sequences fed with embeddings cannot change theirs.
+    Keys depend on more than the text before them, so that sequences cannot share what others left. Sequences fed with
+    embeddings cannot change their regime.
     """
+
+    capabilities = replace(NativeRunner.capabilities, blocks=False)
 
     def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
         super().__init__(spec, *args, **options)
         self.original = original_context(spec)
 
-    def open(self) -> LongRopeCache:
-        """A new, empty sequence."""
-        return LongRopeCache(self.arena)
+    def open(self, prompt_length: int = 0) -> LongRopeCache:
+        """See `Runner.open`."""
+        return LongRopeCache(self.arena, prompt_length)
+
+    def _extend(
+        self,
+        caches: Sequence[NativeCache],
+        rows: Sequence[int],
+        inputs: Sequence[int] | torch.Tensor,
+        taps: Sequence[int],
+        all_logits: bool,
+    ) -> Scores:
+        """Raises CapabilityError where a sequence would have to be run again, but its tokens are not known."""
+        check_extend(self.info, caches, rows)
+        own = cast(Sequence[LongRopeCache], caches)
+        for cache, count in zip(own, rows, strict=True):
+            self._enter(cache, cache.length + count)
+        scores = super()._extend(caches, rows, inputs, taps, all_logits)
+        tokens = iter([UNKNOWN] * len(inputs) if isinstance(inputs, torch.Tensor) else inputs)
+        for cache, count in zip(own, rows, strict=True):
+            cache.tokens.extend(islice(tokens, count))
+        return scores
 
     def _score(
         self,
@@ -226,20 +155,20 @@ class LongRopeRunner(ReplayRunner):
         scores = super()._score(caches, roots, trees, taps, computed)
         for i, (cache, tree) in enumerate(zip(cast(Sequence[LongRopeCache], caches), trees, strict=True)):
             if not cache.long and cache.length + 1 + tree.max_depth > self.original:
-                self.replace_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
+                scores = self._with_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
         return scores
 
     def _before_step(
         self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
     ) -> None:
-        super()._before_step(caches, roots, trees)
-        for cache in cast(Sequence[LongRopeCache], caches):
-            self.before_chunk(cache, cache.length + 1)
+        own = cast(Sequence[LongRopeCache], caches)
+        for cache, root, tree in zip(own, roots or [UNKNOWN] * len(caches), trees, strict=True):
+            cache.pending = [root, *tree.tokens.tolist()]
+            self._enter(cache, cache.length + 1)
 
-    def before_chunk(self, cache: ReplayCache, length: int) -> None:
+    def _enter(self, cache: LongRopeCache, length: int) -> None:
         """Bring the cache into the regime of a text of `length` tokens."""
-        assert isinstance(cache, LongRopeCache)
-        long = length > self.original
+        long = max(length, cache.prompt_length) > self.original
         if cache.long == long:
             return
         if cache.length == 0:
@@ -248,34 +177,46 @@ class LongRopeRunner(ReplayRunner):
             cache.become(self._other_regime(cache))
 
     def _other_regime(self, cache: LongRopeCache) -> LongRopeCache:
-        """The committed text of a sequence in the other regime."""
-        tokens = self._known(cache, self.original)
+        """The committed text of a sequence in the other regime.
+
+        Raises:
+            CapabilityError: embeddings were fed.
+        """
+        if UNKNOWN in cache.tokens:
+            raise CapabilityError(
+                f"a sequence fed with embeddings cannot cross {self.original} tokens, where the angles of "
+                f"{self.info.name} change; feed tokens"
+            )
         if cache.copy is None:
             cache.copy = self.open()
             cache.copy.long = not cache.long
-        self._replay(cache.copy, tokens)
-        return cache.copy
+        other, tokens = cache.copy, cache.tokens
+        for start in range(other.length, len(tokens), REPLAY_CHUNK):
+            chunk = tokens[start : start + REPLAY_CHUNK]
+            NativeRunner._extend(self, [other], [len(chunk)], chunk, (), False)
+            other.tokens.extend(chunk)
+        return other
 
     @torch.inference_mode()
-    def replace_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> None:
+    def _with_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> Scores:
         """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from
         there.
+
+        Args:
+            index: of the sequence. done: inputs that have no rows in `scores`.
         """
+        again = super()._score([self._other_regime(cache)], [cache.pending[0]], [tree], tuple(scores.taps), None)
         beyond = [i for i, depth in enumerate([0, *tree.depths.tolist()]) if cache.length + depth + 1 > self.original]
         rows = [i for i in beyond if i >= done]
-        other = self._other_regime(cache)
-        again = super()._score([other], [cache.pending[0]], [tree], tuple(scores.taps), None)
-        targets = [scores.rows[index] + i - done for i in rows]
-        scores.logits[targets] = again.logits[rows]
-        for layer, tap in scores.taps.items():
-            tap[targets] = again.taps[layer][rows]
+        at = torch.tensor([scores.rows[index] + i - done for i in rows], device=scores.logits.device)
+        taps = {layer: tap.index_copy(0, at, again.taps[layer][rows]) for layer, tap in scores.taps.items()}
+        return Scores(scores.logits.index_copy(0, at, again.logits[rows]), scores.rows, taps)
 
-    def _runs(self, segment: Segment, chunked: bool) -> list[tuple[int, int]]:
-        cache = segment.cache
-        assert isinstance(cache, LongRopeCache)
-        if cache.long:
-            return [(segment.rows, self.original + 1)]
-        return [(segment.rows, self.original)] if chunked else super()._runs(segment, chunked)
+    def _lengths(self, segments: Sequence[Segment], chunked: bool) -> Sequence[tuple[int, int]]:
+        caches = [cast(LongRopeCache, segment.cache) for segment in segments]
+        return [
+            (segment.rows, self.original + int(cache.long)) for segment, cache in zip(segments, caches, strict=True)
+        ]
 
 
 def original_context(spec: ModelSpec) -> int:

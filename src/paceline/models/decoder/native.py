@@ -137,9 +137,9 @@ class NativeRunner:
             return StrictPasses(passes, self.spec), graphs
         return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
 
-    def open(self) -> NativeCache:
-        """A new, empty sequence."""
-        return NativeCache(self.arena)
+    def open(self, prompt_length: int = 0) -> NativeCache:
+        """See `Runner.open`."""
+        return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
     def extend(
@@ -183,10 +183,11 @@ class NativeRunner:
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
-        logits, _, kept = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
+        found = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
         for segment in segments:
             segment.cache.length += segment.inputs
-        return Scores(logits, at if all_logits else tuple(range(len(segments) + 1)), kept)
+        rows = at if all_logits else tuple(range(len(segments) + 1))
+        return Scores(found.logits, rows, found.taps, found.best)
 
     @torch.inference_mode()
     def score(
@@ -229,8 +230,8 @@ class NativeRunner:
             ]
             if (result := self.graphs.run(segments, fed, taps)) is not None:
                 return Scores(result[0], offsets(segments), result[1])
-        logits, _, kept = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
-        return Scores(logits, offsets(segments), kept, getattr(self.passes, "best", None))
+        found = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(found.logits, offsets(segments), found.taps, found.best)
 
     @torch.inference_mode()
     def run_layers(
@@ -262,8 +263,8 @@ class NativeRunner:
                 f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}"
             )
         given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
-        _, states, kept = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
-        return states, kept
+        found = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
+        return found.states, found.taps
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -323,14 +324,12 @@ class NativeRunner:
     ) -> PassResult:
         lengths: Sequence[tuple[int, int]] = ()
         if self.rotary.depends_on_length:
-            lengths = self._lengths(segments, [p for s in segments for p in s.positions()], chunked)
+            lengths = self._lengths(segments, chunked)
         return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
 
-    def _lengths(
-        self, segments: Sequence[Segment], positions: Sequence[int], chunked: bool
-    ) -> Sequence[tuple[int, int]]:
+    def _lengths(self, segments: Sequence[Segment], chunked: bool) -> Sequence[tuple[int, int]]:
         """Runs of (rows, length) for the rotary kinds that depend on it."""
-        return run_lengths(segments, positions, chunked)
+        return run_lengths(segments, chunked)
 
 
 def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:

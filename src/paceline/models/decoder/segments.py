@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -104,11 +105,18 @@ def offsets(segments: Sequence[Segment]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def run_lengths(segments: Sequence[Segment], positions: Sequence[int], chunk: bool) -> list[tuple[int, int]]:
-    """Runs of (rows, sequence length): a chunk counts as one sequence, scored rows as decoded one by one."""
-    if chunk:
-        return [(segment.rows, segment.cache.length + segment.inputs) for segment in segments]
-    return [(1, position + 1) for position in positions]
+def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, int]]:
+    """Runs of (rows, sequence length): a row of the prompt counts all of it, a later one the text up to itself.
+
+    Where no prompt was announced, a chunk is one with all that is before it.
+    """
+    found = []
+    for segment in segments:
+        cache = segment.cache
+        prompt = cache.prompt_length or (cache.length + segment.inputs if chunked else 0)
+        runs = groupby(max(prompt, position + 1) for position in segment.positions())
+        found += [(len(list(rows)), length) for length, rows in runs]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,8 @@ class TransformersRunner:
             raise _refusal(error, name) from error
         return runner
 
-    def open(self) -> FallbackCache:
-        """A new, empty sequence."""
+    def open(self, prompt_length: int = 0) -> FallbackCache:
+        """See `Runner.open`; the length of the prompt is not used."""
         return FallbackCache(self.make_history())
 
     def extend(
@@ -271,12 +271,18 @@ def _can_tap(caller: CausalModel, hidden_size: int) -> bool:
 
 
 def _declared_context(config: Any) -> int:
+    """The longest sequence.
+
+    For longrope it ends where the angles change: transformers would leave those of the cache as they are, so that a
+    drafted text would have other logits than a plain one.
+    """
     text = config.get_text_config()
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length"):
-        value = getattr(text, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return UNLIMITED
+    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
+    sizes = [size for key in keys if isinstance(size := getattr(text, key, None), int) and size > 0]
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = rope.values() if rope and all(isinstance(one, Mapping) for one in rope.values()) else [rope]
+    borders = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
+    return min([*sizes[:1], *(border for border in borders if border)], default=UNLIMITED)
 
 
 def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first: torch.Tensor) -> ModelInfo:

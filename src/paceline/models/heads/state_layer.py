@@ -53,8 +53,8 @@ class StateLayer(NativeRunner):
         """Logits (picked, v) and states (r, hidden) of the rows that `run_layers` would feed."""
         hidden, added_qkv = inputs
         segments = self._segments(caches, trees, computed)
-        logits, states, _ = self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
-        return logits, states
+        found = self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
+        return found.logits, found.states
 
 
 def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED) -> ModelSpec:

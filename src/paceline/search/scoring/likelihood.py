@@ -34,7 +34,7 @@ def candidate_logprobs(
     Raises:
         ConfigError: context and candidate are longer than the model's context.
     """
-    own = runner.open() if cache is None else runner.fork(cache)
+    own = runner.open(len(context)) if cache is None else runner.fork(cache)
     try:
         if own.length >= len(context):
             runner.truncate(own, len(context) - 1)
