@@ -34,7 +34,10 @@ def shape(kind: str, passes: str) -> dict[str, Any]:
     return sizes | {"rope_parameters": ROPES[kind], "max_position_embeddings": BORDER if kind == "dynamic" else 256}
 
 
-@pytest.fixture(scope="module", params=[(kind, passes) for kind in ROPES for passes in HIDDEN], ids="-".join)
+MODELS = [(kind, passes) for kind in ROPES for passes in HIDDEN]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, LLM]:
     kind, passes = request.param
     folder = tiny_checkpoint.write(tmp_path_factory.mktemp(kind), **shape(kind, passes))
@@ -65,7 +68,12 @@ def prompts_of(kind: str) -> list[list[int]]:
     return [TEXT[:length] for length in ((35, 45) if kind == "dynamic" else (20, 27, 31, 32, 40))]
 
 
-@pytest.mark.parametrize("drafts", ["model", "ngram"])
+OTHERS = ["token_recycling", "layer_skip", "quantized_copy", "specmquant", "aded"]
+EVERY = [(model, drafts) for model in MODELS for drafts in ("model", "ngram")]
+EVERY += [((kind, "compiled"), drafts) for kind in ROPES for drafts in OTHERS]
+
+
+@pytest.mark.parametrize(("made", "drafts"), EVERY, indirect=["made"], ids=map(str, EVERY))
 def test_drafted_texts_are_those_of_transformers(made: Any, drafts: str) -> None:
     kind, folder, llm = made
     prompts = prompts_of(kind)
