@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.errors import CheckpointError, ConfigError, PromptError
+from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
 from paceline.models.loading.chat_template import ChatTemplate
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
@@ -23,6 +24,14 @@ CLEAN_UP = (
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
+
+ANSWER = "Hi there."
+TALK = (
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "And now?"},
+)
+"""A conversation that shows how a chat template ends an answer."""
 
 LONG = 20_000
 """Characters of a text that takes milliseconds to encode."""
@@ -44,6 +53,8 @@ class Backend(Protocol):
     def token(self, index: int) -> str | None: ...
 
     def special_ids(self) -> Iterable[int]: ...
+
+    def added_ids(self) -> Iterable[int]: ...
 
 
 class FastBackend:
@@ -85,6 +96,9 @@ class FastBackend:
     def special_ids(self) -> Iterable[int]:
         return [index for index, token in self.inner.get_added_tokens_decoder().items() if token.special]
 
+    def added_ids(self) -> Iterable[int]:
+        return list(self.inner.get_added_tokens_decoder())
+
 
 class SlowBackend:
     """A tokenizer of transformers that is not built on `tokenizers`."""
@@ -112,6 +126,9 @@ class SlowBackend:
 
     def special_ids(self) -> Iterable[int]:
         return list(self.inner.all_special_ids)
+
+    def added_ids(self) -> Iterable[int]:
+        return list(self.inner.added_tokens_decoder)
 
 
 def _clean_up(text: str) -> str:
@@ -253,6 +270,22 @@ class Tokenizer:
             )
         name = f"the chat template of {self.name}" if given is None else "the chat template that was given"
         return ChatTemplate(text, name, self.named)
+
+    def end_of_turn(self) -> int | None:
+        """The token that the chat template writes behind every answer.
+
+        None where there is no template, or no such token, special or added to the vocabulary, stands there by itself.
+        """
+        if self._template is None:
+            return None
+        try:
+            texts = [self.apply_chat_template(TALK[:count], add_generation_prompt=False) for count in (2, 3)]
+        except PacelineError:  # a template that is broken, or rejects this conversation, says so where it is used
+            return None
+        first, second = (self._backend.encode(text.partition(ANSWER)[2], False) for text in texts)
+        shared = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+        marks = [index for index in shared if self.token_text(index).strip()]
+        return marks[0] if len(marks) == 1 and marks[0] in self._backend.added_ids() else None
 
     def tokens(self) -> Mapping[int, str]:
         """id -> token as the vocabulary spells it."""
