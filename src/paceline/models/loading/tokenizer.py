@@ -7,6 +7,7 @@ without that file goes to transformers' AutoTokenizer, imported only then. A `Ba
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -138,7 +139,8 @@ def _clean_up(text: str) -> str:
 
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
+SENTENCEPIECE = ("tokenizer.model", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE, "tekken.json", "vocab.json", "vocab.txt")
 
 
 class Tokenizer:
@@ -405,7 +407,33 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return found
 
 
+def _check_sentencepiece(folder: Path) -> None:
+    """Say what reading a SentencePiece model needs; transformers says it only by the way.
+
+    Raises:
+        CheckpointError: the folder has no other tokenizer, and a package is missing.
+    """
+    file = next((folder / name for name in SENTENCEPIECE if (folder / name).is_file()), None)
+    if file is None or any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tekken.json")):
+        return
+    with file.open("rb") as stream:
+        begins = stream.read(1)  # the length of its first piece follows; tiktoken's files, of that name too, are text
+    if begins == b"\n" and (absent := [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]):
+        raise CheckpointError(
+            f"the tokenizer in {str(folder)!r} is a SentencePiece model ({file.name}), which needs "
+            f"{' and '.join(absent)}; pip install 'paceline[sentencepiece]', or add its tokenizer.json"
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
 def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    _check_sentencepiece(folder)
     from transformers import AutoTokenizer
 
     try:
