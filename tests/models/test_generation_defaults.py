@@ -211,6 +211,22 @@ def test_sampling_parameters_count_with_do_sample(tmp_path: Path) -> None:
     assert without == {"repetition_penalty": 1.1, "max_tokens": 77}
 
 
+def test_what_is_recommended_and_not_honoured_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "stop_strings": None}
+    assert GenerationDefaults.load(folder(tmp_path, neutral)).sampling == {}
+    assert not caplog.messages
+    GenerationDefaults.load(folder(tmp_path, neutral | {"suppress_tokens": [5], "num_beams": 4}))
+    assert caplog.messages[-1].endswith("recommends num_beams, suppress_tokens, which is not honoured")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path / "words", "byte_level"))
+    for more, said in ((0, False), (-1, True)):
+        config = {"vocab_size": tokenizer.vocab_size + more, "eos_token_id": 2}
+        GenerationDefaults.load(folder(tmp_path, None, config), tokenizer)
+        assert ("prompts with one of the others are rejected" in caplog.text) == said
+
+
 @pytest.mark.parametrize(
     "generation",
     [{"eos_token_id": "2"}, {"eos_token_id": [True]}, {"do_sample": True, "top_p": 3.0}, {"repetition_penalty": "x"}],

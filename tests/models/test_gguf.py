@@ -26,6 +26,7 @@ from paceline.errors import CheckpointError, ConfigError, PacelineError, Unsuppo
 from paceline.models import load_runner
 from paceline.models.decoder import NativeRunner
 from paceline.models.loading import (
+    GenerationDefaults,
     Tokenizer,
     block_values,
     dequantized,
@@ -522,6 +523,17 @@ def test_shares_of_experts_are_normed_as_the_file_says(tmp_path: Path) -> None:
         for says in ({}, {".expert_weights_norm": not usual}):
             path = with_keys(tmp_path / f"{name}-{len(says)}.gguf", name, says)
             assert read_config(path)["norm_topk_prob"] is (says.get(".expert_weights_norm", usual))
+
+
+def test_recommended_sampling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"temp": 0.5, "top_k": 30, "min_p": 0.25, "mirostat": 0, "penalty_repeat": 1.0}
+    keys = {f"general.sampling.{key}": value for key, value in keys.items()}
+    path = with_keys(tmp_path / "model.gguf", "llama", keys)
+    assert GenerationDefaults.load(path).sampling == {"temperature": 0.5, "top_k": 30, "min_p": 0.25}
+    assert GenerationDefaults.load(write(tmp_path / "plain.gguf", "llama", oracle("llama"))).sampling == {}
+    assert not caplog.messages
+    GenerationDefaults.load(with_keys(path, "llama", {"general.sampling.mirostat": 2}))
+    assert "model.gguf recommends mirostat, which is not honoured" in caplog.text
 
 
 def test_a_tokenizer_with_a_rule_that_is_not_known_is_refused(tmp_path: Path) -> None:

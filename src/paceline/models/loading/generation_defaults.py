@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
-from paceline.models.loading.gguf_file import is_gguf
+from paceline.models.loading.gguf_file import is_gguf, read_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_end_ids
 from paceline.models.loading.tokenizer import read_json
 from paceline.utils import shortened
@@ -37,6 +37,32 @@ SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p")
 
 ALWAYS: Final = {"repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens"}
 """Keys that count in any case -> their names in SamplingParams."""
+
+LEFT_OUT: Final[Mapping[str, object]] = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "top_h": None,
+    "typical_p": 1.0,
+}
+"""Keys that change what transformers generates and have no place in SamplingParams, with the values that do not."""
+
+GGUF_SAMPLED: Final = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+GGUF_LEFT_OUT: Final[Mapping[str, object]] = {"xtc_probability": 0.0, "mirostat": 0, "penalty_repeat": 1.0}
+"""The same for GGUF files, whose keys begin with "general.sampling."."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +87,7 @@ class GenerationDefaults:
         """
         path = Path(folder)
         if is_gguf(path):
-            return cls(_with_words(gguf_end_ids(path), tokenizer, path, path))
+            return cls(_with_words(gguf_end_ids(path), tokenizer, path, path), _gguf_sampling(path))
         file = path / "generation_config.json"
         generation = read_json(file)
         config = read_json(path / "config.json")
@@ -75,6 +101,11 @@ class GenerationDefaults:
                 path,
                 size,
             )
+        if tokenizer is not None and isinstance(size, int) and tokenizer.vocab_size > size:
+            logger.warning(
+                "%s: its tokenizer has %d tokens, the model rows for %d; prompts with one of the others are rejected",
+                path, tokenizer.vocab_size, size,
+            )  # fmt: skip
         place = file if file.is_file() else path / "config.json" if ids else None
         return cls(_with_words(ids, tokenizer, path, place), _sampling(generation, path))
 
@@ -119,9 +150,26 @@ def _ids(value: object, folder: Path, *, least: int = 0) -> tuple[int, ...]:
 def _sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The recommended keyword arguments, checked by building SamplingParams from them."""
     names = dict(ALWAYS) | ({name: name for name in SAMPLED} if generation.get("do_sample") is True else {})
-    found = {ours: generation[theirs] for theirs, ours in names.items() if generation.get(theirs) is not None}
+    return _checked(generation, names, LEFT_OUT, f"generation_config.json in {folder}")
+
+
+def _gguf_sampling(path: Path) -> dict[str, Any]:
+    """The same of a GGUF file."""
+    prefix = "general.sampling."
+    metadata = read_gguf(path).metadata
+    given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    return _checked(given, GGUF_SAMPLED, GGUF_LEFT_OUT, str(path))
+
+
+def _checked(
+    given: Mapping[str, Any], names: Mapping[str, str], left_out: Mapping[str, object], where: str
+) -> dict[str, Any]:
+    """Keyword arguments of SamplingParams by the names of others; what has no place there is said."""
+    if more := [key for key, neutral in left_out.items() if given.get(key) not in (None, neutral, [])]:
+        logger.warning("%s recommends %s, which is not honoured", where, ", ".join(more))
+    found = {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
     try:
         SamplingParams(**found)
     except ConfigError as error:
-        raise CheckpointError(f"generation_config.json in {folder}: {error}; correct the file") from error
+        raise CheckpointError(f"{where}: {error}; correct the file") from error
     return found

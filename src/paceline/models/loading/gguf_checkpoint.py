@@ -487,7 +487,7 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
             "rope_scaling": {"rope_type": "factors", "factors": [one * factor for one in tables["rope_freqs"]]}
         }
     if "rope_factors_long" in tables:
-        scaling = {"rope_type": "longrope", "long_factor": tables["rope_factors_long"]}
+        scaling: Metadata = {"rope_type": "longrope", "long_factor": tables["rope_factors_long"]}
         scaling |= {"short_factor": tables.get("rope_factors_short", tables["rope_factors_long"])}
         if (attention := file.get("rope.scaling.attn_factor")) is not None:
             scaling["attention_factor"] = attention
