@@ -17,7 +17,7 @@ from paceline.utils import shortened
 HARMLESS: Final = frozenset({
     "vocab_size", "tensor_data_layout", "attention.value_length", "expert_feed_forward_length",
     "expert_shared_feed_forward_length", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-    "pooling_type",
+    "pooling_type", "attention.layer_norm_epsilon",
 })  # fmt: skip
 """Keys that the shapes of tensors say too, that count only together with others, or that say nothing of logits."""
 
