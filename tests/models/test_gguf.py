@@ -4,6 +4,7 @@ are damaged.
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from paceline.errors import CheckpointError, ConfigError, PacelineError, Unsuppo
 from paceline.models import load_runner
 from paceline.models.decoder import NativeRunner
 from paceline.models.loading import (
+    GenerationDefaults,
     Tokenizer,
     block_values,
     dequantized,
@@ -424,6 +426,124 @@ def test_queries_that_grow_with_their_positions_are_rejected(tmp_path: Path) -> 
         read_config(path)
 
 
+def with_keys(path: Path, name: str, keys: dict[str, Any]) -> Path:
+    """A model's file with further keys of its architecture (".name"), or whole ones."""
+    architecture = MODELS[name][0]
+
+    def tokenizer(writer: Any) -> None:
+        byte_level(writer)
+        for key, value in keys.items():
+            whole = f"{architecture}{key}" if key[0] == "." else key
+            kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}[type(value)]
+            getattr(writer, f"add_{kind}")(whole, value)
+
+    return write(path, name, oracle(name), tokenizer=tokenizer)
+
+
+FACTOR, OLDER, TYPE = ".rope.scaling.factor", ".rope.scale_linear", ".rope.scaling.type"
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3"])
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({FACTOR: 3.0}, 3.0),
+        ({OLDER: 3.0}, 3.0),
+        ({FACTOR: 3.0, OLDER: 5.0}, 3.0),
+        ({FACTOR: 3.0, TYPE: "linear"}, 3.0),
+        ({FACTOR: 3.0, TYPE: "none"}, 1.0),
+        ({FACTOR: 0.0, OLDER: 5.0}, 1.0),
+    ],
+)
+def test_a_factor_without_a_kind_divides_positions(
+    tmp_path: Path, name: str, keys: dict[str, Any], factor: float
+) -> None:
+    """transformers' model at positions 0, 1 / factor, 2 / factor, ... has the right value."""
+    found = values_of(with_keys(tmp_path / "model.gguf", name, keys))
+    places = torch.arange(len(TEXT)) / factor
+    with torch.no_grad():
+        wanted = oracle(name)(torch.tensor([TEXT]), position_ids=places[None]).logits[0]
+    assert (found - wanted).abs().max() < 1e-4
+    if factor != 1.0:
+        assert (found - logits_of(oracle(name), TEXT)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "named"),
+    [
+        ("llama", {".attention.scale": 0.2}, "llama.attention.scale=0.2"),
+        ("llama", {".attention.causal": False}, "llama.attention.causal=False"),
+        ("llama", {".attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv=8.0"),
+        ("llama", {".logit_scale": 2.0}, "llama.logit_scale=2.0"),
+        ("llama", {".final_logit_softcapping": 30.0}, "llama.final_logit_softcapping=30.0"),
+        ("llama", {".rope.scaling.attn_factor": 1.5}, "llama.rope.scaling.attn_factor=1.5"),
+        ("llama", {".rope.scaling.alpha": 2.0}, "llama.rope.scaling.alpha=2.0"),
+        ("llama", {TYPE: "dynamic", FACTOR: 2.0}, "rope.scaling.type='dynamic' with a factor of 2.0"),
+        ("llama3", {TYPE: "yarn", FACTOR: 2.0}, "rope.scaling.type='yarn' with a factor of 2.0"),
+        ("llama", {".a_key_of_tomorrow": 1}, "llama.a_key_of_tomorrow=1"),
+        ("qwen2", {".rope.dimension_sections": [1, 2, 1, 0]}, "qwen2.rope.dimension_sections="),
+        ("qwen3_moe", {".expert_weights_scale": 2.5}, "qwen3moe.expert_weights_scale=2.5"),
+        ("mixtral", {".expert_gating_func": 2}, "llama.expert_gating_func=2"),
+        ("phi3-longrope", {FACTOR: 4.0}, "rope.scaling"),
+        ("granite", {".rope.scaling.finetuned": False}, "a Granite without rotary embedding"),
+        ("gemma2", {".attention.key_length_swa": 12}, "gemma2.attention.key_length_swa=12"),
+    ],
+)
+def test_keys_that_nobody_reads_are_refused_by_name(
+    tmp_path: Path, name: str, keys: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(named)) as caught:
+        read_config(with_keys(tmp_path / "model.gguf", name, keys))
+    assert "\n" not in str(caught.value)
+
+
+def test_keys_that_change_nothing_are_no_obstacle(tmp_path: Path) -> None:
+    keys = {
+        ".vocab_size": 128,
+        ".attention.causal": True,
+        ".attention.value_length": 16,
+        ".rope.scaling.attn_factor": 1.0,
+        ".rope.scaling.finetuned": False,
+        ".rope.freq_base_swa": 500.0,
+        ".tensor_data_layout": "Meta AI original pth",
+        ".expert_weights_scale": 0.0,
+        ".logit_scale": 0.0,
+        "general.file_type": 1,
+        "quantize.imatrix.file": "x",
+        "tokenizer.ggml.fim_pre_token_id": 5,
+    }
+    plain = read_config(write(tmp_path / "plain.gguf", "llama", oracle("llama")))
+    path = with_keys(tmp_path / "model.gguf", "llama", keys)
+    assert read_config(path) == plain
+    assert Tokenizer.load(path).encode("hello")
+
+
+def test_shares_of_experts_are_normed_as_the_file_says(tmp_path: Path) -> None:
+    for name, usual in {"qwen3_moe": True, "qwen2_moe": False}.items():
+        for says in ({}, {".expert_weights_norm": not usual}):
+            path = with_keys(tmp_path / f"{name}-{len(says)}.gguf", name, says)
+            assert read_config(path)["norm_topk_prob"] is (says.get(".expert_weights_norm", usual))
+
+
+def test_recommended_sampling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {"temp": 0.5, "top_k": 30, "min_p": 0.25, "mirostat": 0, "penalty_repeat": 1.0}
+    keys = {f"general.sampling.{key}": value for key, value in keys.items()}
+    path = with_keys(tmp_path / "model.gguf", "llama", keys)
+    assert GenerationDefaults.load(path).sampling == {"temperature": 0.5, "top_k": 30, "min_p": 0.25}
+    assert GenerationDefaults.load(write(tmp_path / "plain.gguf", "llama", oracle("llama"))).sampling == {}
+    assert not caplog.messages
+    GenerationDefaults.load(with_keys(path, "llama", {"general.sampling.mirostat": 2}))
+    assert "model.gguf recommends mirostat, which is not honoured" in caplog.text
+
+
+def test_a_tokenizer_with_a_rule_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    for key, value in {"normalizer.lowercase": True, "suppress_tokens": [5], "precompiled_charsmap": [1]}.items():
+        path = with_keys(tmp_path / "model.gguf", "llama", {f"tokenizer.ggml.{key}": value})
+        with pytest.raises(UnsupportedModelError, match=rf"tokenizer.ggml.{key}=.*; give tokenizer=FOLDER"):
+            Tokenizer.load(path)
+        read_config(path)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
 def test_quantised_files_mean_what_their_blocks_say(tmp_path: Path, name: str, kind: Kind) -> None:
@@ -786,7 +906,7 @@ def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
 def test_metadata_that_contradicts_itself(tmp_path: Path) -> None:
     good = write(tmp_path / "model.gguf", "llama", oracle("llama")).read_bytes()
     bad = tmp_path / "bad.gguf"
-    bad.write_bytes(good.replace(b"llama.block_count", b"llama.block_xxxxx"))
+    bad.write_bytes(good.replace(b"llama.block_count", b"other.block_count"))
     with pytest.raises(CheckpointError, match=r"bad.gguf: its metadata lacks 'num_hidden_layers'"):
         values_of(bad)
     bad.write_bytes(good.replace(b"llama.attention.head_count\x04", b"llama.attention.head_xxxxx\x04"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.stand_ins import head_weights
 from paceline import LLM
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.heads import HeadConfig, Target, read_head, write_folder, write_head, writer
+from paceline.models.loading import spec_from_config
 from paceline.training import convert
 from tests.models.test_heads import INFO, LAYER, config
 
@@ -206,9 +208,10 @@ def test_what_a_format_has_no_place_for_is_named() -> None:
     ("change", "match"),
     [
         ({"speculators_model_type": "mtp"}, "type 'mtp' are not supported"),
-        ({"norm_output": True}, "norm_output is not supported"),
+        ({"norm_output": True}, "norm_output=True is not supported"),
+        ({"target_hidden_size": 9}, "target_hidden_size must be hidden_size=8, got 9"),
         ({"draft_vocab_size": 11}, "must have shape"),
-        ({"transformer_layer_config": {"layer_types": ["sliding_attention"]}}, "sliding window are not supported"),
+        ({"transformer_layer_config": {"logit_scale": 2}}, "transformer_layer_config: logit_scale=2 is not supported"),
         ({"draft_vocab_size": None}, "draft_vocab_size"),
         ({"transformer_layer_config": {}}, "no key 'hidden_size'"),
         ({"transformer_layer_config": 3}, "does not describe a head"),
@@ -221,6 +224,92 @@ def test_what_cannot_be_read_is_named(change: dict[str, Any], match: str, tmp_pa
     (folder / "config.json").write_text(json.dumps(found | change))
     with pytest.raises(CheckpointError, match=match):
         read_head(folder, INFO)
+
+
+def with_keys(folder: Path, more: dict[str, Any]) -> Path:
+    found = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(found | more))
+    return folder
+
+
+WINDOW = {"layer_types": ["sliding_attention"]}
+NESTED = "eagle_aux_hidden_state_layer_ids"
+NVIDIA = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+          "use_mtp_layernorm": False, "parallel_draft_step": 1, "norm_before_fc": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "to", "more", "named"),
+    [
+        ("eagle3", "eagle", {"norm_output": True}, "norm_output=True is not supported"),
+        ("eagle3", "eagle", {"norm_before_fc": True}, "norm_before_fc=True is not supported"),
+        ("eagle3", "eagle", {"fc_norm": True}, "fc_norm=True is not supported"),
+        ("eagle3", "eagle", {"eagle_config": {"norm_before_fc": True}}, "eagle_config: norm_before_fc=True is not"),
+        ("eagle3", "eagle", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False is not"),
+        ("eagle3", "eagle", {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step=4 is not supported"),
+        ("eagle3", "eagle", {"eagle_config": [1]}, "eagle_config must be an object"),
+        ("eagle3", "eagle", {"logit_scale": 0.5}, "logit_scale=0.5 is not supported"),
+        ("eagle3", "eagle", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ("eagle3", "eagle", WINDOW, "layers with a sliding window are not supported"),
+        ("eagle3", "eagle", {"sliding_window": 512}, "sliding_window=512 is not supported"),
+        ("eagle3", "speculators", {"fc_norm": True}, "fc_norm=True is not supported"),
+        ("eagle", "eagle", {"add_para_norm": True}, "add_para_norm=True is not supported"),
+        ("eagle", "eagle", {"skip_output_norm": False}, "skip_output_norm=False is not supported"),
+        ("eagle", "eagle", {"truncated_vocab_size": 7}, "token_map is not supported"),
+        ("medusa", "medusa", {"medusa_residual": "gated"}, "medusa_residual='gated' is not supported"),
+        ("medusa", "medusa_vllm", {"logit_scale": 3}, "logit_scale=3 is not supported"),
+        ("hydra", "hydra", {"state_norm": True}, "state_norm=True is not supported"),
+        ("mlp_speculator", "mlp_speculator", {"method": "x", "proj_dim": 4}, "proj_dim=4 is not supported"),
+    ],
+)
+def test_what_nobody_reads_is_refused_by_name(
+    method: Any, to: str, more: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    """The control: the same key switched off, or with the value that changes nothing, is no obstacle."""
+    own = config(method, draft_vocab_size=20)
+    weights = head_weights(own) | ({} if method == "mlp_speculator" else {"head.weight": torch.randn(20, 8)})
+    folder = written(own, weights, to, tmp_path)
+    plain, read = (folder / "config.json").read_text(), read_head(folder, INFO)[0]
+    with pytest.raises(CheckpointError, match=named) as caught:
+        read_head(with_keys(folder, more), INFO)
+    assert "\n" not in str(caught.value)
+    (folder / "config.json").write_text(plain)
+    off = dict.fromkeys(more) | {"skip_prenorm": True, "logit_scale": 1.0, "partial_rotary_factor": 1}
+    assert read_head(with_keys(folder, off), INFO)[0] == read
+
+
+@pytest.mark.parametrize(
+    ("nested", "count", "taps"),
+    [
+        ([1, 17, 32], 36, (1, 17, 32)),  # what layers give: the usual ones, which read what those before them give
+        ([2, 18, 33], 36, (1, 17, 32)),  # the same by what layers read
+        ([24, 30, 36], 36, (23, 29, 35)),  # there is no layer 36 to give anything: what is read there is the last state
+        ([], 36, (1, 17, 32)),
+        ([1, 21, 40], 43, None),  # may be either
+        ([1, 2, 3], 36, None),
+    ],
+)
+def test_layer_ids_in_eagle_config(nested: list[int], count: int, taps: tuple[int, ...] | None, tmp_path: Path) -> None:
+    own, target = config("eagle3", taps=(1, 17, 32)), replace(INFO, num_layers=count)
+    folder = written(own, whole(own), "eagle", tmp_path)
+    top = json.loads((folder / "config.json").read_text()).pop(NESTED)
+    with_keys(folder, {NESTED: None, "eagle_config": {**NVIDIA, NESTED: nested}})
+    if taps is None:
+        with pytest.raises(CheckpointError, match=rf"\[{nested[0]}, .*write {NESTED} at the top of config.json"):
+            read_head(folder, target)
+    else:
+        assert read_head(folder, target)[0].taps == taps
+    assert top == [2, 18, 33]
+    assert read_head(with_keys(folder, {NESTED: [3, 4, 5]}), target)[0].taps == (2, 3, 4)
+
+
+def test_a_share_of_rotated_dimensions_reaches_the_layer(tmp_path: Path) -> None:
+    own = config("eagle3")
+    rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    for given, dims in ({"rope_parameters": rope}, 2), ({}, 4):
+        folder = with_keys(written(own, whole(own), "eagle", tmp_path / str(dims)), given)
+        sizes = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 20}
+        assert spec_from_config(sizes | dict(read_head(folder, INFO)[0].layer)).ropes["default"].dims == dims
 
 
 def test_another_target_and_pickles_are_rejected(tmp_path: Path) -> None:

@@ -90,8 +90,17 @@ CASES: dict[str, tuple[dict[str, Any], Tensors, float]] = {
     "a bias": ({"bias": "lora_only"}, BIAS, 2.0),
     "a whole head": ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": noise(128, 64)}, 2.0),
     "Linear layers are never stored transposed": ({"fan_in_fan_out": True}, {}, 2.0),
+    "all that PEFT writes": ({
+        "alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None,
+        "base_model_name_or_path": "org/base", "corda_config": None, "ensure_weight_tying": False, "eva_config": None,
+        "exclude_modules": None, "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True,
+        "layer_replication": None, "layers_pattern": None, "layers_to_transform": None, "loftq_config": {},
+        "lora_bias": False, "lora_dropout": 0.05, "megatron_config": None, "megatron_core": "megatron.core",
+        "modules_to_save": None, "peft_version": "0.18.0", "qalora_group_size": 16, "rank_pattern": {},
+        "revision": None, "target_parameters": None, "task_type": "CAUSAL_LM", "trainable_token_indices": None,
+        "use_dora": False, "use_qalora": False, "use_rslora": False}, {}, 2.0),
     "a regular expression": ({"target_modules": ".*q_proj|.*down_proj"}, {}, 2.0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -169,6 +178,7 @@ WRONG: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "another start": ({"init_lora_weights": "pissa"}, {}, "init_lora_weights='pissa'"),
     "another type": ({"peft_type": "IA3"}, {}, "adapter of type 'IA3'"),
     "a magnitude": ({}, {f"{Q}.lora_magnitude_vector": noise(64)}, "belongs to a variant of LoRA"),
+    "a key of tomorrow": ({"lora_turbo": 3}, {}, "with lora_turbo=3, which is not supported"),
     "a module of another model": ({}, {"model.layers.7.mlp.up_proj.lora_A.weight": noise(4, 64),
                                        "model.layers.7.mlp.up_proj.lora_B.weight": noise(96, 4)}, "does not hold"),
     "one factor": ({}, {"model.layers.1.mlp.up_proj.lora_A.weight": noise(4, 64)}, "one factor only of"),

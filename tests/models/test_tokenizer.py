@@ -142,6 +142,45 @@ def test_a_folder_without_tokenizer_json_goes_to_transformers(tmp_path: Path) ->
     assert_equal_to_transformers(folder)
 
 
+@pytest.mark.parametrize("name", ["sentencepiece", "google.protobuf"])
+def test_a_sentencepiece_model_says_what_it_needs(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    with pytest.raises(CheckpointError, match=r"SentencePiece model \(tokenizer.model\), which needs ") as caught:
+        Tokenizer.load(tmp_path)
+    assert name in str(caught.value)
+    assert "pip install 'paceline[sentencepiece]'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")  # tiktoken's
+    with pytest.raises(CheckpointError, match="no tokenizer could be made") as caught:
+        Tokenizer.load(tmp_path)
+    assert "sentencepiece]" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [None, "LlamaTokenizer"])
+def test_a_folder_with_a_sentencepiece_model_alone(tmp_path: Path, config: str | None) -> None:
+    """Tokens are SentencePiece's own where no class of transformers changes them, and those of transformers."""
+    library = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    (tmp_path / "corpus.txt").write_text("\n".join(tiny_tokenizers.CORPUS))
+    library.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=340, model_type="bpe",
+        byte_fallback=True, character_coverage=0.99, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=2,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": config}))
+    ours, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    own = library.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    for text in TEXTS[1:5]:
+        assert ours.encode(text) == theirs.encode(text)
+        if config is None:
+            assert ours.encode(text, add_special_tokens=False) == own.encode(text)
+            assert ours.decode(own.encode(text)) == text
+    assert ours.vocab_size == own.vocab_size()
+
+
 def test_loading_tokenizer_json_does_not_import_transformers() -> None:
     code = (
         "import sys; from paceline.models.loading.tokenizer import Tokenizer; "

@@ -146,7 +146,6 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     ("memory", "1.0 GiB of this process are in swap", with_machine(swapped=1 << 30)),
     ("memory", "205 MiB of 16.0 GiB memory are left", with_machine(memory_available=205 << 20)),
     ("end tokens", "no end token is known", with_target(eos_ids=())),
-    ("end tokens", "closes an answer with", with_target(eos_ids=(5,))),
     ("sampling defaults", "temperature 0.7", with_target(sampling={"temperature": 0.7})),
     (
         "setup",

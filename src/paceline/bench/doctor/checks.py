@@ -132,42 +132,15 @@ def _size(number: int) -> str:
 
 SAMPLE: Final = "The 3 quick foxes (aged 12,345.67 days) can't jump:\n\n    def jump(self):  # größer\n\treturn None\n"
 TALK: Final = ({"role": "user", "content": "Hello."},)
-ANSWER: Final = "Hi there."
 FAMILY: Final = "use a draft model of the target's family"
 
 
 def end_tokens(facts: Facts) -> Iterator[Complaint]:
-    """No end token at all, or not the one that closes an answer in the chat template."""
-    target = facts.target
-    if not target.eos_ids:
+    """No end token at all."""
+    if not facts.target.eos_ids:
         yield Complaint(
             "no end token is known, so texts end at --max-tokens only", "add eos_token_id to generation_config.json"
         )
-        return
-    closing = closing_token(target.tokenizer)
-    if closing is not None and closing not in target.eos_ids:
-        name = target.tokenizer.tokens().get(closing, "")
-        yield Complaint(
-            f"the chat template closes an answer with {name!r} (token {closing}), which is not among the end tokens "
-            f"{list(target.eos_ids)}",
-            "add it to eos_token_id in generation_config.json, or pass --stop-token-ids",
-        )
-
-
-def closing_token(tokenizer: Tokenizer) -> int | None:
-    """The special token that follows an answer in the chat template; None where there is none, or no template."""
-    try:
-        before = tokenizer.apply_chat_template(TALK)
-        after = tokenizer.apply_chat_template(
-            [*TALK, {"role": "assistant", "content": ANSWER}], add_generation_prompt=False
-        )
-    except PacelineError:  # no template, or one that rejects this conversation: nothing to compare
-        return None
-    _, found, rest = after.partition(ANSWER)
-    if not found or not after.startswith(before[: len(before) // 2]):
-        return None
-    tokens = tokenizer.encode(rest.lstrip(), add_special_tokens=False)
-    return tokens[0] if tokens and tokens[0] in tokenizer.special_ids else None
 
 
 def sampling_defaults(facts: Facts) -> Iterator[Complaint]:

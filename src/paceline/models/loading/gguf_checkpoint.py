@@ -19,6 +19,7 @@ from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, Entry
 from paceline.models.loading.config_keys import FULL, SLIDING
 from paceline.models.loading.gguf_file import GgufFile, Metadata, read_gguf
+from paceline.models.loading.gguf_keys import refuse_unread
 
 ROWS = 2**16
 """Weights that are read at a time, so few that what is held for a moment hardly counts, and stays in the cache."""
@@ -234,13 +235,15 @@ def _granite(file: GgufFile) -> Metadata:
         "attention_multiplier": "attention.scale",
         "logits_scaling": "logit_scale",
     }
+    if file.get("rope.scaling.finetuned", True) is not True:
+        raise UnsupportedModelError(f"{file.path.name}: a Granite without rotary embedding is not supported")
     return {ours: file.get(theirs) for ours, theirs in keys.items() if file.get(theirs) is not None}
 
 
 def _qwen2_moe(file: GgufFile) -> Metadata:
     return _qwen3_moe(file) | {
         "shared_expert_intermediate_size": file.get("expert_shared_feed_forward_length"),
-        "norm_topk_prob": False,
+        "norm_topk_prob": bool(file.get("expert_weights_norm", False)),
         "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
     }
 
@@ -250,7 +253,7 @@ def _qwen3_moe(file: GgufFile) -> Metadata:
         "num_experts": file.get("expert_count"),
         "num_experts_per_tok": file.get("expert_used_count"),
         "moe_intermediate_size": file.get("expert_feed_forward_length"),
-        "norm_topk_prob": True,
+        "norm_topk_prob": bool(file.get("expert_weights_norm", True)),
     }
 
 
@@ -402,7 +405,8 @@ def gguf_config(path: Path) -> Metadata:
     """What a `config.json` would say of a GGUF file's model.
 
     Raises:
-        CheckpointError: a damaged file. UnsupportedModelError: an architecture that is not read from GGUF.
+        CheckpointError: a damaged file.
+        UnsupportedModelError: an architecture that is not read from GGUF, or a key that is not understood.
     """
     file = read_gguf(path)
     architecture = _architecture(file)
@@ -422,6 +426,7 @@ def gguf_config(path: Path) -> Metadata:
         **_rotary(file, architecture),
         **architecture.extra(file),
     }
+    refuse_unread(file)
     return found
 
 
@@ -450,6 +455,22 @@ def _one(value: Any) -> Any:
     return value
 
 
+def _stretch(file: GgufFile, tables: Metadata) -> tuple[str, float]:
+    """The kind of scaling and its factor, 1 where there is none.
+
+    A factor without a kind is a linear one; older files call it `rope.scale_linear`, and 0 is none.
+    """
+    kind, older = file.get("rope.scaling.type", "linear"), file.get("rope.scale_linear")
+    given = file.get("rope.scaling.factor", older) or 1.0
+    alone = {"none": True, "linear": "rope_factors_long" not in tables, "yarn": not tables, "longrope": False}
+    if kind not in alone or (given != 1.0 and not alone[kind]):
+        raise UnsupportedModelError(
+            f"{file.path.name}: rope.scaling.type={kind!r} with a factor of {given} is not supported; use the "
+            f"safetensors checkpoint it was made from"
+        )
+    return kind, 1.0 if kind == "none" else given
+
+
 def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
     """Rotated share of a head, and the scaling of angles."""
     heads = max(1, file.number("attention.head_count"))
@@ -460,23 +481,26 @@ def _rotary(file: GgufFile, architecture: Architecture) -> Metadata:
     tables = {
         name: file.read(f"{name}.weight").flatten().tolist() for name in TABLES if f"{name}.weight" in file.tensors
     }
+    kind, factor = _stretch(file, tables)
     if "rope_freqs" in tables:
-        return share | {"rope_scaling": {"rope_type": "factors", "factors": tables["rope_freqs"]}}
+        return share | {
+            "rope_scaling": {"rope_type": "factors", "factors": [one * factor for one in tables["rope_freqs"]]}
+        }
     if "rope_factors_long" in tables:
-        scaling = {"rope_type": "longrope", "long_factor": tables["rope_factors_long"]}
+        scaling: Metadata = {"rope_type": "longrope", "long_factor": tables["rope_factors_long"]}
         scaling |= {"short_factor": tables.get("rope_factors_short", tables["rope_factors_long"])}
         if (attention := file.get("rope.scaling.attn_factor")) is not None:
             scaling["attention_factor"] = attention
         return share | {"rope_scaling": scaling, "original_max_position_embeddings": original}
-    kind = file.get("rope.scaling.type", "none")
-    if kind not in {"linear", "yarn"} or file.get("rope.scaling.factor") is None:
+    found = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
+    growth = file.get("rope.scaling.yarn_log_multiplier")
+    if factor == 1.0:
         return share | {"rope_scaling": {"rope_type": "default"}}
-    scaling = {"rope_type": kind, "factor": file.get("rope.scaling.factor")}
+    scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        found = {ours: file.get(f"rope.scaling.{theirs}") for ours, theirs in YARN.items()}
         scaling |= {**architecture.yarn, "original_max_position_embeddings": original}
         scaling |= {key: value for key, value in found.items() if value is not None}
-        if (growth := file.get("rope.scaling.yarn_log_multiplier")) is not None:
+        if growth is not None:
             mscale = 10 * growth if file.architecture == "deepseek2" else growth
             scaling |= {"mscale": mscale, "mscale_all_dim": mscale}  # which are the same in all known models
     return share | {"rope_scaling": scaling}

@@ -98,11 +98,13 @@ class GgufFile:
     Attributes:
         path: the file, the first of split ones.
         metadata: key -> value.
+        asked: keys of the architecture that somebody asked for.
     """
 
     path: Path
     metadata: Metadata
     tensors: Mapping[str, _Tensor] = field(repr=False)
+    asked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def architecture(self) -> str:
@@ -110,6 +112,7 @@ class GgufFile:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key of this architecture, such as "context_length"."""
+        self.asked.add(key)
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, default: int | None = None) -> int:

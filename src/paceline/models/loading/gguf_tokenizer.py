@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.gguf_file import GgufFile, read_gguf
+from paceline.models.loading.gguf_keys import refuse_unread_of_tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """Types of tokens; 1 is normal."""
@@ -85,6 +86,11 @@ ENDS = (
     "<|return|>",
     "<|call|>",
     "<|end_of_role|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "<end_of_utterance>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
 """Control tokens that end an answer, whether the file says so or not."""
 
@@ -101,6 +107,7 @@ def gguf_tokenizer(path: Path) -> tuple[Any, dict[str, str], str | None]:
     """
     file = read_gguf(path)
     tokens, kinds = _list(file, "tokens"), _list(file, "token_type")
+    refuse_unread_of_tokenizer(file)
     if len(kinds) != len(tokens):
         raise CheckpointError(f"{path}: {len(tokens)} tokens have {len(kinds)} types; download it again")
     model = file.metadata.get("tokenizer.ggml.model")

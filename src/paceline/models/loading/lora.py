@@ -44,6 +44,15 @@ OTHER: Mapping[str, str] = {
 }
 """Keys that, where they are set, make something else of an adapter, and what that is called."""
 
+READ = frozenset({
+    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "fan_in_fan_out",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save",
+    "ensure_weight_tying", "init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "megatron_core", "qalora_group_size", "runtime_config",
+})  # fmt: skip
+"""Keys that are read, that the tensors say too, or that speak of training alone."""
+
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "lora_ga")
 """Values of `init_lora_weights` that leave the base model as it is; others train against a changed one."""
 
@@ -227,7 +236,7 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     if str(config.get("peft_type")).upper() != "LORA":
         raise UnsupportedModelError(f"{folder} is an adapter of type {config.get('peft_type')!r}; only LoRA is merged")
     start = config.get("init_lora_weights", True)
-    named = [what for key, what in OTHER.items() if config.get(key)]
+    named = [OTHER.get(key, f"{key}={shortened(value)}") for key, value in config.items() if value and key not in READ]
     if start not in PLAIN_STARTS:
         named.append(f"init_lora_weights={start!r}")
     if named:

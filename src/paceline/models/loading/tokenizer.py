@@ -7,12 +7,14 @@ without that file goes to transformers' AutoTokenizer, imported only then. A `Ba
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.errors import CheckpointError, ConfigError, PromptError
+from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
 from paceline.models.loading.chat_template import ChatTemplate
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
@@ -23,6 +25,14 @@ CLEAN_UP = (
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
+
+ANSWER = "Hi there."
+TALK = (
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "And now?"},
+)
+"""A conversation that shows how a chat template ends an answer."""
 
 LONG = 20_000
 """Characters of a text that takes milliseconds to encode."""
@@ -44,6 +54,8 @@ class Backend(Protocol):
     def token(self, index: int) -> str | None: ...
 
     def special_ids(self) -> Iterable[int]: ...
+
+    def added_ids(self) -> Iterable[int]: ...
 
 
 class FastBackend:
@@ -85,6 +97,9 @@ class FastBackend:
     def special_ids(self) -> Iterable[int]:
         return [index for index, token in self.inner.get_added_tokens_decoder().items() if token.special]
 
+    def added_ids(self) -> Iterable[int]:
+        return list(self.inner.get_added_tokens_decoder())
+
 
 class SlowBackend:
     """A tokenizer of transformers that is not built on `tokenizers`."""
@@ -113,6 +128,9 @@ class SlowBackend:
     def special_ids(self) -> Iterable[int]:
         return list(self.inner.all_special_ids)
 
+    def added_ids(self) -> Iterable[int]:
+        return list(self.inner.added_tokens_decoder)
+
 
 def _clean_up(text: str) -> str:
     for spaced, joined in CLEAN_UP:
@@ -121,7 +139,8 @@ def _clean_up(text: str) -> str:
 
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
+SENTENCEPIECE = ("tokenizer.model", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE, "tekken.json", "vocab.json", "vocab.txt")
 
 
 class Tokenizer:
@@ -254,6 +273,22 @@ class Tokenizer:
         name = f"the chat template of {self.name}" if given is None else "the chat template that was given"
         return ChatTemplate(text, name, self.named)
 
+    def end_of_turn(self) -> int | None:
+        """The token that the chat template writes behind every answer.
+
+        None where there is no template, or no such token, special or added to the vocabulary, stands there by itself.
+        """
+        if self._template is None:
+            return None
+        try:
+            texts = [self.apply_chat_template(TALK[:count], add_generation_prompt=False) for count in (2, 3)]
+        except PacelineError:  # a template that is broken, or rejects this conversation, says so where it is used
+            return None
+        first, second = (self._backend.encode(text.partition(ANSWER)[2], False) for text in texts)
+        shared = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+        marks = [index for index in shared if self.token_text(index).strip()]
+        return marks[0] if len(marks) == 1 and marks[0] in self._backend.added_ids() else None
+
     def tokens(self) -> Mapping[int, str]:
         """id -> token as the vocabulary spells it."""
         if self._tokens is None:
@@ -372,7 +407,33 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return found
 
 
+def _check_sentencepiece(folder: Path) -> None:
+    """Say what reading a SentencePiece model needs; transformers says it only by the way.
+
+    Raises:
+        CheckpointError: the folder has no other tokenizer, and a package is missing.
+    """
+    file = next((folder / name for name in SENTENCEPIECE if (folder / name).is_file()), None)
+    if file is None or any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tekken.json")):
+        return
+    with file.open("rb") as stream:
+        begins = stream.read(1)  # the length of its first piece follows; tiktoken's files, of that name too, are text
+    if begins == b"\n" and (absent := [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]):
+        raise CheckpointError(
+            f"the tokenizer in {str(folder)!r} is a SentencePiece model ({file.name}), which needs "
+            f"{' and '.join(absent)}; pip install 'paceline[sentencepiece]', or add its tokenizer.json"
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
 def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    _check_sentencepiece(folder)
     from transformers import AutoTokenizer
 
     try:

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.models.heads.head_config import LAYER_KEYS, HeadConfig
+from paceline.utils import shortened
 
 Shapes = Mapping[str, Sequence[int]]
 Found = Mapping[str, Any]
+
+HARMLESS: Final = frozenset({
+    *LAYER_KEYS, "hidden_size", "vocab_size", "num_hidden_layers", "rope_parameters", "tie_word_embeddings",
+    "attention_bias", "mlp_bias", "bias", "qkv_bias", "torch_dtype", "dtype", "use_cache", "initializer_range",
+    "pretraining_tp", "attention_dropout", "dropout_rate", "bos_token_id", "eos_token_id", "pad_token_id",
+    "unk_token_id", "model_type", "architectures", "auto_map", "_name_or_path", "base_model_name_or_path",
+    "transformers_version", "version", "max_window_layers", "num_lookahead_tokens", "draft_vocab_size",
+    "model_max_length", "target_model_type", "method", "id2label", "label2id", "return_dict", "problem_type",
+    "_attn_implementation_autoset", "chunk_size_feed_forward",
+})  # fmt: skip
+"""Keys of any format that are read, that the tensors say too, or that change nothing of what a head drafts."""
+
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "logit_scale": (1.0,),
+    "partial_rotary_factor": (1.0,),
+    "use_sliding_window": (False,),
+    "skip_prenorm": (True,),
+    "skip_output_norm": (True,),
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "parallel_draft_step": (1,),
+}
+"""Keys that change what a head drafts, with the values under which they do not."""
 
 
 class Target(NamedTuple):
@@ -74,11 +99,32 @@ class HeadFormat(ABC):
         return ConfigError(f"the format {self.name!r} has no place for {what}; write 'paceline', or another format")
 
 
+def refuse_unread(found: Found, read: Collection[str], *, where: str = "") -> None:
+    """Refuse what a config.json switches on and nobody reads, for it may change what the head drafts.
+
+    Args:
+        read: keys of the format. where: before a key, for messages.
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    for key, value in found.items():
+        fine = NEUTRAL.get(key)
+        known = key in read or key in HARMLESS
+        if not known and (value not in (None, *fine) if fine else value not in (None, False, 0, "", [], {})):
+            raise ConfigError(f"{where}{key}={shortened(value)} is not supported; train the head without it")
+
+
 def layer_of(found: Found) -> dict[str, Any]:
-    """The keys of a decoder layer; newer transformers keep the rotary base in an object."""
+    """The keys of a decoder layer; newer transformers keep the rotary base in an object.
+
+    Raises:
+        ConfigError: a layer with a sliding window.
+    """
+    if "sliding_attention" in (found.get("layer_types") or ()):
+        raise ConfigError("layers with a sliding window are not supported; train the head without it")
     rope = found.get("rope_parameters") or {}
     given = {"rope_theta": rope.get("rope_theta"), **found}
-    if rope.get("rope_type", "default") != "default":
+    if rope.keys() - {"rope_theta", "rope_type"} or rope.get("rope_type", "default") != "default":
         given["rope_scaling"] = dict(rope)
     return {key: given[key] for key in LAYER_KEYS if given.get(key) is not None}
 

@@ -6,7 +6,8 @@ speculators   config.json with `speculators_model_type` "eagle3" and a `transfor
 
 `d2t` holds for each draft id how much larger the target's is, `t2d` which ids of the target there are. A layer id of
 EAGLE-3, where none are given 2, n // 2 and n - 3 of n layers, means what that layer reads, which is what the one before
-it gives.
+it gives. NVIDIA and SGLang keep the ids in an object `eagle_config`, where some count what layers read and others what
+they give; they are read where that makes no doubt.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, layer_of
+from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, layer_of, refuse_unread
 from paceline.models.heads.head_config import HeadConfig
+from paceline.utils import shortened
 
 DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """What says nothing that other tensors do not say."""
@@ -27,6 +29,18 @@ DROPPED: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 NAMES: Final = {"lm_head.weight": "head.weight", "embed_tokens.weight": "embed.weight", "d2t": "draft_to_target"}
 
 LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+
+SHAPE: Final = ("target_hidden_size", "layer_types", "sliding_window")
+"""Keys of any EAGLE that are checked."""
+
+THIRD: Final = (LAYERS, "norm_before_residual")
+"""Keys of EAGLE-3."""
+
+SPECULATORS: Final = ("speculators_model_type", "speculators_version", "speculators_config", "embed_requires_grad",
+                      "transformer_layer_config")  # fmt: skip
+
+UNUSED: Final = ("next_layer_regular", "parallel_draft_heads_num_layers", "has_lm_head")
+"""Keys of `eagle_config` that the tensors say too, or that count only with a `parallel_draft_step` above 1."""
 
 Q_NORM: Final = "layers.0.self_attn.q_norm.weight"
 QWEN3: Final = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
@@ -46,15 +60,19 @@ class EagleFormat(HeadFormat):
     def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
         if isinstance(found.get("model"), dict):
             found = {**found["model"], **{key: value for key, value in found.items() if key != "model"}}
-        _reject(found, "add_para_norm")
-        if "token_map" in shapes:
+        if "token_map" in shapes or found.get("truncated_vocab_size") not in (None, found["vocab_size"]):
             raise ConfigError(
                 "token_map is not supported; leave it out, with truncated_vocab_size and the rows it cuts"
             )
         third = any(name.startswith("midlayer.") or ".hidden_norm." in name for name in shapes)
+        own = (*THIRD, "eagle_config") if third else ()
+        refuse_unread(found, (*SHAPE, "truncated_vocab_size", "eagle_fc_bias", *own))
+        _check_sizes(found, found)
         more: dict[str, Any] = {}
         if third:
-            more = {"taps": _taps(found.get(LAYERS), num_layers), "norm_before_residual": _residual(found)}
+            inner = _inner(found)
+            taps = _taps(found.get(LAYERS), inner.get(LAYERS), num_layers)
+            more = {"taps": taps, "norm_before_residual": _residual({**inner, **found})}
         return HeadConfig(
             method="eagle3" if third else "eagle",
             hidden_size=found["hidden_size"],
@@ -102,16 +120,16 @@ class SpeculatorsFormat(EagleFormat):
         method = found["speculators_model_type"]
         if method != "eagle3":
             raise ConfigError(f"heads of type {method!r} are not supported; eagle3 is")
-        _reject(found, "norm_before_fc", "fc_norm", "norm_output")
+        refuse_unread(found, (*SHAPE, *THIRD, *SPECULATORS))
         layer = found["transformer_layer_config"]
-        if "sliding_attention" in (layer.get("layer_types") or ()):
-            raise ConfigError("layers with a sliding window are not supported")
+        refuse_unread(layer, SHAPE, where="transformer_layer_config: ")
+        _check_sizes(found, layer)
         return HeadConfig(
             method="eagle3",
             hidden_size=layer["hidden_size"],
             vocab_size=layer["vocab_size"],
             draft_vocab_size=found["draft_vocab_size"],
-            taps=_taps(found.get(LAYERS), num_layers),
+            taps=_taps(found.get(LAYERS), None, num_layers),
             layer=layer_of(layer),
             norm_before_residual=_residual(found),
         )
@@ -138,18 +156,57 @@ class SpeculatorsFormat(EagleFormat):
         }, dict(_foreign(config, weights, layer="layers.0."))
 
 
-def _reject(found: Found, *options: str) -> None:
-    for option in options:
-        if found.get(option):
-            raise ConfigError(f"{option} is not supported; train the head without it")
+def _inner(found: Found) -> Found:
+    """`eagle_config`, in which NVIDIA keeps what others have at the top.
+
+    Raises:
+        ConfigError: a switch that makes another head.
+    """
+    inner = found.get("eagle_config") or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"eagle_config must be an object, got {shortened(inner)}")
+    refuse_unread(inner, (*THIRD, *UNUSED), where="eagle_config: ")
+    return inner
 
 
 def _residual(found: Found) -> bool:
     return found.get("norm_before_residual") or False
 
 
-def _taps(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    return tuple(layer - 1 for layer in layers or (2, count // 2, count - 3))
+def _check_sizes(found: Found, layer: Found) -> None:
+    """Reject states of another width than the layer's, and a layer that sees a window only."""
+    if found.get("target_hidden_size") not in (None, layer["hidden_size"]):
+        raise ConfigError(
+            f"target_hidden_size must be hidden_size={layer['hidden_size']}, got {found['target_hidden_size']!r}"
+        )
+    if layer.get("sliding_window") and layer.get("use_sliding_window") is not False:
+        raise ConfigError(f"sliding_window={layer['sliding_window']!r} is not supported; train the head without it")
+
+
+def _taps(ids: Sequence[int] | None, nested: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """The layers whose outputs are read.
+
+    Args:
+        ids: of layers by what they read. nested: those of `eagle_config`, which count where there are no others.
+    Raises:
+        ConfigError: nested ids that may count either what layers read or what they give.
+    """
+    usual = (2, count // 2, count - 3)
+    if not ids and nested:
+        ids = _read_by(tuple(nested), usual, count)
+    return tuple(layer - 1 for layer in ids or usual)
+
+
+def _read_by(nested: tuple[int, ...], usual: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Ids of `eagle_config` by what layers read: the usual ones of either kind, and those that no layer gives."""
+    if nested == usual or max(nested) >= count:
+        return nested
+    if tuple(one + 1 for one in nested) == usual:
+        return usual
+    raise ConfigError(
+        f"eagle_config: {LAYERS}={list(nested)} counts what layers give in some engines and what they read in others; "
+        f"write {LAYERS} at the top of config.json, counted by what they read"
+    )
 
 
 def _ids(config: HeadConfig) -> list[int]:

@@ -17,9 +17,19 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, heads_rows, layer_of
+from paceline.models.heads.formats.base import (
+    Found,
+    HeadFormat,
+    Shapes,
+    Target,
+    dtype_of,
+    heads_rows,
+    layer_of,
+    refuse_unread,
+)
 from paceline.models.heads.head_config import HeadConfig
 
+READ: Final = ("hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "hidden_state_offset")
 ARCHITECTURES: Final = {"mlp": "hydra", "prefix-mlp": "hydra++"}
 PREFIX: Final = "prefix_embeding_layer"
 NAMES: Final = {f"{PREFIX}.norm.weight": "prefix.norm.weight", f"{PREFIX}.embed_tokens.weight": None}
@@ -35,6 +45,7 @@ class HydraFormat(HeadFormat):
         return "hydra_num_heads" in found
 
     def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(found, READ)
         arch = found.get("hydra_head_arch", "mlp")
         if arch not in ARCHITECTURES or not found.get("grounded_heads", True) or found.get("hidden_state_offset"):
             raise ConfigError(

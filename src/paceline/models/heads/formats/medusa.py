@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from paceline.models.heads.formats.base import (
     Target,
     dtype_of,
     heads_rows,
+    refuse_unread,
 )
 from paceline.models.heads.head_config import HeadConfig
 
@@ -35,6 +36,7 @@ class MedusaFormat(HeadFormat):
         return "medusa_num_heads" in found
 
     def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(found, ("medusa_num_heads", "medusa_num_layers", "medusa_choices"))
         layers = found.get("medusa_num_layers", 1)
         rows, hidden = shapes[f"0.{layers}.weight"]
         return HeadConfig(
@@ -67,6 +69,11 @@ class MedusaFormat(HeadFormat):
         }, tensors
 
 
+VLLM: Final = ("truncated_vocab_size", "num_heads", "medusa_num_heads", "medusa_num_layers", "original_lm_head",
+               "medusa_fc_bias", "topk", "max_paths", "max_seq_len")  # fmt: skip
+"""Keys of vLLM's Medusa that are read, that the tensors say too, or that speak of drafting alone."""
+
+
 class VllmMedusaFormat(HeadFormat):
     """Of vLLM."""
 
@@ -77,6 +84,7 @@ class VllmMedusaFormat(HeadFormat):
         return any(name.removeprefix("medusa_heads.").startswith("blocks.0.layers.") for name in shapes)
 
     def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(found, VLLM)
         return HeadConfig(
             method="medusa",
             hidden_size=found["hidden_size"],

@@ -12,9 +12,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of
+from paceline.models.heads.formats.base import Found, HeadFormat, Shapes, Target, dtype_of, refuse_unread
 from paceline.models.heads.head_config import HeadConfig
 
+READ: Final = (
+    "emb_dim",
+    "n_predict",
+    "inner_dim",
+    "tie_weights",
+    "scale_input",
+    "n_candidates",
+    "top_k_tokens_per_head",
+)
 PARTS: Final = {"emb": "embed", "proj": "proj", "ln": "norm", "head": "head"}
 
 
@@ -29,6 +38,7 @@ class MLPSpeculatorFormat(HeadFormat):
         return found.get("model_type") == "mlp_speculator" or "n_predict" in found
 
     def config_of(self, found: Found, shapes: Shapes, num_layers: int) -> HeadConfig:
+        refuse_unread(found, READ)
         hidden = found["emb_dim"] if "emb_dim" in found else found["hidden_size"]
         return HeadConfig(
             method="mlp_speculator",
