@@ -345,8 +345,9 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         for one, row in zip(drafts, logits.split(1), strict=True) if self.tree_width > 1 else ():
             if self._branches(one.state.context):
                 (tokens,), (chances,) = best_tokens(row, self.tree_width)
-                one.levels.append((tokens, chances))
-                one.chain.add(tokens[0], chances[0])
+                one.chain.add_best(tokens, chances)
+                if tokens:
+                    one.levels.append((tokens, chances))
             else:
                 super()._add([one], row)
         if self.tree_width == 1:
