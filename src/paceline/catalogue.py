@@ -162,7 +162,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "head", "fork", "an adapter trained for the target"),
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
-        published={"controller": "kangaroo"},
+        published={"controller": "kangaroo", "resume_verification": True},
     ),
     "medusa": Entry(
         "paceline.drafters.heads.medusa:MedusaDrafter",

@@ -19,7 +19,7 @@ from tools.enumerate_draws import Choices
 from tools.one_sequence import enumerated
 from tools.random_drafts import random_target
 from tools.random_trees import WRONG, distribution_error
-from toy_models import ToyModels, nested
+from toy_models import OtherToy, ToyModels, nested
 from toys import ToyRunner
 
 from benchmarks.stand_ins import head_weights, written_head
@@ -211,6 +211,25 @@ def test_a_draft_model_serves_the_texts_that_it_can_read(name: str, options: dic
     assert foreign.metrics.num_draft_tokens == 0
     assert "the text holds token" in later.metrics.dropped_drafters[name]
     assert later.metrics.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["tli", "slem"])
+def test_another_tokenizer_may_know_more_than_its_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes of a text is fed without the tokens that the model lacks; here that of "fg"."""
+
+    class Shorter(OtherToy):
+        def __init__(self, like: ToyRunner, **more: Any) -> None:
+            super().__init__(like, pad=-1, **more)
+
+    monkeypatch.setattr("toy_models.OtherToy", Shorter)
+    runner = target()
+    drafter = drafter_of(name, {"model": "other"}, runner, noisy())
+    live, wanted = engine([drafter], verifier("rejection_sampler"), runner=runner), params("greedy")
+    (found,) = run(live, [[1, 2, 6, 7, 3]], wanted, [SEED])
+    (plain,) = run(engine((), verifier("rejection_sampler")), [[1, 2, 6, 7, 3]], wanted, [SEED])
+    assert not found.metrics.dropped_drafters
+    assert found.metrics.num_draft_tokens > 0
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
 def test_a_model_of_the_native_runner_says_so_too(tmp_path: Path) -> None:

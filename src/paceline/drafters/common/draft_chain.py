@@ -82,7 +82,7 @@ def plain(draft: ChainDraft) -> bool:
 
 
 def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
-    """The next token of every draft, from (r, v) logits; a chain ends where the rules allow none of its model's tokens."""
+    """The next token of every draft, from (r, v) logits; a chain ends where the rules allow no token of its model."""
     if all(plain(draft) for draft in drafts):
         for draft, tokens, chances in zip(drafts, *best_tokens(logits, 1), strict=True):
             draft.add_best(tokens, chances)

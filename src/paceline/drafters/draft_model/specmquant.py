@@ -249,7 +249,7 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
         for i in {*range(len(states))} - {*going}:
             states[i].over = True
         if going:
-            self._judge(*([each[i] for i in going] for each in (states, trees, rows)))
+            self._judge([states[i] for i in going], [trees[i] for i in going], [rows[i] for i in going])
 
     def _judge(self, states: Sequence[MiddleState], trees: Sequence[TokenTree], rows: Sequence[torch.Tensor]) -> None:
         """Append to the chains what the middle model says to the trees, by its log-weights (1 + n, v) for each."""
