@@ -80,8 +80,8 @@ class Turns:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        # Of this very thread, further up, which comes back here at the end of its turn. A flag of our own would stay set
-        # where an interrupt cuts in; threading.Condition asks the lock too.
+        # By this very thread, further up, which comes back here at the end of its turn. A flag of our own would stay
+        # set where an interrupt cuts in; threading.Condition asks the lock too.
         if self._lock._is_owned():  # type: ignore[attr-defined]
             return
         while self._later and self._lock.acquire(blocking=False):
