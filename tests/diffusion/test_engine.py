@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, RequestOutputKind, SamplingParams
-from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
+from paceline.diffusion import DOT, ENGINE, OWN, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
 from paceline.errors import (
     CapabilityError,
     CheckpointError,
@@ -316,7 +316,7 @@ def test_every_sampling_parameter_is_either_honoured_or_rejected() -> None:
         "include_stop_str_in_output",
         "max_tokens",
     }
-    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens", "output_kind", "truncate_prompt_tokens"}
+    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens", "output_kind", "truncate_prompt_tokens", *OWN}
     assert honoured | SAMPLING.keys() == set(SamplingParams.__dataclass_fields__)
     assert not honoured & SAMPLING.keys()
     defaults = SamplingParams()
@@ -404,7 +404,7 @@ WRONG: list[tuple[Any, str]] = [
     (5, "diffusion_config must be a dict, JSON or the name of a method, got 5"),
     ("[1]", r"unknown diffusion method '\[1\]'"),
     ({"cache": "block"}, "this model's attention is full"),
-    ({"method": "static", "denoising_steps": 17}, r"denoising_steps must lie in 1\.\.16, .* got 17"),
+    ({"method": "static", "block_length": 16, "denoising_steps": 17}, r"denoising_steps must lie in 1\.\.16, .* got 17"),
 ]
 
 

@@ -24,8 +24,10 @@ from .methods import ConfiguredMethod as ConfiguredMethod
 from .methods import options_of as options_of
 from .methods import part as part
 from .options import ENGINE as ENGINE
+from .options import OWN as OWN
 from .options import SAMPLING as SAMPLING
 from .options import canonical as canonical
+from .options import check_autoregressive as check_autoregressive
 from .options import check_kind as check_kind
 from .options import parse_config as parse_config
 from .outputs import DOT as DOT

@@ -40,7 +40,10 @@ SAMPLING: Mapping[str, Any] = {
 nothing.
 """
 
-SAMPLED = ("temperature", "seed", "max_tokens")
+OWN = ("canvas", "think")
+"""Sampling parameters that only diffusion language models have."""
+
+SAMPLED = ("temperature", "seed", "max_tokens", *OWN)
 """Sampling parameters that are honoured, and are no options of a method."""
 
 ENGINE: Mapping[str, Any] = {
@@ -84,6 +87,17 @@ def check_sampling(params: SamplingParams) -> None:
         value = getattr(params, key)
         if value != neutral and not (key == "top_k" and value == -1):
             raise ConfigError(f"{key}={shortened(value)} cannot be used with a diffusion language model; leave it out")
+
+
+def check_autoregressive(params: SamplingParams) -> None:
+    """Reject sampling parameters that an autoregressive model does not have.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    for key in OWN:
+        value = getattr(params, key)
+        need(value is None, key, "be left out for an autoregressive model (it needs a diffusion language model)", value)
 
 
 def check_engine(config: EngineConfig) -> None:
