@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 from paceline import LLM, RequestOutputKind, SamplingParams
-from paceline.diffusion import DOT, ENGINE, OWN, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
+from paceline.diffusion import (
+    DOT,
+    ENGINE,
+    OWN,
+    SAMPLING,
+    Canvas,
+    CanvasChunk,
+    ConfiguredMethod,
+    DiffusionMetrics,
+    decode,
+)
 from paceline.errors import (
     CapabilityError,
     CheckpointError,
@@ -404,7 +414,10 @@ WRONG: list[tuple[Any, str]] = [
     (5, "diffusion_config must be a dict, JSON or the name of a method, got 5"),
     ("[1]", r"unknown diffusion method '\[1\]'"),
     ({"cache": "block"}, "this model's attention is full"),
-    ({"method": "static", "block_length": 16, "denoising_steps": 17}, r"denoising_steps must lie in 1\.\.16, .* got 17"),
+    (
+        {"method": "static", "block_length": 16, "denoising_steps": 17},
+        r"denoising_steps must lie in 1\.\.16, .* got 17",
+    ),
 ]
 
 

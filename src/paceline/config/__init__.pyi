@@ -1,4 +1,3 @@
-from .canvas import MAX_CHARACTERS as MAX_CHARACTERS
 from .canvas import ThinkParams as ThinkParams
 from .engine import DTYPES as DTYPES
 from .engine import FORMATS as FORMATS

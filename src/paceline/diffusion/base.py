@@ -391,7 +391,7 @@ class Setting:
         one = not masked.size or (block.start <= masked[0] and masked[-1] < block.stop)
         if self.denoiser.attention == "block" and len(block) == self.denoiser.block_length:
             rule = f"fit one block of {len(block)} slots for {method}, which may write anywhere (full attention)"
-            need(one, "the text of a block-causal model", rule, f"{masked.size} slots")
+            need(one, "max_tokens of a block-causal model", rule, int(masked.size))
         rule = f"be that of the whole text for {method}, which may write anywhere (leave it out)"
         need(one, "block_length", rule, len(block))
         return int(masked.size)

@@ -185,5 +185,5 @@ def given_slots(
             need(token != mask_token_id, "canvas", GIVEN, mask_token_id)
             found[slot] = token
             slot += 1
-    need(slot <= slots, "canvas", f"fit the {slots} tokens of max_tokens and the context", f"{slot} slots")
+    need(slot <= slots, "canvas", f"fit the {slots} slots that max_tokens and the context leave", slot)
     return found

@@ -294,9 +294,7 @@ class DiffusionEngine:
         ]
 
     def _method(self, config: Mapping[str, Any], request: Request) -> ConfiguredMethod:
-        return ConfiguredMethod(
-            {**config, "temperature": 0.0 if request.params.greedy else request.params.temperature}
-        )
+        return ConfiguredMethod({**config, "temperature": 0.0 if request.params.greedy else request.params.temperature})
 
     def _final(self, writing: Writing) -> FinalPrefix:
         return FinalPrefix(self._checker(writing.text, at_once=False))

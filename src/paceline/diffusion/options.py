@@ -96,8 +96,8 @@ def check_autoregressive(params: SamplingParams) -> None:
         ConfigError: the first of them.
     """
     for key in OWN:
-        value = getattr(params, key)
-        need(value is None, key, "be left out for an autoregressive model (it needs a diffusion language model)", value)
+        if getattr(params, key) is not None:
+            raise ConfigError(f"{key} cannot be used with an autoregressive model; leave it out")
 
 
 def check_engine(config: EngineConfig) -> None:

@@ -172,8 +172,8 @@ class AscendingBlocks(BlockSchedule):
     takes the small powers.
 
     Args:
-        ascending_blocks: how many blocks, the left one included; 1 is the whole text, None is 4, or as many as there are
-            rounds.
+        ascending_blocks: how many blocks, the left one included; 1 is the whole text, None is 4 or fewer, as many as
+            there are rounds.
     Raises:
         ConfigError: more blocks than rounds, a block-causal model.
     """
