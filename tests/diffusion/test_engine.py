@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from paceline import LLM, RequestOutputKind, SamplingParams
+from paceline.config import OF_DIFFUSION
 from paceline.diffusion import (
     DOT,
     ENGINE,
-    OWN,
     SAMPLING,
     Canvas,
     CanvasChunk,
@@ -326,7 +326,14 @@ def test_every_sampling_parameter_is_either_honoured_or_rejected() -> None:
         "include_stop_str_in_output",
         "max_tokens",
     }
-    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens", "output_kind", "truncate_prompt_tokens", *OWN}
+    honoured |= {
+        "ignore_eos",
+        "detokenize",
+        "skip_special_tokens",
+        "output_kind",
+        "truncate_prompt_tokens",
+        *OF_DIFFUSION,
+    }
     assert honoured | SAMPLING.keys() == set(SamplingParams.__dataclass_fields__)
     assert not honoured & SAMPLING.keys()
     defaults = SamplingParams()
@@ -459,7 +466,7 @@ def test_a_model_that_breaks_down_ends_its_output_with_the_reason(
     monkeypatch.setattr(found.diffusion.denoiser, "forward", broken)
     [out] = found.generate(PROMPT, SamplingParams(**GREEDY))
     assert out.outputs[0].finish_reason == "error"
-    with pytest.raises(PacelineError):
+    with pytest.raises(PacelineError, match="the model's logits hold NaN"):
         out.raise_for_error()
 
 

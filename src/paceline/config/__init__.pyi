@@ -1,3 +1,4 @@
+from .canvas import OF_DIFFUSION as OF_DIFFUSION
 from .canvas import ThinkParams as ThinkParams
 from .engine import DTYPES as DTYPES
 from .engine import FORMATS as FORMATS

@@ -11,6 +11,9 @@ from typing import Any, Final
 from paceline.errors import ConfigError
 from paceline.utils import clear_calls, integer, items, need, reject_unknown, shortened, strings, tokens
 
+OF_DIFFUSION: Final = ("canvas", "think")
+"""Sampling parameters that only diffusion language models have."""
+
 MAX_PIECES: Final = 1024
 MAX_SLOTS: Final = 2**20
 """Of a canvas: no model has so long a context."""

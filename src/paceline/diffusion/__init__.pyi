@@ -24,7 +24,6 @@ from .methods import ConfiguredMethod as ConfiguredMethod
 from .methods import options_of as options_of
 from .methods import part as part
 from .options import ENGINE as ENGINE
-from .options import OWN as OWN
 from .options import SAMPLING as SAMPLING
 from .options import canonical as canonical
 from .options import check_autoregressive as check_autoregressive

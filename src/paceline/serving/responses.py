@@ -35,7 +35,7 @@ SAME: Final = (
     *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "service_tier", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
     *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
-    *("structured_outputs", "speculative_config"),
+    *("structured_outputs", "speculative_config", "canvas", "think"),
 )
 """Fields that go to the chat as they are."""
 
@@ -142,6 +142,8 @@ class ResponseRequest(Strict):
     prediction: Any = None
     structured_outputs: Any = None
     speculative_config: Any = None
+    canvas: Any = None
+    think: Any = None
 
     @property
     def stored(self) -> bool:
