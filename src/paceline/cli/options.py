@@ -33,14 +33,8 @@ SAMPLING_HELP = {
     "allowed_token_ids": "Token id that may be generated, and no others; may be repeated.",
     "bad_words": "A word that must not be generated; may be repeated.",
     "steering": 'Change the distribution by a method, as dola, or JSON, as {"method": "cfg", "guidance_scale": 1.5}.',
-    "canvas": (
-        'Text given in the answer: a JSON list of texts and numbers of slots to fill, as ["The answer is ", 5]; @FILE '
-        "reads a file. Diffusion language models only."
-    ),
-    "think": (
-        'Thoughts before the answer: their maximum of tokens, or JSON, as {"max_tokens": 256, "end": "</think>"}. '
-        "Diffusion language models only."
-    ),
+    "canvas": 'Of diffusion models: text given in the answer, as ["The answer is ", 5]; numbers are slots to fill.',
+    "think": 'Of diffusion models: most tokens of thoughts before the answer, or JSON, as {"max_tokens": 256}.',
     "seed": "Same seed, same text.",
     "stop": "Text that ends the output; may be repeated.",
     "stop_token_ids": "Token id that ends the output; may be repeated.",
