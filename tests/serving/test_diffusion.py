@@ -62,6 +62,11 @@ def test_three_routes_give_the_same_tokens(
     messages = [{"role": "user", "content": PROMPT}]
     said = live.ok(CHAT, messages=messages, **body)["choices"][0]["message"]
     assert (said["content"], said["reasoning_content"] or None) == (whole.text, whole.reasoning)
+    asked_for = {**asked, "temperature": 0, "max_output_tokens": 21, "store": False}
+    response = live.ok("/v1/responses", input=PROMPT, **asked_for)
+    blocks = [item["content"][0]["text"] for item in response["output"]]
+    assert blocks == [text for text in (whole.reasoning, whole.text) if text is not None]
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == len(whole.reasoning_token_ids)
     deltas = [event["choices"][0]["delta"] for event in events(live, CHAT, messages=messages, **body)]
     assert "".join(delta.get("content", "") for delta in deltas) == whole.text
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (whole.reasoning or "")

@@ -260,11 +260,12 @@ class ResponseTranslation(Translation):
         chat = self.run.usage
         if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
             return None
+        apart = chat["completion_tokens_details"]["reasoning_tokens"]
         return {
             "input_tokens": chat["prompt_tokens"],
             "input_tokens_details": chat["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": chat["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self.thoughts},
+            "output_tokens_details": {"reasoning_tokens": max(self.thoughts, apart)},
             "total_tokens": chat["total_tokens"],
             "speculative": chat["speculative"],
         }
