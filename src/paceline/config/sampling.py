@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final, Literal
 
+from paceline.config.canvas import ThinkParams, canvas_pieces
 from paceline.errors import ConfigError
 from paceline.utils import (
     TINY,
@@ -194,6 +195,10 @@ class SamplingParams:
         steering: a method that changes the model's distribution before all other rules, by earlier layers, another
             prompt or a second model: its name, or a dict (or its JSON) with its options, as
             {"method": "cfg", "guidance_scale": 1.5}.
+        canvas: of a diffusion language model: what stands where in its answer, a list of texts (or lists of token ids)
+            and numbers of slots to fill, as ["The answer is ", 5]. Slots behind it are filled, up to `max_tokens`.
+        think: of a diffusion language model: thoughts before the answer, as `ThinkParams`, a dict of them, or the most
+            tokens that they may have.
         seed: same seed, same tokens; None draws one.
         stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
         max_tokens, min_tokens: limits of generated tokens; None means up to the context.
@@ -221,6 +226,8 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
     structured_outputs: StructuredOutputsParams | None = None
     steering: Mapping[str, Any] | None = None
+    canvas: Sequence[str | int | Sequence[int]] | None = None
+    think: ThinkParams | Mapping[str, Any] | int | None = None
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -248,6 +255,7 @@ class SamplingParams:
         self.logits_processors = self._processors()
         self.structured_outputs = StructuredOutputsParams.parse(self.structured_outputs)
         self.steering = _steering(self.steering)
+        self.canvas, self.think = canvas_pieces(self.canvas), ThinkParams.parse(self.think)
         ends = self.structured_outputs is None or not self.ignore_eos
         need(ends, "ignore_eos", "be False with structured_outputs, whose end is an end token", self.ignore_eos)
         kind = self.output_kind

@@ -43,6 +43,7 @@ class Parts:
 
     Attributes:
         layout: lays the drafts of one pass out as calls.
+        needs_left: of the denoiser.
     """
 
     transition: Transition
@@ -52,6 +53,7 @@ class Parts:
     store: SlotCache | None = None
     temperature: float = 0.0
     seed: int = 0
+    needs_left: bool = False
 
 
 @dataclass(slots=True)
@@ -198,8 +200,8 @@ def _read(logits: torch.Tensor, draft: Canvas, plan: Plan, parts: Parts) -> Pred
     """Sum up the rows that have logits, ascending by slot."""
     slots = plan.predicted
     order = np.argsort(slots, kind="stable")
-    fine = ~torch.isnan(logits[:, 0]).cpu().numpy()
-    order = order[fine[order]]
+    if parts.needs_left:  # a slot whose left neighbour was not computed has none
+        order = order[np.isin(slots[order] - 1, plan.slots) | (slots[order] == 0)]
     kept = logits[torch.from_numpy(order).to(logits.device)]
     if bool(torch.isnan(kept).any()):
         raise NumericsError("the model's logits hold NaN; load it in float32 or bfloat16 and check the checkpoint")
