@@ -14,9 +14,11 @@ import torch
 from tiny_padded import END, ROWS, TOKENS, write
 from transformers import AutoModelForCausalLM
 
+from benchmarks.stand_ins import written_head
 from paceline import LLM, SamplingParams
-from paceline.errors import ConfigError, PromptError
+from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import load_runner
+from paceline.models.heads import HeadConfig
 from paceline.tree import EMPTY_TREE
 
 HOLES = (65, 66, 90, 200, 255)
@@ -163,3 +165,24 @@ def test_an_end_token_is_a_token_wherever_it_is_declared(tmp_path: Path) -> None
     assert [one.outputs[0].finish_reason for one in llm.generate(PROMPTS, params)] == ["stop", "stop"]
     with pytest.raises(ConfigError, match="logit_bias must hold ids of the tokenizer's tokens, got 299"):
         llm.generate("a", SamplingParams(max_tokens=1, logit_bias={299: 1.0}))
+
+
+@pytest.mark.parametrize("size", [ROWS, TOKENS])
+@pytest.mark.parametrize("method", ["medusa", "eagle"])
+def test_heads_fit_that_were_made_for_all_rows_or_for_the_tokens(tmp_path: Path, method: Any, size: int) -> None:
+    folder = write(tmp_path)
+    layer = {"num_attention_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128}
+    more: dict[str, Any] = {"num_heads": 2} if method == "medusa" else {"layer": layer}
+    config = HeadConfig(method=method, hidden_size=64, vocab_size=size, draft_vocab_size=size, **more)
+    head = {"method": method, "model": written_head(config)}
+    llm = LLM(folder, speculative_config=head, **OPEN)
+    (found,) = llm.generate(PROMPTS[0], GREEDY)
+    assert found.metrics.num_draft_tokens
+    assert not found.metrics.dropped_drafters
+    assert [found.outputs[0].token_ids] == tokens(llm.with_speculative_config(None))[:1]
+
+
+def test_heads_of_another_size_do_not_fit(tmp_path: Path) -> None:
+    config = HeadConfig(method="medusa", hidden_size=64, vocab_size=ROWS - 1, draft_vocab_size=ROWS - 1, num_heads=2)
+    with pytest.raises(CheckpointError, match=f"is for vocab_size {ROWS - 1}, but .* has {TOKENS}"):
+        LLM(write(tmp_path), speculative_config={"method": "medusa", "model": written_head(config)}, **OPEN)
