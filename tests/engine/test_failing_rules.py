@@ -206,6 +206,12 @@ def test_the_model_is_blamed_for_its_own_numbers() -> None:
         assert request.outputs[0].error.startswith("the model returned NaN among its logits; check the checkpoint")
 
 
+def test_a_second_model_is_blamed_for_its_own_numbers() -> None:
+    contrast = {"method": "contrastive", "model": "toy", "beta": 0.5}
+    ((_, _, error),), _ = steered(HeadToy(VOCAB, nan_from=2), [[1, 2]] * 2, [contrast, None], drafted=False)
+    assert error.startswith("steering method 'contrastive' got NaN from a second model or a layer")
+
+
 # ------------------------------------------------------------------------------------------------ companions
 
 
