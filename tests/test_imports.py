@@ -36,7 +36,7 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "codebooks": METHODS | {"models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
-    "search": METHODS | {"engine", "models", "sampling"},
+    "search": METHODS | {"engine", "models", "sampling", "verifiers"},
     "claims": LOW,
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "search", "verifiers", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},

@@ -263,7 +263,7 @@ def expanded(llm: LLM, reward: Any, **search: Any) -> tuple[list[list[str]], Req
         return [float(one) for one in reward(found)]
 
     how = letter_params(llm, temperature=1.0, max_tokens=3)
-    options = {"method": "a_star", "step_tokens": 1, "branching": 64, "cost": "surprisal", **search}
+    options = {"method": "a_star", "step_tokens": 1, "branching": 64, "cost": "surprisal", "path": "sum", **search}
     return asked, searched(llm, how, reward=watching, **options)
 
 

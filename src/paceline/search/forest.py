@@ -6,24 +6,36 @@ nobody wanted it or memory ran short, the branch is computed anew from the neare
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from math import inf, isfinite, nan
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from paceline.errors import PromptError
+from paceline.errors import NumericsError, PromptError
 from paceline.models import HasEmbedding, HasHead, RunsLayers, memory_of
 from paceline.models.decoder import ALL_LAYERS
 from paceline.search.branch import Branch, Rows
 from paceline.tree import EMPTY_TREE
+from paceline.verifiers import bad_row
 
 if TYPE_CHECKING:
     from paceline.models import Runner, SequenceCache
 
+logger = logging.getLogger("paceline.search")
+
 MOST_ROWS: Final = 256
 """Branches of a pass."""
+
+Errors = Mapping[Branch, NumericsError]
+"""Why what may follow a branch is no distribution: what plain decoding says there."""
+
+
+class DeadEndError(NumericsError):
+    """The request's rules allow no token."""
 
 
 class Forest:
@@ -42,12 +54,14 @@ class Forest:
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
-    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> Rows:
+    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[Rows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
         Args:
             kept: branches whose caches stay; those of all others are freed.
+        Returns:
+            Their rows, and the errors of those that hold no distribution (see `shaped`).
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
@@ -67,9 +81,12 @@ class Forest:
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
-        return Rows(logits, self._shape(branches, logits, stay))
+        logprobs, errors = self._shape(branches, logits, stay)
+        return Rows(logits, logprobs), errors
 
-    def _shape(self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]) -> torch.Tensor:
+    def _shape(
+        self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
+    ) -> tuple[torch.Tensor, Errors]:
         """Log-probabilities under each branch's rules, of which only those of branches in `stay` are kept."""
         found = shaped(branches, logits)
         self._shaped |= set(branches)
@@ -218,9 +235,45 @@ def _cache(branch: Branch) -> SequenceCache:
     return branch.cache
 
 
-def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> torch.Tensor:
-    """(b, v) log-probabilities from the model's logits (b, v), as the request's parameters shape them."""
-    if all(one.origin.rules.trivial for one in branches):
-        return logits.log_softmax(-1)
-    shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
-    return torch.cat(shaped).log_softmax(-1)
+def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:
+    """What may follow branches, as their requests' parameters shape it.
+
+    Args:
+        logits: (b, v) of the model.
+    Returns:
+        (b, v) log-probabilities; and errors of the branches whose row is no distribution. Such a row is -inf throughout
+        at a `DeadEndError`, NaN where the model or a rule failed.
+    """
+    errors: dict[Branch, NumericsError] = {}
+    weights = logits
+    if not all(one.origin.rules.trivial for one in branches):
+        weights = torch.cat([_weights(one, logits[i : i + 1], errors) for i, one in enumerate(branches)])
+    logprobs, largest = weights.log_softmax(-1), weights.amax(-1).tolist()
+    for i, (one, top) in enumerate(zip(branches, largest, strict=True)):
+        if isfinite(top):
+            continue
+        if one not in errors:
+            failure = one.rules.failure
+            why = NumericsError(failure) if failure is not None else bad_row(top, 0)
+            errors[one] = DeadEndError(str(why)) if top == -inf else why
+        logprobs[i] = top if top == -inf else nan
+    return logprobs, errors
+
+
+def raise_failure(errors: Errors) -> None:
+    """Raise the first error that is no dead end."""
+    for error in errors.values():
+        if not isinstance(error, DeadEndError):
+            raise error
+
+
+def _weights(branch: Branch, logits: torch.Tensor, errors: dict[Branch, NumericsError]) -> torch.Tensor:
+    """(1, v) log-weights from the logits (1, v); NaN, and an error, where a rule raises. A mixture has no rules."""
+    if branch.mixture is not None:
+        return logits
+    try:
+        return branch.rules.apply(logits, EMPTY_TREE)
+    except Exception as error:  # a rule may call what the user gave
+        logger.debug("the error of the rule", exc_info=error)
+        errors[branch] = NumericsError(f"a rule of the request failed ({type(error).__name__}: {error})")
+        return torch.full_like(logits, nan)

@@ -6,6 +6,7 @@ Source: Towards Better Code Generation: Adaptive Decoding with Uncertainty Guida
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class AdaDec(Search):
     """
 
     name = "adadec"
-    one_text = True
+    one_text = drops_dead_ends = True
 
     def __init__(
         self,
@@ -54,13 +55,15 @@ class AdaDec(Search):
         logits, logprobs = yield from self._rows(here)
         while True:
             self.alive, self.kept = [here], []
+            if not (allowed := int(logprobs.isfinite().sum())):
+                return
             if self.candidates == 1 or self.lookahead == 0 or entropy(logits.log_softmax(-1)) < self.threshold:
                 here = here.child(*best(logprobs))
                 if here.ended:
                     break
                 logits, logprobs = yield from self._rows(here)
                 continue
-            top = logprobs.topk(min(self.candidates, int(logprobs.isfinite().sum())))
+            top = logprobs.topk(min(self.candidates, allowed))
             tried = [here.child(int(token), float(value)) for value, token in zip(*top, strict=True)]
             here, following = yield from self._ahead(tried)
             if following is None:
@@ -77,23 +80,28 @@ class AdaDec(Search):
         first = tried[0].parent
         assert first is not None
         self.kept = list(tried)
-        ends, rows_of = list(tried), {}
+        ends, rows_of, stuck = list(tried), {}, set[int]()
         for depth in range(self.lookahead):
-            going = [i for i, one in enumerate(ends) if not (one.ended or (depth and self._stops(one)))]
+            going = [i for i, one in enumerate(ends) if i not in stuck and not self._over(one, depth)]
             if not going:
                 break
             rows = yield [ends[i] for i in going]
             for row, i in enumerate(going):
                 if not depth:
                     rows_of[i] = rows.logits[row], rows.logprobs[row]
-                ends[i] = ends[i].child(*best(rows.logprobs[row]))
-        taken = max(
-            range(len(tried)), key=lambda i: (ends[i].logprob - first.logprob) / (ends[i].length - first.length)
-        )
+                token, logprob = best(rows.logprobs[row])
+                if logprob > -inf:
+                    ends[i] = ends[i].child(token, logprob)
+                else:
+                    stuck.add(i)
+        means = [(one.logprob - first.logprob) / (one.length - first.length) for one in ends]
+        taken = max(range(len(tried)), key=lambda i: (i not in stuck, means[i]))
         return tried[taken], rows_of.get(taken)
 
-    def _stops(self, branch: Branch) -> bool:
-        return self.stop is not None and bool(self.stop(branch.written()))
+    def _over(self, branch: Branch, depth: int) -> bool:
+        """Whether a continuation by so many tokens ends here."""
+        stops = depth > 0 and self.stop is not None and bool(self.stop(branch.written()))
+        return branch.ended or stops
 
 
 def best(logprobs: torch.Tensor) -> tuple[int, float]:

@@ -34,6 +34,7 @@ class BeamSearch(Search):
     """
 
     name = "beam"
+    drops_dead_ends = keeps_spellings = True
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class BeamSearch(Search):
             return False
         if self.early_stopping is True:
             return True
-        best = self.alive[0]
+        best = max(self.alive, key=lambda one: one.logprob)  # in a group, the first is the best with its handicap
         late = self.early_stopping == "never" and self.length_penalty > 0.0
         reachable = best.logprob / float(max(1, most if late else best.length) ** self.length_penalty)
         return reachable <= min(one.score for one in self.found)
@@ -128,6 +129,7 @@ class DiverseBeamSearch(Search):
     """
 
     name = "diverse_beam"
+    drops_dead_ends = keeps_spellings = True
 
     def __init__(
         self,
