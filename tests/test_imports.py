@@ -48,7 +48,7 @@ ALLOWED = {
     "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "codebooks", "profiles"},
+    | {"bench", "codebooks", "profiles", "search"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-import numpy as np
 import torch
 
-from paceline.errors import ConfigError
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
 from paceline.search.methods.cautious import entropy
@@ -25,7 +23,7 @@ class AdaDec(Search):
     `candidates`, each continued greedily, and takes the one whose continuation has the highest mean log-probability.
 
     Args:
-        threshold: nats, of the model's own distribution; `learned_threshold` finds it for a model.
+        threshold: nats, of the model's own distribution; `paceline tune --search adadec` finds it for a model.
         candidates: tokens tried. lookahead: most tokens that each is continued by.
         stop_lookahead: of the text behind the prompt, whether a continuation ends here (outside of a function's body,
             say): a callable or "module:function"; by default only the text's own end counts.
@@ -108,43 +106,3 @@ def best(logprobs: torch.Tensor) -> tuple[int, float]:
     """The likeliest token, and its log-probability."""
     token = int(logprobs.argmax())
     return token, float(logprobs[token])
-
-
-def learned_threshold(entropies: Sequence[float], right: Sequence[bool], *, seed: int = 0) -> float:
-    """The entropy from which on a model's likeliest token is not to be trusted.
-
-    A logistic regression of `right` on the entropy, on as many right as wrong places, and the cut q of its probability
-    in 0.01 to 0.99 that tells a held-out fifth apart best: the entropy where the probability is q.
-
-    Args:
-        entropies: nats, of the model's next-token distribution at places of texts; right: whether its likeliest token
-            was the text's.
-    Raises:
-        ConfigError: fewer than 10 places of a kind.
-    """
-    x, y = np.asarray(entropies, np.float64), np.asarray(right, bool)
-    generator = np.random.default_rng(seed)
-    size = min(int(y.sum()), int((~y).sum()))
-    if size < 10:
-        raise ConfigError(f"10 places of each kind are needed, right and wrong, got {size}; give more texts")
-    picked = np.concatenate([generator.permutation(np.flatnonzero(kind))[:size] for kind in (y, ~y)])
-    picked = generator.permutation(picked)
-    held, rest = picked[: len(picked) // 5], picked[len(picked) // 5 :]
-    slope, offset = _logistic(x[rest], y[rest])
-    chance = 1 / (1 + np.exp(-(slope * x[held] + offset)))
-    cuts = np.arange(0.01, 1.0, 0.01)
-    q = cuts[np.argmax([np.mean((chance >= cut) == y[held]) for cut in cuts])]
-    return max(0.0, float((np.log(q / (1 - q)) - offset) / slope))
-
-
-def _logistic(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Slope and offset of the likeliest logistic curve, by Newton's method with a small ridge."""
-    design, weights = np.stack([x, np.ones_like(x)], 1), np.zeros(2)
-    for _ in range(50):
-        chance = 1 / (1 + np.exp(-np.clip(design @ weights, -30, 30)))
-        slope = design.T @ (y - chance) - 1e-6 * weights
-        step = np.linalg.solve((design.T * (chance * (1 - chance))) @ design + 1e-6 * np.eye(2), slope)
-        weights += np.clip(step, -5, 5)
-        if np.abs(step).max() < 1e-10:
-            break
-    return float(weights[0]), float(weights[1])
