@@ -210,6 +210,7 @@ class LLM(metaclass=Named):
             exactness=self.config.exactness,
             quantization=self.config.quantization,
             lora=self._lora,
+            tokens=1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )
         self.models = DraftModels(
             folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust, lora=self._lora

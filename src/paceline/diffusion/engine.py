@@ -84,7 +84,8 @@ class DiffusionEngine:
         diffusion_config: method and options, see `diffusion.methods`; where it names no cache and the method none
             either, a block-causal model takes the exact block cache.
     Attributes:
-        vocab_size, declared_context: of the model; max_context: of it, or `max_model_len`.
+        vocab_size: token ids lie below; what the model has beyond, and what is no token below, is never written.
+        declared_context: of the model; max_context: of it, or `max_model_len`.
         defaults: of them what can be honoured.
     Raises:
         ConfigError: something that does not fit the model, or cannot be honoured.
@@ -100,9 +101,13 @@ class DiffusionEngine:
     ) -> None:
         check_engine(config)
         self.tokenizer, self.config, self.defaults = tokenizer, config, honoured(defaults)
-        self.denoiser = copy(denoiser)
-        self.denoiser.eos_token_ids = tuple(dict.fromkeys((*denoiser.eos_token_ids, *defaults.eos_ids)))
-        self.vocab_size, self.max_context = denoiser.vocab_size, denoiser.max_length
+        ends = tuple(dict.fromkeys((*denoiser.eos_token_ids, *defaults.eos_ids)))
+        known = {*tokenizer.tokens(), *ends, denoiser.mask_token_id}
+        self._absent = frozenset(range(denoiser.vocab_size)) - known
+        self.denoiser = denoiser.without(sorted(self._absent))
+        self.denoiser.eos_token_ids = ends
+        self.vocab_size = 1 + max(known.intersection(range(denoiser.vocab_size)))
+        self.max_context = denoiser.max_length
         self.declared_context = denoiser.max_length
         if config.max_model_len is not None:
             integer("max_model_len", config.max_model_len, 1, denoiser.max_length)
@@ -223,6 +228,7 @@ class DiffusionEngine:
             raise ConfigError("a prediction cannot be used with a diffusion language model; leave it out")
         for token in request.params.logit_bias or ():
             integer("logit_bias token id", token, 0, self.vocab_size - 1)
+            need(token not in self._absent, "logit_bias", "hold ids of the tokenizer's tokens", token)
             rule = "leave out the mask token, which is never written"
             need(token != self.denoiser.mask_token_id, "logit_bias", rule, token)
         canvas = self._canvas(request)

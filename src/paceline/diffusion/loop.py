@@ -14,6 +14,7 @@ others alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,8 @@ from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
+
+logger = logging.getLogger("paceline")
 
 PATIENCE = 8
 """Rounds in a row in which no slot that may be written has been computed, before a method is given up."""
@@ -128,6 +131,9 @@ def _advance(
         pass
     except PacelineError as error:
         outcome.error = error
+    except Exception as error:  # of a rule of a user's own
+        logger.debug("the error of a canvas", exc_info=error)
+        outcome.error = PacelineError(f"a rule of the diffusion method failed ({type(error).__name__}: {error})")
     outcome.trajectory.seconds += perf_counter() - started
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import EngineConfig
 from paceline.controllers import Controller, Outcome, Plan, StepTimes
@@ -22,11 +22,14 @@ from paceline.engine.overlap import with_none
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
 from paceline.engine.request import Request
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import Sequence, no_text
 from paceline.errors import NumericsError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree, Verdict
 from paceline.verifiers import GreedyVerifier, Verifier
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("paceline.engine")
 
@@ -160,7 +163,7 @@ class Engine:
             scored = perf_counter()
         joined = perf_counter()
         shaped = companions.shape(batch, trees, scores, second)
-        verdicts = self._verify(batch, trees, shaped, beside.longer)
+        verdicts = self._verify(batch, trees, scores, shaped, beside.longer)
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
@@ -283,11 +286,17 @@ class Engine:
                     )
 
     def _verify(
-        self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores, longer: Mapping[int, TokenTree]
+        self,
+        batch: Seq[Sequence],
+        trees: Seq[TokenTree],
+        raw: Scores,
+        scores: Scores,
+        longer: Mapping[int, TokenTree],
     ) -> list[Verdict | NumericsError]:
         """Every sequence's verdict, by the verifier of its request; rules are applied here, once.
 
         Args:
+            raw: scores of the model. scores: the same as steering shapes them.
             longer: trees with a last node that was drafted while they were scored (`engine.overlap`).
         """
         parts = self.parts
@@ -314,7 +323,12 @@ class Engine:
                     [longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked]
                 )
                 verdicts.update(zip(picked, found, strict=True))
-        return [_with_reason(verdicts[i], sequence) for i, sequence in enumerate(batch)]
+        return [
+            _with_reason(verdict, sequence, raw.of(i)[:1], scores.of(i)[:1])
+            if isinstance(verdict := verdicts[i], NumericsError)
+            else verdict
+            for i, sequence in enumerate(batch)
+        ]
 
     def _commit(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
@@ -327,7 +341,10 @@ class Engine:
             if isinstance(verdict, NumericsError):
                 chunks.append(sequence.close("error", str(verdict)))
                 continue
-            chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.drafter_set.names))
+            try:
+                chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.drafter_set.names))
+            except Exception as error:  # of the tokenizer, about this text
+                chunks.append(sequence.close("error", no_text(error)))
             if sequence.output.finish_reason is None:
                 going.append(i)
                 picked.append(verdict)
@@ -367,10 +384,14 @@ class Engine:
             logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
 
 
-def _with_reason(verdict: Verdict | NumericsError, sequence: Sequence) -> Verdict | NumericsError:
-    """The error of a sequence whose row could not be made, where what steers it or a rule knows why."""
-    if not isinstance(verdict, NumericsError):
-        return verdict
-    steered = None if sequence.companion is None else sequence.companion.failure
-    failure = steered or sequence.rules.failure
-    return verdict if failure is None else NumericsError(failure)
+def _with_reason(
+    error: NumericsError, sequence: Sequence, raw_1v: torch.Tensor, shaped_1v: torch.Tensor
+) -> NumericsError:
+    """The error of a sequence whose root has no distribution, where the request is to blame and not the model.
+
+    Args:
+        raw_1v: the model's logits. shaped_1v: the same as steering shapes them.
+    """
+    steering = None if sequence.companion is None else sequence.companion.blame(raw_1v, shaped_1v)
+    why = sequence.rules.failure or steering or sequence.rules.blame(shaped_1v)
+    return error if why is None else NumericsError(why)

@@ -173,6 +173,7 @@ class Constraint(LogitRule):
         ends: end tokens.
     """
 
+    name = "structured_outputs"
     needs_paths = True
 
     def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int]) -> None:
@@ -185,13 +186,9 @@ class Constraint(LogitRule):
             if matcher is None:
                 continue  # a path that the verifier never accepts
             allowed = _mask(matcher)[: rows_rv.shape[1]]
-            failure = matcher.get_error().split("\n<state>")[0] if matcher.is_error() else None
-            if failure is not None:
-                rows_rv[row].fill_(math.nan)
-            else:
-                rows_rv[row].masked_fill_(torch.from_numpy(allowed == 0).to(rows_rv.device), -math.inf)
-            if not path:
-                self.failure = None if failure is None else f"structured_outputs failed: {shortened(failure, LONGEST)}"
+            if matcher.is_error():
+                raise RuntimeError(shortened(matcher.get_error().split("\n<state>")[0], LONGEST))
+            rows_rv[row].masked_fill_(torch.from_numpy(allowed == 0).to(rows_rv.device), -math.inf)
 
     def advance(self, tokens: Sequence[int]) -> None:
         if self._beyond or (self._matcher.is_stopped() and not self._matcher.is_error()):

@@ -53,7 +53,7 @@ class ModelInfo:
     Attributes:
         name: folder or hub id, for messages.
         family: `model_type` of the checkpoint.
-        vocab_size: rows of the head; token ids lie below it.
+        vocab_size: columns of the logits; token ids lie below it.
         hidden_size, num_layers: shape.
         max_context: most tokens a sequence may have.
         device, dtype: where and in what the model computes.
@@ -61,6 +61,8 @@ class ModelInfo:
         fingerprint: short text that identifies the model's shape, for measured costs kept on disk.
         quantization: how its weights are rounded ("int8"), or None.
         declared_context: most tokens that the checkpoint allows a sequence; None where it does not say.
+        stored_rows: of embedding and head in its files, where those from `vocab_size` on, which are no tokens, are left
+            out; else None.
     """
 
     name: str
@@ -75,6 +77,7 @@ class ModelInfo:
     fingerprint: str
     quantization: str | None = None
     declared_context: int | None = None
+    stored_rows: int | None = None
 
 
 class SequenceCache(Protocol):

@@ -110,6 +110,7 @@ class NativeRunner:
             + (f"-{quantization}" if quantization else "")
             + ("-mixed" if mixed else ""),
             quantization=quantization,
+            stored_rows=spec.stored_rows,
         )
 
     def _prepare(
@@ -350,5 +351,5 @@ def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
     """Names the shape and type of a model: what costs that were measured belong to."""
     experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
     heads = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
-    sizes = f"{spec.intermediate_size}{experts}-{spec.vocab_size}"
+    sizes = f"{spec.intermediate_size}{experts}-{spec.stored_rows or spec.vocab_size}"
     return f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{heads}-{sizes}-{str(dtype).removeprefix('torch.')}"
