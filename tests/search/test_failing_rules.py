@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -120,8 +121,9 @@ def test_a_rule_that_raises_by_itself_ends_its_request_alone(
         raise KeyError("a mistake of ours")
 
     monkeypatch.setattr(AllowedTokens, what, fails)
+    (plain,) = llm.generate("x = ", replace(how[0], n=2))
     found, beside = llm.generate(["x = "] * 2, how, search=search)
-    assert found.outputs[0].finish_reason == "error"
+    assert (found.outputs[0].finish_reason, found.outputs[0].error) == ("error", plain.outputs[1].error)
     assert "KeyError: 'a mistake of ours'" in str(found.outputs[0].error)
     assert texts(beside) == texts(alone)
 

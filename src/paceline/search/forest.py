@@ -6,7 +6,6 @@ nobody wanted it or memory ran short, the branch is computed anew from the neare
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -24,8 +23,6 @@ from paceline.verifiers import bad_row
 
 if TYPE_CHECKING:
     from paceline.models import Runner, SequenceCache
-
-logger = logging.getLogger("paceline.search")
 
 MOST_ROWS: Final = 256
 """Branches of a pass."""
@@ -244,20 +241,21 @@ def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tens
         (b, v) log-probabilities; and errors of the branches whose row is no distribution. Such a row is -inf throughout
         at a `DeadEndError`, NaN where the model or a rule failed.
     """
-    errors: dict[Branch, NumericsError] = {}
     weights = logits
     if not all(one.origin.rules.trivial for one in branches):
-        weights = torch.cat([_weights(one, logits[i : i + 1], errors) for i, one in enumerate(branches)])
-    logprobs, largest = weights.log_softmax(-1), weights.amax(-1).tolist()
+        weights = torch.cat([_weights(one, logits[i : i + 1]) for i, one in enumerate(branches)])
+    logprobs, largest, errors = weights.log_softmax(-1), weights.amax(-1).tolist(), dict[Branch, NumericsError]()
     for i, (one, top) in enumerate(zip(branches, largest, strict=True)):
-        if isfinite(top):
-            continue
-        if one not in errors:
-            failure = one.rules.failure
-            why = NumericsError(failure) if failure is not None else bad_row(top, 0)
-            errors[one] = DeadEndError(str(why)) if top == -inf else why
-        logprobs[i] = top if top == -inf else nan
+        if not isfinite(top):
+            why = one.rules.blame(logits[i : i + 1]) or str(bad_row(top, 0))
+            errors[one] = DeadEndError(why) if top == -inf else NumericsError(why)
+            logprobs[i] = top if top == -inf else nan
     return logprobs, errors
+
+
+def _weights(branch: Branch, logits: torch.Tensor) -> torch.Tensor:
+    """(1, v) log-weights from the logits (1, v); there are no rules for what follows a mixture."""
+    return logits if branch.mixture is not None else branch.rules.apply(logits, EMPTY_TREE)
 
 
 def raise_failure(errors: Errors) -> None:
@@ -265,15 +263,3 @@ def raise_failure(errors: Errors) -> None:
     for error in errors.values():
         if not isinstance(error, DeadEndError):
             raise error
-
-
-def _weights(branch: Branch, logits: torch.Tensor, errors: dict[Branch, NumericsError]) -> torch.Tensor:
-    """(1, v) log-weights from the logits (1, v); NaN, and an error, where a rule raises. A mixture has no rules."""
-    if branch.mixture is not None:
-        return logits
-    try:
-        return branch.rules.apply(logits, EMPTY_TREE)
-    except Exception as error:  # a rule may call what the user gave
-        logger.debug("the error of the rule", exc_info=error)
-        errors[branch] = NumericsError(f"a rule of the request failed ({type(error).__name__}: {error})")
-        return torch.full_like(logits, nan)
