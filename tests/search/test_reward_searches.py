@@ -409,6 +409,67 @@ def open_below(tree: set[str], text: str) -> bool:
     return any(one + letter not in tree for one in below for letter in LETTERS)
 
 
+def ved_by_hand(
+    likelihood: dict[str, float], value: dict[str, float], count: int, weight: float, exploration: float, gated: bool
+) -> list[str]:
+    """The texts that are added behind a beam of two, by the paper's formulas: down by U = G + beta sqrt(ln(N_root + 1)
+    / (N + 1)) with G = V + lambda H, to a place whose G is no less than the mean of its depth.
+    """
+    chances = {text: torch.tensor([likelihood[text + one] - likelihood[text] for one in LETTERS]).exp()
+               for text in likelihood if len(text) < 3}  # fmt: skip
+    worth = {text: value[text] + weight * float(-(p * p.log()).sum()) for text, p in chances.items()}
+    tree, level = [""], [""]
+    while len(level[0]) < 3:
+        level = sorted((text + one for text in level for one in LETTERS), key=lambda one: -likelihood[one])[:2]
+        tree += level
+    visits, order = dict.fromkeys(likelihood, 0), list[str]()
+
+    def below(text: str) -> list[str]:
+        return [one for one in tree if one[:-1] == text and one]
+
+    def expandable(text: str) -> bool:
+        same = [worth[one] for one in tree if len(one) == len(text)]
+        return len(below(text)) < 3 and (not gated or worth[text] >= sum(same) / len(same) - 1e-9)
+
+    def reach(text: str) -> bool:
+        return len(text) < 3 and (expandable(text) or any(map(reach, below(text))))
+
+    while len(order) < count and reach(""):
+        path = [""]
+        while True:
+            choices = [one for one in below(path[-1]) if reach(one)] + [path[-1]] * expandable(path[-1])
+            best = max(
+                choices, key=lambda one: worth[one] + exploration * sqrt(log(visits[""] + 1) / (visits[one] + 1))
+            )
+            if best == path[-1]:
+                break
+            path.append(best)
+        order.append(max((best + one for one in LETTERS if best + one not in tree), key=likelihood.__getitem__))
+        tree.append(order[-1])
+        for one in [*path, order[-1]]:
+            visits[one] += 1
+    return order
+
+
+VED = {"weight": 0.6, "exploration": 0.4, "gated": True}
+
+
+def test_the_tree_of_values_grows_by_the_formulas(llm: LLM, likelihood: dict[str, float]) -> None:
+    value = {text: rank / 100 for text, rank in without_pattern(list(likelihood)).items()}
+    orders = []
+    for change in ({}, {"weight": 0.0}, {"exploration": 0.0}, {"gated": False}, {"weight": -0.6}):
+        setting = VED | change
+        order = ved_by_hand(likelihood, value, 12, **setting)  # type: ignore[arg-type]
+        orders.append(order)
+        if setting["weight"] >= 0.0:
+            found = added(
+                llm, lambda texts: [value[one] for one in texts], entropy_weight=setting["weight"],
+                exploration=setting["exploration"], gated=setting["gated"], budget_multiplier=10.0,
+            )  # fmt: skip
+            assert found[:12] == order
+    assert len({tuple(one) for one in orders}) == len(orders), "each part of the formulas counts"
+
+
 def test_with_likelihood_as_its_value_and_no_limit_it_ranks_everything(llm: LLM, likelihood: dict[str, float]) -> None:
     whole = sorted((one for one in likelihood if len(one) == 3), key=lambda one: -likelihood[one])
     search = {"method": "ved", "value": lambda found: [likelihood[one] for one in found], "budget_multiplier": 100.0}
