@@ -313,10 +313,22 @@ def test_a_text_comes_back_once_however_it_is_spelled(llm: LLM, temperature: flo
     assert [one.score for one in found.outputs] == sorted((one.score or 0.0 for one in found.outputs), reverse=True)
 
 
-def test_without_texts_their_tokens_tell_them_apart(llm: LLM) -> None:
-    how = letter_params(llm, temperature=1.5, n=8, detokenize=False)
-    found = searched(llm, how, method="sample_and_rank", num_samples=30)
-    assert len({tuple(one.token_ids) for one in found.outputs}) == len(found.outputs) == 8
+def test_functions_judge_texts_also_where_the_caller_wants_none(llm: LLM) -> None:
+    judged: list[str] = []
+
+    def scorer(found: Sequence[str]) -> list[float]:
+        judged.extend(found)
+        return by_letters(found)
+
+    made = []
+    for wants in (True, False):
+        how = letter_params(llm, temperature=1.5, n=8, detokenize=wants)
+        found = searched(llm, how, method="sample_and_rank", num_samples=30, scorer=scorer)
+        made.append([(one.token_ids, one.score) for one in found.outputs])
+        assert all(bool(one.text) == wants for one in found.outputs)
+    assert made[0] == made[1]
+    assert len(made[0]) == 8
+    assert all(len(one) == 4 for one in judged)
 
 
 # ------------------------------------------------------------------------------------------------ groups of beams

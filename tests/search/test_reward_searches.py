@@ -480,6 +480,22 @@ def test_with_likelihood_as_its_value_and_no_limit_it_ranks_everything(llm: LLM,
     assert len(gated.outputs) < 27
 
 
+def test_the_budget_is_so_many_times_what_the_beam_may_cost(llm: LLM) -> None:
+    """1 + 2 * 2 rows, of which the beam of two takes all; each text that is added to its tree costs one more."""
+    for multiplier in (1.0, 2.0, 3.0, 3.5):
+        assert len(added(llm, count_b, budget_multiplier=multiplier, gated=False)) == int(5 * multiplier) - 5
+
+
+def test_above_temperature_0_what_is_added_is_sampled(llm: LLM) -> None:
+    setting: dict[str, Any] = {"method": "ved", "value": count_b, "beam_width": 1, "budget_multiplier": 3.0}
+    for temperature in (0.0, 1.5):
+        made = set()
+        for seed in range(6):
+            how = letter_params(llm, max_tokens=3, n=20, temperature=temperature, seed=seed)
+            made.add(frozenset(texts(searched(llm, how, **setting))))
+        assert (len(made) > 1) == (temperature > 0.0)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("multiplier", [1.0, 1.5, 2.0, 4.0])
 def test_the_budget_is_never_exceeded(llm: LLM, multiplier: float, temperature: float) -> None:

@@ -144,8 +144,8 @@ class Branch:
         return self.told().text
 
     def said(self) -> str | tuple[int, ...]:
-        """What tells it from other texts: its text, whatever its tokens; they, where the request wants no text."""
-        return self.written() if self.request.params.detokenize else tuple(self.tokens())
+        """What tells it from other texts: its text, whatever its tokens; they, where it has none."""
+        return self.written() or tuple(self.tokens())
 
     def draw(self, logprobs: torch.Tensor, index: int) -> int:
         """The next token for output number `index` of the request, from log-probabilities (v,): the likeliest at

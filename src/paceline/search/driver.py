@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -128,8 +128,9 @@ class _Running:
 def output_of(found: Found, index: int) -> CompletionOutput:
     """A text as an output of its request; one that has not ended was ended by the search."""
     branch, told = found.branch, found.branch.told()
+    text = told.text if branch.request.params.detokenize else ""
     return CompletionOutput(
-        index, told.text, branch.tokens(), branch.logprob, None, told.finish_reason or "abort", told.stop_reason,
+        index, text, branch.tokens(), branch.logprob, None, told.finish_reason or "abort", told.stop_reason,
         score=found.score,
     )  # fmt: skip
 
@@ -188,9 +189,12 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
     rules, scheduler = request.rules, engine.scheduler
     assert rules is not None
 
+    params = request.params
+    read = params if params.detokenize else replace(params, detokenize=True)  # functions judge texts, wanted or not
+
     def checker(text: bool) -> StopChecker:
         return StopChecker(
-            request.params, scheduler.eos_ids, scheduler.tokenizer if text else None, request.prompt_ids,
+            read if text else params, scheduler.eos_ids, scheduler.tokenizer if text else None, request.prompt_ids,
             max_new_tokens=request.max_tokens, at_once=True,
         )  # fmt: skip
 

@@ -132,6 +132,7 @@ class PgTd(Search):
         self.rollouts, self.branching = rollouts, branching
         self.exploration, self.base = exploration, exploration_base
         self.sequence_cache, self.top_k_cache = sequence_cache, top_k_cache
+        self._said: set[str | tuple[int, ...]] = set()  # what was found
         self.tried: list[Branch] = []  # of each rollout the text that it added to the tree, or came to the end of
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -224,7 +225,8 @@ class PgTd(Search):
         """Its reward; a text that is new is among those found."""
         if end.reward is None:
             end.reward = judge(end.branch.written())
-            if end.branch.said() not in {one.branch.said() for one in self.found}:
+            if (said := end.branch.said()) not in self._said:
+                self._said.add(said)
                 self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda one: -one.score)
             self.alive = []
         return end.reward
