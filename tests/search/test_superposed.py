@@ -170,6 +170,23 @@ def test_scores_are_those_of_brute_force(llm: LLM, tmp_path: Path) -> None:
     assert [one.token_ids for one in other.outputs] != [one.token_ids for one in found.outputs]
 
 
+def test_a_token_gains_by_the_model_and_by_the_n_grams(llm: LLM, tmp_path: Path) -> None:
+    """Behind the prompt stands one token twice and another once; contexts of one token and of two say the same."""
+    prompt, file, alpha = llm.tokenizer.encode(PROMPT), tmp_path / "texts.txt", 0.3
+    twice, once = (llm.tokenizer.encode(PROMPT + end)[len(prompt)] for end in (" there", ","))
+    file.write_text("\n".join([f"{PROMPT} there", f"{PROMPT} there", f"{PROMPT},"]) + "\n", encoding="utf-8")
+    weights = (0.2, 0.3)
+    how = {"order_weights": weights, "texts": str(file), "top_tokens": 1024, "mix_temperature": 1.0, "alpha": alpha}
+    found = superposed(llm, changed(2, max_tokens=1), num_drafts=2, **how)
+    kept = behind(llm, [{5: 1.0}])[0].softmax(-1).topk(1024)
+    shares = dict(zip(kept.indices.tolist(), (kept.values / kept.values.sum()).tolist(), strict=True))
+    expected = {
+        token: (1 - alpha) * math.log(shares[token]) + alpha * math.log(sum(weights) * seen / 3)
+        for token, seen in ((twice, 2), (once, 1))
+    }
+    assert {one.token_ids[0]: one.score for one in found.outputs} == pytest.approx(expected, abs=1e-3)
+
+
 def drafts_by_hand(
     llm: LLM, steps: int, shares: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[tuple[float, list[int]]]:
