@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from paceline.drafters import Context
 from paceline.errors import PromptError
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.sampling.steering import Steering
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("paceline.engine")
 
@@ -107,14 +102,6 @@ class Companion:
         """What a request that steering ends is told."""
         logger.debug("the error of steering method %s", self.method.name, exc_info=error)
         return f"steering method {self.method.name!r} failed ({type(error).__name__}: {error})"
-
-    def blame(self, raw_1v: torch.Tensor, shaped_1v: torch.Tensor) -> str | None:
-        """Why a row that steering has shaped holds no distribution; None where it does, or the raw one does not."""
-        largest = float(shaped_1v.max())
-        if math.isfinite(largest) or not math.isfinite(float(raw_1v.max())):
-            return None
-        kind = "NaN" if math.isnan(largest) else "infinity" if largest > 0 else "nothing but -inf"
-        return f"steering method {self.method.name!r} made {kind} of the model's logits, which are finite; correct it"
 
     def fresh(self) -> Companion:
         """The same without caches."""

@@ -173,7 +173,9 @@ class Companions:
             companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
             early = _Early(companion.method, self.runner, companion.taps, scores, span)
             others = [early, *chain(*(found[id(one)] for one in companion.seconds))]
-            failure = _shape_rows(companion, logits[span], scores.logits[span], others)
+            given_rv, shaped_rv = scores.logits[span], logits[span]
+            failure = _shape_rows(companion, shaped_rv, given_rv, others)
+            failure = failure or _blame(companion, given_rv, shaped_rv, others)
             if failure is not None:
                 batch[i].fail(failure)
         return replace(scores, logits=logits, best=None)
@@ -360,6 +362,20 @@ def _shape_rows(
         failure, *_ = [shaped(slice(row, row + 1)) for row in range(len(rows_rv))]
     rows_rv[:, width:] = -math.inf
     return failure
+
+
+def _blame(
+    companion: Companion, given_rv: torch.Tensor, shaped_rv: torch.Tensor, others: Sequence[Others]
+) -> str | None:
+    """Why steering has left the root without a distribution; None where there is one, or was none before."""
+    largest = float(shaped_rv[0].max())
+    if math.isfinite(largest) or not math.isfinite(float(given_rv[0].max())):
+        return None
+    kind = "NaN" if math.isnan(largest) else "infinity" if largest > 0 else "nothing but -inf"
+    name = f"steering method {companion.method.name!r}"
+    if all(math.isfinite(float(other_rv[0].max())) for other_rv in chain(*others)):
+        return f"{name} made {kind} of the model's logits, which are finite; correct it"
+    return f"{name} got {kind} from a second model or a layer, whose logits are no numbers; check that checkpoint"
 
 
 def _checked(found: Any, rows_rv: torch.Tensor) -> torch.Tensor:

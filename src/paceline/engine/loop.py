@@ -163,7 +163,7 @@ class Engine:
             scored = perf_counter()
         joined = perf_counter()
         shaped = companions.shape(batch, trees, scores, second)
-        verdicts = self._verify(batch, trees, scores, shaped, beside.longer)
+        verdicts = self._verify(batch, trees, shaped, beside.longer)
         verified = perf_counter()
         chunks = self._commit(batch, trees, verdicts, scores)
         committed = perf_counter()
@@ -286,17 +286,11 @@ class Engine:
                     )
 
     def _verify(
-        self,
-        batch: Seq[Sequence],
-        trees: Seq[TokenTree],
-        raw: Scores,
-        scores: Scores,
-        longer: Mapping[int, TokenTree],
+        self, batch: Seq[Sequence], trees: Seq[TokenTree], scores: Scores, longer: Mapping[int, TokenTree]
     ) -> list[Verdict | NumericsError]:
         """Every sequence's verdict, by the verifier of its request; rules are applied here, once.
 
         Args:
-            raw: scores of the model. scores: the same as steering shapes them.
             longer: trees with a last node that was drafted while they were scored (`engine.overlap`).
         """
         parts = self.parts
@@ -323,12 +317,7 @@ class Engine:
                     [longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked]
                 )
                 verdicts.update(zip(picked, found, strict=True))
-        return [
-            _with_reason(verdict, sequence, raw.of(i)[:1], scores.of(i)[:1])
-            if isinstance(verdict := verdicts[i], NumericsError)
-            else verdict
-            for i, sequence in enumerate(batch)
-        ]
+        return [_with_reason(verdicts[i], sequence, scores.of(i)[:1]) for i, sequence in enumerate(batch)]
 
     def _commit(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
@@ -385,13 +374,9 @@ class Engine:
 
 
 def _with_reason(
-    error: NumericsError, sequence: Sequence, raw_1v: torch.Tensor, shaped_1v: torch.Tensor
-) -> NumericsError:
-    """The error of a sequence whose root has no distribution, where the request is to blame and not the model.
-
-    Args:
-        raw_1v: the model's logits. shaped_1v: the same as steering shapes them.
-    """
-    steering = None if sequence.companion is None else sequence.companion.blame(raw_1v, shaped_1v)
-    why = sequence.rules.failure or steering or sequence.rules.blame(shaped_1v)
-    return error if why is None else NumericsError(why)
+    verdict: Verdict | NumericsError, sequence: Sequence, logits_1v: torch.Tensor
+) -> Verdict | NumericsError:
+    """The error of a sequence whose root has no distribution, where its request is to blame and not the model."""
+    if not isinstance(verdict, NumericsError) or (why := sequence.rules.blame(logits_1v)) is None:
+        return verdict
+    return NumericsError(why)

@@ -140,7 +140,7 @@ class Rules:
                 return str(error)
             if not math.isfinite(largest := float(rows_rv.max())):
                 return _bad_rule(rule.name, largest)
-        return _bad_rule("temperature", float((rows_rv / self._temperature).max()))
+        return None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit generated tokens."""
