@@ -192,6 +192,22 @@ def test_every_segment_is_the_likeliest_of_as_many_trials_as_the_entropy_asks_fo
         assert (made == found.token_ids) == (not worst)
 
 
+@pytest.mark.parametrize("longest", [1, 2])
+def test_a_trial_without_punctuation_ends_after_so_many_tokens(llm: LLM, longest: int) -> None:
+    """Three letters, of which none ends a trial; of three trials, as plain samples begin, the likeliest is kept."""
+    known, how = likelihoods(llm, 4), letter_params(llm, temperature=1.0)
+    search = {"method": "cautious", "most_trials": 3, "high_entropy": 0.02, "trial_tokens": longest}
+    found = searched(llm, how, LETTER_PROMPT, **search)
+    ids, made = llm.tokenizer.encode(LETTER_PROMPT), ""
+    letter_of = dict(zip(how.allowed_token_ids or (), LETTERS, strict=True))
+    while len(made) < 4:
+        text = [*ids, *(how.allowed_token_ids[LETTERS.index(one)] for one in made)]  # type: ignore[index]
+        (result,) = llm.generate({"prompt_token_ids": text}, replace(how, n=3, max_tokens=longest))
+        trials = [made + "".join(letter_of[token] for token in one.token_ids) for one in result.outputs]
+        made = max(trials, key=known.__getitem__)
+    assert found.outputs[0].text == made
+
+
 def test_trials_are_made_where_the_model_is_unsure_and_the_likeliest_is_kept(llm: LLM) -> None:
     plain = searched(llm, params(), method="cautious", most_trials=1)
     cautious = searched(llm, params(), method="cautious", most_trials=8)
