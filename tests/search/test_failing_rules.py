@@ -148,6 +148,23 @@ def test_a_dead_end_of_one_branch_leaves_the_others(llm: LLM, search: dict[str, 
     assert not found.outputs[0].text.startswith(stuck)
 
 
+def test_a_lookahead_that_is_stuck_is_not_followed_however_likely_it_began(llm: LLM) -> None:
+    """The likeliest letter leads nowhere: its mean is log 0.6, that of "b" less than log 0.4."""
+    ids = [llm.tokenizer.encode(letter)[-1] for letter in "ab"]
+
+    def process(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        if output == ids[:1]:
+            return torch.full_like(logits, -inf)
+        if output:
+            return logits
+        return torch.full_like(logits, -inf).index_copy(0, torch.tensor(ids), torch.tensor([0.6, 0.4]).log())
+
+    how = letter_params(llm, logits_processors=[process])
+    assert searched(llm, how, method="adadec", threshold=0.0, lookahead=1).outputs[0].text.startswith("b")
+    (plain,) = llm.generate("x = ", how)
+    assert "no token is allowed" in str(plain.outputs[0].error)
+
+
 def dead_behind(llm: LLM, stuck: str) -> Processor:
     """No token is allowed behind a text of letters."""
     ids = [llm.tokenizer.encode(letter)[-1] for letter in stuck]

@@ -338,7 +338,7 @@ def test_a_budget_ends_a_search_with_what_it_has(llm: LLM) -> None:
 
 
 def test_a_star_without_time_to_end_gives_the_deepest_text(llm: LLM) -> None:
-    search = {"method": "a_star", "reward": half, "step_tokens": 4, "branching": 3}
+    search = {"method": "a_star", "reward": half, "step_tokens": 4, "branching": 3, "delimiter": "never"}
     for tokens in (2, 14, 30, 31, 32, 33):
         (result,) = llm.generate(
             PROMPT, params(max_tokens=60, ignore_eos=True), search={**search, "budget_tokens": tokens}
