@@ -117,7 +117,7 @@ class DiverseBeamSearch(Search):
 
     In every step the groups choose one after the other; a token loses `diversity_penalty` for every beam of the groups
     before that has chosen it in the same step (Hamming diversity). The penalty counts in the choice alone: texts are
-    ranked by their own log-probabilities, as in `BeamSearch`. End tokens are exempt. Source: Diverse Beam Search:
+    ranked by their own log-probabilities, as in `BeamSearch`. Beams that end do not count. Source: Diverse Beam Search:
     Decoding Diverse Solutions from Neural Sequence Models (arXiv:1610.02424).
 
     Args:
@@ -159,7 +159,6 @@ class DiverseBeamSearch(Search):
                 group.choose(logprobs, self.penalty * used)
                 for beam in group.alive:
                     used[beam.token] += 1.0
-                used[[token for token in root.stops.end_ids if token < len(used)]] = 0.0
             self.found = [one for group in self.groups for one in group.found]
         self.alive = []
 
