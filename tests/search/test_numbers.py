@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, nan
+from math import inf, log, nan
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,41 @@ def test_without_a_budget_it_computes_what_four_texts_need_at_most(llm: LLM) -> 
     assert not mean.search.budget_spent
 
 
+def test_totals_are_those_of_the_formulas(llm: LLM) -> None:
+    """One text of two steps of two letters: the score is minus the cost of its path and what is left."""
+
+    def of(**search: Any) -> tuple[float, float]:
+        how = letter_params(llm, temperature=1.0)
+        options = {"method": "a_star", "reward": half, "step_tokens": 2, "branching": 1, **search}
+        (text,) = searched(llm, how, **options).outputs
+        return text.score or 0.0, text.cumulative_logprob or 0.0
+
+    assert of(path_weight=0.0)[0] == pytest.approx(-0.5)
+    assert of(path_weight=0.0, heuristic="log")[0] == pytest.approx(log(0.5))
+    assert of(path_weight=3.0)[0] == pytest.approx(-3 * 0.5 - 0.5)
+    assert of(path="sum")[0] == pytest.approx(-2 * 0.5 - 0.5)
+    score, logprob = of(cost="surprisal")
+    assert score == pytest.approx(logprob / 4 - 0.5, abs=1e-5)
+    score, logprob = of(cost="surprisal", path="sum")
+    assert score == pytest.approx(logprob / 2 - 0.5, abs=1e-5)
+
+
+def test_a_step_ends_with_a_delimiter_behind_its_first_word(llm: LLM) -> None:
+    ids = [llm.tokenizer.encode("x" + text)[-1] for text in ("\n", "a")]
+    asked: list[str] = []
+
+    def alternating(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(logits, -inf).index_fill(0, torch.tensor([ids[len(output) % 2]]), 0.0)
+
+    def reward(found: Sequence[str]) -> list[float]:
+        asked.extend(found)
+        return half(found)
+
+    how = SamplingParams(temperature=1.0, max_tokens=6, logits_processors=[alternating])
+    searched(llm, how, method="a_star", reward=reward, branching=1)
+    assert asked == ["\na\n", "\na\na\n", "\na\na\na"]
+
+
 @pytest.mark.parametrize("delimiter", ["", 3, None, b"\n"])
 def test_a_delimiter_is_a_string_with_characters(llm: LLM, delimiter: Any) -> None:
     with pytest.raises(ConfigError, match="delimiter must be a string of a character or more, got"):
@@ -297,7 +332,7 @@ def by_letters(found: Sequence[str]) -> list[float]:
         (0.0, {"method": "ved", "value": by_letters, "budget_multiplier": 40.0, "gated": False}),
         (0.0, {"method": "pg_td", "reward": by_letters, "rollouts": 100, "branching": 4}),
         (1.5, {"method": "sample_and_rank", "num_samples": 60}),
-        (1.5, {"method": "a_star", "reward": by_letters, "step_tokens": 2, "finished": 12}),
+        (1.5, {"method": "a_star", "reward": by_letters, "step_tokens": 2, "branching": 16}),
         (0.0, {"method": "gfd", "scorer": half, "weight": 0.0, "beam_width": 12, "candidates": 8}),
     ],
 )
@@ -310,6 +345,8 @@ def test_a_text_comes_back_once_however_it_is_spelled(llm: LLM, temperature: flo
     assert len(set(texts(beam))) < len(beam.outputs) == 12, "there are several spellings"
     found = searched(llm, SamplingParams(temperature=temperature, n=12, **rules), **search)
     assert len(set(texts(found))) == len(found.outputs) > 4
+    if search["method"] == "a_star":
+        assert len(found.outputs) == 12, "it goes on until so many different ones are found"
     assert [one.score for one in found.outputs] == sorted((one.score or 0.0 for one in found.outputs), reverse=True)
 
 

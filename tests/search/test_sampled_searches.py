@@ -88,6 +88,7 @@ def test_the_most_complex_alone_is_the_longest_and_the_unparsed_never_vote(llm: 
         answer=lambda text: None if "return" in text else text,
     )  # fmt: skip
     assert {one.text for one in found.outputs} == {one.text for one in parsed}
+    assert sum(one.score or 0.0 for one in found.outputs) == pytest.approx(1.0), "shares are of those that vote"
 
 
 def test_with_all_kept_the_most_complex_are_all_and_equal_votes_keep_their_order(llm: LLM) -> None:
@@ -133,6 +134,18 @@ def test_the_first_to_finish_is_the_shortest_and_costs_no_more_than_its_length_e
     none = searched(llm, params(max_tokens=shortest - 1), method="first_finish", num_samples=8).outputs[0]
     assert tuple(none.token_ids) in unfinished
     assert none.finish_reason == "length"
+
+
+def test_where_none_finishes_the_likeliest_is_taken(llm: LLM) -> None:
+    firsts = 0
+    for seed in range(4):
+        how = params(n=4, max_tokens=4, seed=seed, ignore_eos=True)
+        ranked = searched(llm, how, method="sample_and_rank", num_samples=4, scorer=half).outputs
+        best = max(ranked, key=lambda one: (one.cumulative_logprob or 0.0) / len(one.token_ids))
+        taken = searched(llm, replace(how, n=1), method="first_finish", num_samples=4).outputs[0]
+        assert taken.token_ids == best.token_ids
+        firsts += taken.token_ids == sampled(llm, how)[0].token_ids
+    assert firsts < 4
 
 
 @pytest.mark.parametrize(
