@@ -19,7 +19,7 @@ from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig
-from paceline.tree import EMPTY_TREE
+from paceline.tree import EMPTY_TREE, TokenTree
 
 HOLES = (65, 66, 90, 200, 255)
 PROMPTS = ["abc abc abc", "x"]
@@ -153,6 +153,34 @@ def test_every_runner_leaves_the_rows_out(tmp_path: Path, way: str, monkeypatch:
     assert (cut.info.vocab_size, cut.info.stored_rows) == (TOKENS, ROWS)
     assert whole.info.stored_rows is None
     assert cut.info.fingerprint == whole.info.fingerprint
+
+
+@pytest.mark.parametrize("way", ["native", "transformers"])
+def test_a_token_without_a_row_is_named(tmp_path: Path, way: str) -> None:
+    """Passes would read from beyond the embedding."""
+    runner = load_runner(write(tmp_path), dtype="float32", tokens=TOKENS, native=way == "native")
+    embedded = TOKENS if way == "native" else ROWS  # transformers keeps all rows
+    message = rf"was fed token {{}}, and its ids lie in 0\.\.{embedded - 1}; use a model"
+    cache = runner.open()
+    runner.extend([cache], [[97, embedded - 1]])
+    for wrong in (embedded, -1):
+        with pytest.raises(ConfigError, match=message.format(wrong)):
+            runner.extend([cache], [[98, wrong]])
+        with pytest.raises(ConfigError, match=message.format(wrong)):
+            runner.score([cache], [wrong], [EMPTY_TREE])
+        with pytest.raises(ConfigError, match=message.format(wrong)):
+            runner.score([cache], [98], [TokenTree.chain([97, wrong])])
+    assert runner.score([cache], [98], [TokenTree.chain([97])]).logits.isfinite().all()
+
+
+def test_a_draft_model_that_lacks_a_token_of_the_text_is_told_so(tmp_path: Path) -> None:
+    folder, small = write(tmp_path / "target"), write(tmp_path / "draft", vocab_size=TOKENS - 20, pad_token_id=0)
+    llm = LLM(folder, speculative_config={"method": "draft_model", "model": str(small)}, **OPEN)
+    low = SamplingParams(temperature=0.0, max_tokens=8, allowed_token_ids=[97, 98, 99])
+    found, beside = llm.generate([[97, TOKENS - 5], [97, 98]], low)
+    assert f"was fed token {TOKENS - 5}, and its ids lie in 0..{TOKENS - 21}" in str(found.metrics.dropped_drafters)
+    assert not beside.metrics.dropped_drafters
+    assert found.outputs[0].error is beside.outputs[0].error is None
 
 
 def test_an_end_token_is_a_token_wherever_it_is_declared(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def write(folder: Path, *, holes: Sequence[int] = (), tied: bool = False, **chan
     with torch.no_grad():
         weight = model.lm_head.weight
         half = 4.0 * torch.randn((ROWS - TOKENS) // 2, weight.shape[1])
-        weight[TOKENS:] = torch.cat((half, -half, half[:1]))
+        weight[TOKENS:] = torch.cat((half, -half, half[:1]))[: max(0, len(weight) - TOKENS)]
         for hole in holes:
             weight[hole] = weight[TOKENS + hole % 100]
     model.save_pretrained(folder)

@@ -324,6 +324,20 @@ def check_score(info: ModelInfo, caches: Sequence[SequenceCache], trees: Sequenc
             raise _too_long(info, cache.length, 1 + tree.max_depth)
 
 
+def check_tokens(info: ModelInfo, tokens: Sequence[int], rows: int) -> None:
+    """Reject tokens without a row in the embedding, which compiled passes would read from beyond it.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    if tokens and not 0 <= min(tokens) <= max(tokens) < rows:
+        wrong = next(token for token in tokens if not 0 <= token < rows)
+        raise ConfigError(
+            f"{info.name} was fed token {wrong}, and its ids lie in 0..{rows - 1}; use a model that has all tokens of "
+            "the text"
+        )
+
+
 def _too_long(info: ModelInfo, length: int, count: int) -> ConfigError:
     most = info.max_context
     return ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.cpu.eligibility import fits
 from paceline.models.cuda.graphs import ScoringGraphs
 from paceline.models.decoder.arena import Arena
@@ -79,6 +79,7 @@ class NativeRunner:
         let_go: bool = True,
     ) -> None:
         weight_bytes = bytes_read(spec, weights)
+        self._rows = len(weights["embed.weight"]) if "embed.weight" in weights else 0
         quantization, mixed = form_of(weights), is_mixed(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
@@ -181,6 +182,8 @@ class NativeRunner:
         all_logits: bool,
     ) -> Scores:
         check_extend(self.info, caches, rows)
+        if not isinstance(inputs, torch.Tensor):
+            check_tokens(self.info, inputs, self._rows)
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
@@ -209,6 +212,12 @@ class NativeRunner:
         self._before_step(caches, roots, trees)
         return self._score(caches, roots, trees, taps, computed)
 
+    def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        check_tokens(self.info, roots, self._rows)
+        for tree in trees:
+            if len(tree):
+                check_tokens(self.info, tree.tokens.tolist(), self._rows)
+
     def _before_step(
         self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
     ) -> None:
@@ -222,6 +231,7 @@ class NativeRunner:
         taps: Sequence[int],
         computed: Sequence[int] | None,
     ) -> Scores:
+        self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
             fed = [
@@ -252,6 +262,8 @@ class NativeRunner:
         """
         if plan.first == 0:
             self._before_step(caches, roots if hidden is None else None, trees)
+        if hidden is None:
+            self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
         rows = sum(segment.rows for segment in segments)
         if hidden is None and plan.first:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
 
@@ -70,6 +70,8 @@ class TransformersRunner:
         limit = max_context or declared
         rows = int(caller.run([0], keep=False).logits.shape[-1])
         vocab_size = rows if tokens is None else min(rows, tokens)
+        table = model.get_input_embeddings()
+        self._rows = rows if table is None else int(table.weight.shape[0])
         self.make_history = choose_history(caller, vocab_size, limit)
         self.history_kind = type(self.make_history()).__name__
         self.info = _describe(model, name=name, vocab_size=vocab_size, max_context=limit, first=first)
@@ -153,6 +155,7 @@ class TransformersRunner:
                 raise ConfigError(
                     "extend needs at least one token for each sequence, got none; leave that sequence out"
                 )
+            check_tokens(self.info, new, self._rows)
             history = _cut(cache, cache.length)
             fed.append(history.feed([int(token) for token in new], last_only=not all_logits, taps=taps))
             cache.length += len(new)
@@ -184,6 +187,7 @@ class TransformersRunner:
         fed = []
         for i, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):
             inputs, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
+            check_tokens(self.info, inputs, self._rows)
             again = len(cache.opened().tokens) > cache.length
             history = _cut(cache, cache.length + done)
             if done >= len(inputs) or history.tokens[cache.length :] != inputs[:done]:
