@@ -102,7 +102,11 @@ def test_the_error_is_that_of_plain_decoding_and_of_this_request_alone(llm: LLM,
         found, beside = both(llm, method, failing)
         assert [(one.finish_reason, one.error) for one in found.outputs] == [("error", plain.outputs[0].error)]
         assert [one.error for one in beside.outputs] == [None]
-    found, beside = both(llm, method, FAILING[kind](4))  # behind the last token
+
+
+@pytest.mark.parametrize("method", SEARCHES)
+def test_a_rule_that_would_fail_behind_the_last_token_changes_nothing(llm: LLM, method: str) -> None:
+    found, beside = both(llm, method, raising(4))
     assert texts(found) == texts(beside)
     assert len(found.outputs[0].text) == 4
 
