@@ -143,7 +143,7 @@ def test_tune_finds_and_keeps_it(
         (["--steering", "svdecode"], "needs examples"),
         (["--steering", "svdecode", "--prompts", str(answers)], "model must name the base"),
         (["--steering", "svdecode", *flags, "-o", str(tmp_path / "other.json")], "is not a steering"),
-        (["-o", str(kept)], "--output keeps what --steering finds"),
+        (["-o", str(kept)], "--output keeps what --steering or --search finds"),
     ]:
         assert main(["tune", *wrong]) == 2
         assert why in capsys.readouterr().err
