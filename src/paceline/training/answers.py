@@ -20,7 +20,6 @@ from paceline.training.shown import Shown
 from paceline.utils import Conversation, read_prompts
 
 if TYPE_CHECKING:
-    from paceline.engine import RequestOutput
     from paceline.llm import LLM
 
 TOGETHER: Final = 64
@@ -129,7 +128,9 @@ class _Asking:
         def advance(done: int, _: int) -> None:
             for (name, ids), each, request in zip(prompts, heat, requests, strict=True):
                 if request.finished and name not in self.known:
-                    self.keep(Answer(name, ids, tokens_of(request.result()), each))
+                    output = request.result()
+                    output.raise_for_error()
+                    self.keep(Answer(name, ids, list(output.outputs[0].token_ids), each))
             self.shown.update(before + done, f"{before + done} of {int(self.shown.total)}")
 
         decoder.run(requests, advance)
@@ -137,16 +138,6 @@ class _Asking:
     def keep(self, one: Answer) -> None:
         _append(self.file, one)
         self.known[one.id] = one
-
-
-def tokens_of(output: RequestOutput) -> Ids:
-    """Of its only text.
-
-    Raises:
-        PromptError: it ended with an error.
-    """
-    output.raise_for_error()
-    return list(output.outputs[0].token_ids)
 
 
 def _ids(llm: LLM, one: Conversation) -> Ids:

@@ -13,8 +13,6 @@ from .prompt_files import Workload as Workload
 from .prompt_files import read_prompts as read_prompts
 from .ray_cluster import local_ray as local_ray
 from .ray_cluster import need_ray as need_ray
-from .replacing import replacing as replacing
-from .replacing import sync_folder as sync_folder
 from .store import Store as Store
 from .text_keys import BEGINNINGS as BEGINNINGS
 from .text_keys import KEY_BYTES as KEY_BYTES
@@ -42,3 +40,5 @@ from .validation import shortened as shortened
 from .validation import strings as strings
 from .validation import tokens as tokens
 from .validation import unknown_names as unknown_names
+from .whole_files import replacing as replacing
+from .whole_files import sync_folder as sync_folder
