@@ -138,7 +138,7 @@ def command(
                           speed_prompts=speed_prompts)  # fmt: skip
     except KeyboardInterrupt:
         kept = standing(output)
-        remark(f"{kept} is kept in {output}; the same command goes on" if kept else "the same command begins again")
+        remark(f"kept in {output}: {kept}; the same command goes on" if kept else "the same command begins again")
         raise
     if accelerator().is_main_process:
         for line in drafter_words(found) if found.speculative_config else adapter_words(found, given):

@@ -93,7 +93,7 @@ def answered(
         file: JSONL of answers, made or gone on with.
         max_tokens: of an answer. sampled_share: of prompts whose answer is drawn at temperature 0.8.
     Raises:
-        PromptError: a file of other lines, or an answer that ended with an error.
+        PromptError: a file of other lines. PacelineError: an answer that ended with an error.
     """
     known = {one.id: one for one in _read(file)}
     left = [(name, ids) for name, ids in prompts.items() if name not in known]

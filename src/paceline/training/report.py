@@ -28,15 +28,15 @@ img {{ max-width: 100%; background: #fff }} pre {{ overflow-x: auto; padding: 1r
 {judged}{speed}{plot}<h2>Where it comes from</h2><pre>{facts}</pre></body></html>
 """
 
-DRAFTS = """<p>On {seen}, a chain of {depths} drafts gives <b>{figure}</b> tokens a pass{interval}
-({first} before training). It is the state after {step} steps; {minutes:.0f} minutes of training.</p>
+DRAFTS = """<p>On {seen}, a chain of {depths} drafts gives <b>{figure}</b> tokens a pass{interval};
+{first} before training. It is the state after {step} steps; {minutes:.1f} minutes of training.</p>
 <table><tr><th>draft</th>{depth_cells}</tr><tr><th>before training</th>{before_cells}</tr>
 <tr><th>after it</th>{after_cells}</tr></table>
 <p>Each cell: the share of drafts that are right where all before them are, and of how many drafts that is.</p>
 """
 
-TEXTS = """<p>Of {seen}, <b>{figure}</b> are the likeliest ones{interval} ({first} before training). It is the
-state after {step} steps; {minutes:.0f} minutes of training.</p>
+TEXTS = """<p>Of {seen}, <b>{figure}</b> are the likeliest ones{interval}; {first} before training. It is the
+state after {step} steps; {minutes:.1f} minutes of training.</p>
 """
 
 UNSEEN = "which neither the weights nor the choice of the best state have seen"
@@ -146,12 +146,13 @@ def _speed(found: Mapping[str, Any]) -> str:
         cells = [
             name,
             f"{rate['value']:.0f}" if rate else "",
-            "" if key == "plain" else over_words(one["over_plain"]),
+            "" if key == "plain" else over_words(one["over_plain"]).replace("95 % interval ", ""),
             f"{one['tokens_per_pass']:.2f}" if "tokens_per_pass" in one else "",
             f"{one['equal']} of {prompts}" if "equal" in one else "",
         ]
         rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    heads = ("", "tokens/s", "over plain", "tokens a pass", "answers as plain decoding's")
+    over = "over plain" if prompts < ENOUGH else "over plain (95 % interval)"
+    heads = ("", "tokens/s", over, "tokens a pass", "answers as plain decoding's")
     why = f" {NO_INTERVAL[0].upper()}{NO_INTERVAL[1:]}." if prompts < ENOUGH else ""
     return (
         f"<h2>Speed</h2><p>Greedy, {prompts} test prompt{'s' * (prompts != 1)} in turn, {found['max_tokens']} tokens "
@@ -173,11 +174,11 @@ def _plot(made: Trained, *, drafts: bool) -> str:
     tokens = [one.tokens / 1000 for one in curve.judged]
     for depth in range(len(curve.judged[0].acceptance)):
         label = f"draft {depth + 1}" if drafts else "tokens"
-        left.plot(tokens, [one.acceptance[depth] for one in curve.judged], label=label)
+        left.plot(tokens, [one.acceptance[depth] for one in curve.judged], marker=".", label=label)
     what = "right where all before are" if drafts else "are the likeliest"
     left.set(xlabel="thousand tokens trained", ylabel=what, ylim=(0, 1))
     left.legend(fontsize=8)
-    right.plot(tokens[1:], [one.loss for one in curve.judged[1:]], color="#d98c3f")
+    right.plot(tokens[1:], [one.loss for one in curve.judged[1:]], marker=".", color="#d98c3f")
     right.set(xlabel="thousand tokens trained", ylabel="training loss")
     for axis in (left, right):
         axis.grid(color="#eeeeee")
