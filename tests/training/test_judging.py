@@ -67,8 +67,11 @@ def test_only_greedy_texts_are_kept_apart() -> None:
 
 
 def test_too_few_texts_are_refused_and_few_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    for few in (answers(2), answers(9, hot=8)):
-        with pytest.raises(ConfigError, match=r"3 texts or more .* two of them answered greedily"):
+    for few, why in (
+        (answers(2), "3 texts or more .*, got 2"),
+        (answers(9, hot=8), "two answers or more greedy.* got 1"),
+    ):
+        with pytest.raises(ConfigError, match=why):
             split(few, 0.05, 16)
     split(answers(47), 0.05, 16)
     assert "of 47 texts 37 are learned, 5 choose the best state and 5 test it" in caplog.text

@@ -63,13 +63,14 @@ def split(answers: Sequence[Answer], share: float, length: int) -> Split:
     Args:
         share: of all, of each of the two parts that are not learned.
     Raises:
-        ConfigError: too few texts for the three parts.
+        ConfigError: too few texts for the three parts, or too few greedy ones.
     """
     usable = [one for one in answers if documents_of([one], length)]
     greedy = sorted((one for one in usable if one.temperature == 0.0), key=lambda one: one.id)
+    rule = f"hold {LEAST} texts or more with something to learn within {length} tokens"
+    need(len(usable) >= LEAST, "data", rule, len(usable))
+    need(len(greedy) > 1, "sampled_share", "leave two answers or more greedy, to judge by", len(greedy))
     size = min(apart(len(usable), share), len(greedy) // 2)
-    rule = f"hold {LEAST} texts or more with something to learn within {length} tokens, two of them answered greedily"
-    need(size > 0, "data", rule, f"{len(usable)}, {len(greedy)} of them greedily")
     if size < ENOUGH:
         logger.warning(
             "of %d texts %d are learned, %d choose the best state and %d test it: %s; give %d texts or more",
