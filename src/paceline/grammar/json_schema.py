@@ -29,6 +29,7 @@ from paceline.grammar.expression import (
     Grammar,
     Ranges,
     Ref,
+    Repeat,
     Seq,
     Star,
     alternatives,
@@ -316,6 +317,8 @@ def _within(expr: Expr) -> Expr:
             return Alt(tuple(map(_within, parts)))
         case Star(inner):
             return Star(_within(inner))
+        case Repeat(inner, low, high):
+            return Repeat(_within(inner), low, high)
     return expr
 
 
