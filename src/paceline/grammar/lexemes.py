@@ -12,8 +12,10 @@ bytes. Bounds of repetition above `MOST_COUNTED` count as none there, which may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import groupby
+from operator import or_
 from typing import Final
 
 import numpy as np
@@ -144,19 +146,15 @@ def _ends(expr: Expr, fine: set[str]) -> bool:
 
 def _without(expr: Expr, fine: set[str]) -> Expr:
     """Without parts that have no text."""
-    if not _ends(expr, fine):
-        return NEVER
     match expr:
         case Seq(parts):
             return sequence(*(_without(part, fine) for part in parts))
         case Alt(parts):
             return alternatives(*(_without(part, fine) for part in parts if _ends(part, fine)))
-        case Star(inner) | Repeat(inner, _, _) if not _ends(inner, fine):
-            return EMPTY
         case Star(inner):
-            return Star(_without(inner, fine))
+            return Star(_without(inner, fine)) if _ends(inner, fine) else EMPTY
         case Repeat(inner, low, high):
-            return Repeat(_without(inner, fine), low, high)
+            return Repeat(_without(inner, fine), low, high) if _ends(inner, fine) else EMPTY
     return expr
 
 
@@ -195,26 +193,20 @@ class _Folding:
 
     def running_on(self) -> set[Expr]:
         """Lexemes that may run on over what follows another one where both may begin."""
-        around = _Neighbours(self.rules, self.places, self.start)
-        following = {name: 0 for name in self.places}
-        for name, others in around.after.items():
-            for other in others:
-                following[name] |= self._lead(self._dfa(self.places[other]), 0)
+        around = _Neighbours(self.rules, list(self.places), self.start)
+        exprs = list(self.places.values())
+        where = dict.fromkeys(exprs, 0)  # places of each lexeme, as bits
+        for place, expr in enumerate(exprs):
+            where[expr] |= 1 << place
+        begins = {expr: self._lead(self._dfa(expr), 0) for expr in where}
+        meeting = {one: _any_of(where[other] for other in where if self._together(one, other)[0]) for one in where}
+        beside = around.beside([meeting[expr] for expr in exprs])
         found = set[Expr]()
-        for one, other in around.beside(self._meet):
-            longer = self.places[other]
-            if longer not in found and not isinstance(longer, Chars):
-                if self._runs_on(self.places[one], longer, following[one]):
-                    found.add(longer)
+        for one, near, after in set(zip(exprs, beside, around.after, strict=True)):
+            following = _any_of(begins[expr] for expr in where if where[expr] & after)
+            near_by = (expr for expr in where if where[expr] & near and not isinstance(expr, Chars))
+            found |= {other for other in near_by if self._together(one, other)[1] & following}
         return found
-
-    def _meet(self, one: str, other: str) -> bool:
-        """Whether a text can be the lexeme of both places."""
-        return self._together(self.places[one], self.places[other])[0]
-
-    def _runs_on(self, one: Expr, other: Expr, following: int) -> bool:
-        """Whether behind a text of `one` the other may go on with a byte of `following`."""
-        return bool(self._together(one, other)[1] & following)
 
     def _together(self, one: Expr, other: Expr) -> tuple[bool, int]:
         """Whether there is a text of both, and the bytes that may go on in the other behind a text of `one`."""
@@ -328,22 +320,26 @@ class _Folding:
     def _lexeme(self, expr: Expr) -> Expr:
         """What stands for a regular expression."""
         if expr in self.apart:
-            match expr:
-                case Ref(name):
-                    return self._lexeme(self.whole[name])
-                case Seq(parts):
-                    return sequence(*map(self._lexeme, parts))
-                case Alt(parts):
-                    return alternatives(*map(self._lexeme, parts))
-                case Star(inner):
-                    return Star(self._lexeme(inner))
-                case Repeat(inner, low, high):
-                    return Repeat(self._lexeme(inner), low, high)
+            return self._taken_apart(expr)
         if not self._dfa(expr).accepts.size:
             return EMPTY
         place = Ref(f" {len(self.places)}")  # no notation allows a blank in a name
         self.places[place.name] = expr
         return optional(place) if _nullable(self.resolve(expr)) else place
+
+    def _taken_apart(self, expr: Expr) -> Expr:
+        match expr:
+            case Ref(name):
+                return self._lexeme(self.whole[name])
+            case Seq(parts):
+                return sequence(*map(self._lexeme, parts))
+            case Alt(parts):
+                return alternatives(*map(self._lexeme, parts))
+            case Star(inner):
+                return Star(self._lexeme(inner))
+            case Repeat(inner, low, high):
+                return Repeat(self._lexeme(inner), low, high)
+        raise AssertionError("a character runs on over nothing")
 
     def _dfa(self, expr: Expr) -> Dfa:
         if expr not in self.automata:
@@ -400,57 +396,59 @@ def _lead_byte(code: int) -> int:
     return 0xC0 | code >> 6 if code < 0x800 else 0xE0 | code >> 12 if code < 0x10000 else 0xF0 | code >> 18
 
 
-Facts = tuple[bool, frozenset[str], frozenset[str]]
+Facts = tuple[bool, int, int]
 """Whether an expression may be empty, the places that it may begin with, and those that it may end with."""
-
-NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class _Neighbours:
-    """What may stand beside each place of a lexeme.
+    """What may stand beside each place of a lexeme; sets of places are bits.
 
     Attributes:
-        after: place -> those that may come next.
+        after: of each place, those that may come next.
     """
 
-    def __init__(self, rules: Mapping[str, Expr], places: Iterable[str], start: str) -> None:
-        self.places = frozenset(places)
-        self.rules: dict[str, Facts] = dict.fromkeys(rules, (False, NOTHING, NOTHING))
+    def __init__(self, rules: Mapping[str, Expr], places: Sequence[str], start: str) -> None:
+        self.places = {name: 1 << place for place, name in enumerate(places)}
+        self.rules: dict[str, Facts] = dict.fromkeys(rules, (False, 0, 0))
         while (found := {name: self._facts(expr) for name, expr in rules.items()}) != self.rules:
             self.rules = found
-        self.after: dict[str, set[str]] = {name: set() for name in self.places}
-        self.begin = self.rules[start][1]
+        self.after, self.begin = [0] * len(places), self.rules[start][1]
         for expr in rules.values():
             for part in parts_of(expr):
                 self._note(part)
 
-    def beside(self, meet: Callable[[str, str], bool]) -> set[tuple[str, str]]:
-        """Pairs of places, or one twice, that may begin at the same point of a text.
+    def beside(self, meeting: Sequence[int]) -> list[int]:
+        """Of each place, those that may begin at the same point of a text.
 
         Args:
-            meet: whether a text can be the lexeme of two places, so that it leads behind both.
+            meeting: of each place, those of which a text can be the lexeme too, so that it leads behind both.
         """
-        found = set(product(self.begin, repeat=2))
-        queue = list(found)
-        for one, other in queue:
-            if one == other or meet(one, other):
-                more = set(product(self.after[one], self.after[other])) - found
-                found |= more
-                queue += more
+        found, done = [0] * len(self.after), [0] * len(self.after)
+        for place in _bits(self.begin):
+            found[place] = self.begin
+        queue = list(_bits(self.begin))
+        for place in queue:
+            more = found[place] & meeting[place] & ~done[place]
+            done[place] |= more
+            behind = _any_of(self.after[other] for other in _bits(more))
+            for other in _bits(self.after[place]):
+                if behind & ~found[other]:
+                    found[other] |= behind
+                    queue.append(other)
         return found
 
     def _facts(self, expr: Expr) -> Facts:
         match expr:
             case Ref(name):
-                return (False, frozenset((name,)), frozenset((name,))) if name in self.places else self.rules[name]
+                return (False, self.places[name], self.places[name]) if name in self.places else self.rules[name]
             case Seq(parts):
                 facts = [self._facts(part) for part in parts]
-                first = NOTHING.union(*(one[1] for one in _until_full(facts)))
-                last = NOTHING.union(*(one[2] for one in _until_full(facts[::-1])))
+                first = _any_of(one[1] for one in _until_full(facts))
+                last = _any_of(one[2] for one in _until_full(facts[::-1]))
                 return all(one[0] for one in facts), first, last
             case Alt(parts):
                 facts = [self._facts(part) for part in parts]
-                first, last = (NOTHING.union(*(one[side] for one in facts)) for side in (1, 2))
+                first, last = (_any_of(int(one[side]) for one in facts) for side in (1, 2))
                 return any(one[0] for one in facts), first, last
             case Star(inner):
                 return True, *self._facts(inner)[1:]
@@ -463,14 +461,27 @@ class _Neighbours:
         """What stands beside each other in an expression."""
         if isinstance(expr, Star | Repeat):
             _, first, last = self._facts(expr.inner)
-            for name in last:
-                self.after[name] |= first
-        before = NOTHING
+            self._join(last, first)
+        before = 0
         for part in expr.parts if isinstance(expr, Seq) else ():
             empty, first, last = self._facts(part)
-            for name in before:
-                self.after[name] |= first
+            self._join(before, first)
             before = last | before if empty else last
+
+    def _join(self, last: int, first: int) -> None:
+        for place in _bits(last):
+            self.after[place] |= first
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _any_of(masks: Iterable[int]) -> int:
+    return reduce(or_, masks, 0)
 
 
 def _until_full(facts: Iterable[Facts]) -> Iterable[Facts]:

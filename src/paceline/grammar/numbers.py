@@ -1,5 +1,5 @@
-"""Numbers in JSON come to an end: the library's may have digits for ever where a schema sets no bounds, and a model that
-repeats itself writes them until its tokens are used up.
+"""Numbers in JSON come to an end: without this they may have digits for ever, and a model that repeats itself writes
+them until its tokens are used up.
 
 A number is cut off by the mask: once it has `MOST` characters, tokens that would make it longer are forbidden, unless
 nothing else is allowed (it has no digit behind its point yet, or the schema wants more). That the output is inside of a

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 
 import llguidance
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
@@ -37,7 +36,7 @@ LONGEST: Final = 200
 MORE: Final = '; leave it out, or let "strict": False ignore it'
 
 BLANKS: Final = r"(?:[ \t]|\r?\n {0,32}|\r?\n\t{0,8})"
-"""What may stand once between parts of JSON: a blank, or a line break and 8 levels of indentation by 4 blanks (16 by 2)."""
+"""What may stand once between parts of JSON: a blank, or a line break and 8 levels of 4 blanks (16 of 2) or of tabs."""
 
 LIMITS: Final = llguidance.LLParserLimits(step_max_items=1_000_000)
 """Grammars of characters have more items than the library expects."""
@@ -128,10 +127,8 @@ def _bounded(schema: Any, params: StructuredOutputsParams) -> Any:
     return bounded_json(schema, strict=params.strict, whitespace_pattern=pattern, compact=compact)
 
 
-def bounded_json(
-    schema: Any, *, strict: bool, whitespace_pattern: str | None = None, compact: bool = False
-) -> Any:
-    """A schema with options for the library beside it: blanks end, and strings may hold all of JSON's escapes but `\\/`.
+def bounded_json(schema: Any, *, strict: bool, whitespace_pattern: str | None = None, compact: bool = False) -> Any:
+    r"""A schema with options for the library beside it: blanks end, and strings may hold JSON's escapes, but `\/`.
 
     Args:
         schema: what it says itself about white space, under `x-guidance`, holds where none of the others are given.
