@@ -12,10 +12,8 @@ bytes. Bounds of repetition above `MOST_COUNTED` count as none there, which may 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from operator import or_
 from typing import Final
 
 import numpy as np
@@ -44,6 +42,7 @@ from paceline.grammar.expression import (
     sequence,
 )
 from paceline.grammar.gbnf import is_gbnf, parse_gbnf
+from paceline.grammar.neighbours import Neighbours, any_of
 from paceline.grammar.notation import parse_ebnf
 
 MOST_COUNTED: Final = 4
@@ -164,7 +163,8 @@ class _Folding:
     Attributes:
         apart: regular expressions that are no lexemes, but made of some.
         rules: name -> its expression, in which a `Ref` is a rule or a place of a lexeme.
-        places: of lexemes -> the expression; no rule has such a name.
+        lexemes: the regular expressions that are lexemes, or were before they were taken apart.
+        places: of lexemes -> which one; no rule has such a name.
     """
 
     def __init__(self, rules: Mapping[str, Expr], start: str) -> None:
@@ -180,35 +180,37 @@ class _Folding:
             found.ranges for expr in self.whole.values() for found in parts_of(expr) if isinstance(found, Chars)
         )
         self.leads = _leads(self.alphabet)
-        self.automata: dict[Expr, Dfa] = {}
-        self.known: dict[tuple[Expr, Expr], tuple[bool, int]] = {}
+        self.lexemes: list[Expr] = []
+        self.numbers: dict[Expr, int] = {}
+        self.automata: dict[int, Dfa] = {}
+        self.known: dict[tuple[int, int], tuple[bool, int]] = {}
         self.apart: set[Expr] = set()
         self.fold()
 
     def fold(self) -> None:
         """Make rules and lexemes, with what is to be taken apart."""
-        self.places: dict[str, Expr] = {}
+        self.places: dict[str, int] = {}
         kept = self.recursive | {self.start}
         self.rules = {name: self._folded(expr) for name, expr in self.whole.items() if name in kept}
 
     def running_on(self) -> set[Expr]:
         """Lexemes that may run on over what follows another one where both may begin."""
-        around = _Neighbours(self.rules, list(self.places), self.start)
-        exprs = list(self.places.values())
-        where = dict.fromkeys(exprs, 0)  # places of each lexeme, as bits
-        for place, expr in enumerate(exprs):
-            where[expr] |= 1 << place
-        begins = {expr: self._lead(self._dfa(expr), 0) for expr in where}
-        meeting = {one: _any_of(where[other] for other in where if self._together(one, other)[0]) for one in where}
-        beside = around.beside([meeting[expr] for expr in exprs])
-        found = set[Expr]()
-        for one, near, after in set(zip(exprs, beside, around.after, strict=True)):
-            following = _any_of(begins[expr] for expr in where if where[expr] & after)
-            near_by = (expr for expr in where if where[expr] & near and not isinstance(expr, Chars))
-            found |= {other for other in near_by if self._together(one, other)[1] & following}
-        return found
+        around = Neighbours(self.rules, list(self.places), self.start)
+        lexemes = list(self.places.values())
+        where = dict.fromkeys(lexemes, 0)  # places of each, as bits
+        for place, lexeme in enumerate(lexemes):
+            where[lexeme] |= 1 << place
+        begins = {one: self._lead(self._dfa(one), 0) for one in where}
+        longer = [one for one in where if not isinstance(self.lexemes[one], Chars)]
+        meeting = {one: any_of(where[other] for other in where if self._together(one, other)[0]) for one in where}
+        beside = around.beside([meeting[lexeme] for lexeme in lexemes])
+        found = set[int]()
+        for one, near, after in set(zip(lexemes, beside, around.after, strict=True)):
+            following = any_of(begins[other] for other in where if where[other] & after)
+            found |= {other for other in longer if near & where[other] and self._together(one, other)[1] & following}
+        return {self.lexemes[one] for one in found}
 
-    def _together(self, one: Expr, other: Expr) -> tuple[bool, int]:
+    def _together(self, one: int, other: int) -> tuple[bool, int]:
         """Whether there is a text of both, and the bytes that may go on in the other behind a text of `one`."""
         if (one, other) not in self.known:
             self.known[one, other] = self._product(self._dfa(one), self._dfa(other))
@@ -321,10 +323,13 @@ class _Folding:
         """What stands for a regular expression."""
         if expr in self.apart:
             return self._taken_apart(expr)
-        if not self._dfa(expr).accepts.size:
+        if expr not in self.numbers:
+            self.numbers[expr] = len(self.lexemes)
+            self.lexemes.append(expr)
+        if not self._dfa(self.numbers[expr]).accepts.size:
             return EMPTY
         place = Ref(f" {len(self.places)}")  # no notation allows a blank in a name
-        self.places[place.name] = expr
+        self.places[place.name] = self.numbers[expr]
         return optional(place) if _nullable(self.resolve(expr)) else place
 
     def _taken_apart(self, expr: Expr) -> Expr:
@@ -341,10 +346,11 @@ class _Folding:
                 return Repeat(self._lexeme(inner), low, high)
         raise AssertionError("a character runs on over nothing")
 
-    def _dfa(self, expr: Expr) -> Dfa:
-        if expr not in self.automata:
-            self.automata[expr] = Dfa.of(_uncounted(self.resolve(expr)), self.alphabet).without_empty()
-        return self.automata[expr]
+    def _dfa(self, lexeme: int) -> Dfa:
+        if lexeme not in self.automata:
+            expr = _uncounted(self.resolve(self.lexemes[lexeme]))
+            self.automata[lexeme] = Dfa.of(expr, self.alphabet).without_empty()
+        return self.automata[lexeme]
 
     def _lead(self, dfa: Dfa, state: int) -> int:
         """First bytes of what may go on in a state, as bits."""
@@ -396,110 +402,14 @@ def _lead_byte(code: int) -> int:
     return 0xC0 | code >> 6 if code < 0x800 else 0xE0 | code >> 12 if code < 0x10000 else 0xF0 | code >> 18
 
 
-Facts = tuple[bool, int, int]
-"""Whether an expression may be empty, the places that it may begin with, and those that it may end with."""
-
-
-class _Neighbours:
-    """What may stand beside each place of a lexeme; sets of places are bits.
-
-    Attributes:
-        after: of each place, those that may come next.
-    """
-
-    def __init__(self, rules: Mapping[str, Expr], places: Sequence[str], start: str) -> None:
-        self.places = {name: 1 << place for place, name in enumerate(places)}
-        self.rules: dict[str, Facts] = dict.fromkeys(rules, (False, 0, 0))
-        while (found := {name: self._facts(expr) for name, expr in rules.items()}) != self.rules:
-            self.rules = found
-        self.after, self.begin = [0] * len(places), self.rules[start][1]
-        for expr in rules.values():
-            for part in parts_of(expr):
-                self._note(part)
-
-    def beside(self, meeting: Sequence[int]) -> list[int]:
-        """Of each place, those that may begin at the same point of a text.
-
-        Args:
-            meeting: of each place, those of which a text can be the lexeme too, so that it leads behind both.
-        """
-        found, done = [0] * len(self.after), [0] * len(self.after)
-        for place in _bits(self.begin):
-            found[place] = self.begin
-        queue = list(_bits(self.begin))
-        for place in queue:
-            more = found[place] & meeting[place] & ~done[place]
-            done[place] |= more
-            behind = _any_of(self.after[other] for other in _bits(more))
-            for other in _bits(self.after[place]):
-                if behind & ~found[other]:
-                    found[other] |= behind
-                    queue.append(other)
-        return found
-
-    def _facts(self, expr: Expr) -> Facts:
-        match expr:
-            case Ref(name):
-                return (False, self.places[name], self.places[name]) if name in self.places else self.rules[name]
-            case Seq(parts):
-                facts = [self._facts(part) for part in parts]
-                first = _any_of(one[1] for one in _until_full(facts))
-                last = _any_of(one[2] for one in _until_full(facts[::-1]))
-                return all(one[0] for one in facts), first, last
-            case Alt(parts):
-                facts = [self._facts(part) for part in parts]
-                first, last = (_any_of(int(one[side]) for one in facts) for side in (1, 2))
-                return any(one[0] for one in facts), first, last
-            case Star(inner):
-                return True, *self._facts(inner)[1:]
-            case Repeat(inner, low, _):
-                empty, first, last = self._facts(inner)
-                return low == 0 or empty, first, last
-        raise AssertionError("characters are lexemes")
-
-    def _note(self, expr: Expr) -> None:
-        """What stands beside each other in an expression."""
-        if isinstance(expr, Star | Repeat):
-            _, first, last = self._facts(expr.inner)
-            self._join(last, first)
-        before = 0
-        for part in expr.parts if isinstance(expr, Seq) else ():
-            empty, first, last = self._facts(part)
-            self._join(before, first)
-            before = last | before if empty else last
-
-    def _join(self, last: int, first: int) -> None:
-        for place in _bits(last):
-            self.after[place] |= first
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
-def _any_of(masks: Iterable[int]) -> int:
-    return reduce(or_, masks, 0)
-
-
-def _until_full(facts: Iterable[Facts]) -> Iterable[Facts]:
-    """Up to the first that cannot be empty."""
-    for one in facts:
-        yield one
-        if not one[0]:
-            return
-
-
 def _written(folded: _Folding) -> str:
     """In llguidance's notation."""
-    lexemes = {expr: f"T{number}" for number, expr in enumerate(dict.fromkeys(folded.places.values()))}
     names = {name: f"r{number}" for number, name in enumerate(folded.rules)}
-    names |= {name: lexemes[expr] for name, expr in folded.places.items()}
-    lines = ["%llguidance {}", f"start: {names[folded.start]}"]
+    names |= {name: f"T{lexeme}" for name, lexeme in folded.places.items()}
+    lines = [f"{NATIVE} {{}}", f"start: {names[folded.start]}"]
     lines += [f"{names[name]}: {_rule(expr, names)}" for name, expr in folded.rules.items()]
-    lines += [f"{name}: /{_regex(folded.resolve(expr))}/" for expr, name in lexemes.items()]
+    used = sorted(set(folded.places.values()))
+    lines += [f"T{lexeme}: /{_regex(folded.resolve(folded.lexemes[lexeme]))}/" for lexeme in used]
     return "\n".join(lines) + "\n"
 
 
