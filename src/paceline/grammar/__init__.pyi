@@ -27,6 +27,7 @@ from .notation import parse_ebnf as parse_ebnf
 from .notation import parse_regex as parse_regex
 from .notation import read_ebnf as read_ebnf
 from .numbers import MOST as MOST
+from .numbers import Numbers as Numbers
 from .structured import BLANKS as BLANKS
 from .structured import Constraint as Constraint
 from .structured import bounded_json as bounded_json
