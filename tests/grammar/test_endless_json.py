@@ -80,7 +80,7 @@ def test_two_hundred_blanks_are_refused_wherever_blanks_may_stand(kind: str) -> 
             blanks = (200 * run)[:200]
             found = taken(rule, before + blanks + behind)
             assert found.startswith(before)
-            assert len(found) - len(before) <= 35, (before, run)
+            assert len(found) - len(before) <= 34, (before, run)
 
 
 def test_a_pattern_of_one_s_own_decides() -> None:
@@ -102,7 +102,7 @@ def nested(depth: int) -> Any:
 def test_usual_layouts_are_allowed(kind: str, indent: Any) -> None:
     rule = made(**KINDS[kind][0])
     value = json.loads("".join(PARTS)) if kind == "a schema" else nested(8)
-    for separators in ((",", ":"), (", ", ": "), (",", ": ")):
+    for separators in ((",", ":"), (", " if indent is None else ",", ": ")):
         text = json.dumps(value, indent=indent, separators=separators)
         assert taken(rule, text) == text
         assert taken(rule, text.replace("\n", "\r\n")) == text.replace("\n", "\r\n")

@@ -35,10 +35,8 @@ LONGEST: Final = 200
 
 MORE: Final = '; leave it out, or let "strict": False ignore it'
 
-BLANKS: Final = r"(?:[ \t]|[ \t]?\r?\n(?: {0,32}|\t{0,8}))"
-"""What may stand once between parts of JSON: a blank, a line break and 8 levels of 4 blanks (16 of 2) or of tabs, or
-both.
-"""
+BLANKS: Final = r"(?:[ \t]|\r?\n(?: {0,32}|\t{0,8}))"
+"""What may stand once between parts of JSON: a blank, or a line break and 8 levels of 4 blanks (16 of 2) or of tabs."""
 
 LIMITS: Final = llguidance.LLParserLimits(step_max_items=1_000_000)
 """Grammars of characters have more items than the library expects."""
