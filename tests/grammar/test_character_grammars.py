@@ -257,6 +257,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "Lark: a lookahead": ("start: WORD\nWORD: /a(?=b)/", "terminal WORD of the grammar.*lookaround"),
     "Lark: not defined": ("start: missing", "missing"),
+    "the library's own": ("start: %json {}", r"begin it with %llguidance \{\} for that of llguidance"),
 }
 
 

@@ -383,8 +383,8 @@ def _from(low: int, high: int | None) -> Expr:
 
 def _between(low: str, high: str) -> Expr:
     """Digit strings of one length, in order."""
-    if not low:
-        return sequence()
+    if set(low) <= {"0"} and set(high) <= {"9"}:
+        return repeat(DIGIT, len(low), len(low))
     if low[0] == high[0]:
         return sequence(literal(low[0]), _between(low[1:], high[1:]))
     rest = len(low) - 1

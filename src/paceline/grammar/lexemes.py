@@ -71,9 +71,17 @@ def library_text(text: str) -> str:
     if is_native(text):
         return text
     try:
-        return of_characters(parse_gbnf(text) if is_gbnf(text) else parse_ebnf(text))
+        return of_characters(parse_gbnf(text) if is_gbnf(text) else _lark(text))
     except RecursionError:
         raise ConfigError("the grammar is nested too deeply; give parts of it names of their own") from None
+
+
+def _lark(text: str) -> Grammar:
+    try:
+        return parse_ebnf(text)
+    except ConfigError as error:
+        native = f", or begin it with {NATIVE} {{}} for that of llguidance" if str(error).endswith(" notation") else ""
+        raise ConfigError(f"{error}{native}") from None
 
 
 def of_characters(grammar: Grammar) -> str:

@@ -310,7 +310,7 @@ class Constraint(LogitRule):
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             found = np.unpackbits(bits, bitorder="little").view(np.bool_)
         if width is not None:
-            found = np.concatenate([found[:width], np.zeros(max(0, width - len(found)), np.bool_)])
+            found = found[:width] if len(found) >= width else np.pad(found, (0, width - len(found)))
         return found if self._numbers is None else self._numbers.cut(found, size)
 
     def _take(self, matcher: llguidance.LLMatcher, path: Sequence[int]) -> int:
