@@ -89,12 +89,14 @@ class StructuredOutputsParams:
         json: a JSON schema as dict or text, or a pydantic model.
         regex: a regular expression in the syntax of Rust's `regex`, matched by the whole output.
         choice: texts, one of which is the output.
-        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it).
+        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it); any way to cut the text into terminals
+            counts.
         json_object: True for any JSON object.
         structural_tag: vLLM's {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which
             what stands between a begin and its end follows the schema.
         disable_any_whitespace: of JSON: one blank behind commas and colons and none elsewhere.
-        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts.
+        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts; None is one
+            blank, or a line break and 32 blanks or 8 tabs at most.
         strict: reject a schema with keywords that cannot be enforced; else they are ignored, so that the output may
             violate them.
     Raises:
