@@ -246,7 +246,7 @@ def test_methods_of_different_names_share_a_folder(tmp_path: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ rows that are no tokens
+# ---------------------------------------------------------------------------------------- rows that are no tokens
 
 WIDE, NARROW = 14, 11
 KINDS: dict[str, Callable[[int], Any]] = {

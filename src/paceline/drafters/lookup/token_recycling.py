@@ -202,10 +202,8 @@ class CandidateTable:
     def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
         """See `tables.Table`."""
         size = len(self.candidates_vk)
-        tokens_t, candidates_tk = (
-            _checked(name, arrays[name], least, stored or size)
-            for name, least in (("tokens", 0), ("candidates", NOBODY))
-        )
+        tokens_t = _checked("tokens", arrays["tokens"], 0, stored or size)
+        candidates_tk = _checked("candidates", arrays["candidates"], NOBODY, stored or size)
         if tokens_t.ndim != 1 or candidates_tk.shape != (len(tokens_t), CANDIDATES):
             raise ValueError(f"tokens and candidates have shapes {tokens_t.shape} and {candidates_tk.shape}")
         ordered_tk = np.sort(candidates_tk, axis=1)
