@@ -6,6 +6,7 @@ The right tokens are those of transformers where these ids are suppressed; trans
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig
+from paceline.search import Branch
 from paceline.tree import EMPTY_TREE, TokenTree
 
 HOLES = (65, 66, 90, 200, 255)
@@ -100,6 +102,35 @@ def test_searches_steering_and_structured_outputs_neither(llm: LLM, kind: str) -
     ]
     for found in many:
         assert_tokens(found, kind)
+
+
+@pytest.mark.parametrize("obeyed", [True, False])
+def test_mixtures_of_drafts_hold_tokens_that_the_rules_allow(
+    llm: LLM, kind: str, obeyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is a search that does not ask them."""
+    fed, inner = [], Branch.mixed
+
+    def mixed(self: Branch, mixture: Mapping[int, float]) -> Branch:
+        fed.append(set(mixture))
+        return inner(self, mixture)
+
+    monkeypatch.setattr(Branch, "mixed", mixed)
+    if not obeyed:
+        unruled = "paceline.search.methods.superposed.shaped"
+        monkeypatch.setattr(unruled, lambda _, logits: (logits.log_softmax(-1), {}))
+    letters = {llm.tokenizer.encode(letter)[0] for letter in "defg"}
+    bounds: list[tuple[dict[str, Any], set[int]]] = [
+        ({}, set(range(TOKENS)) - set(ABSENT[kind])),
+        ({"structured_outputs": {"regex": "[d-g]{6}"}}, letters),
+        ({"bad_words": ["d", "e"]}, set(range(TOKENS)) - set(ABSENT[kind]) - set(llm.tokenizer.encode("de"))),
+    ]
+    for more, allowed in bounds:
+        fed.clear()
+        llm.generate("de", SamplingParams(temperature=0.0, max_tokens=6, **more), search="superposed")
+        if kind == "holes" or obeyed or "structured_outputs" in more:
+            assert all(one <= allowed for one in fed) == obeyed
+        assert fed
 
 
 def test_logprobs_are_those_without_the_rows_beyond(folder: Path, llm: LLM) -> None:
