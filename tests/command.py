@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,18 @@ class Result:
         assert len(lines) == 1, self.err
         assert "Traceback" not in self.err
         return lines[0].removeprefix("paceline: ")
+
+
+ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+"""Signals that end a command which has something to keep: its exit code, and the line that it says."""
+
+
+def arrive(number: signal.Signals) -> None:
+    """Let a signal come now."""
+    if number is signal.SIGINT:
+        raise KeyboardInterrupt  # it may be ignored here
+    assert callable(signal.getsignal(number)), "it would end this process"
+    signal.raise_signal(number)
 
 
 class Terminal(io.StringIO):

@@ -6,6 +6,7 @@ The right tokens are those of transformers where these ids are suppressed; trans
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig
+from paceline.search import Branch
 from paceline.tree import EMPTY_TREE, TokenTree
 
 HOLES = (65, 66, 90, 200, 255)
@@ -102,6 +104,35 @@ def test_searches_steering_and_structured_outputs_neither(llm: LLM, kind: str) -
         assert_tokens(found, kind)
 
 
+@pytest.mark.parametrize("obeyed", [True, False])
+def test_mixtures_of_drafts_hold_tokens_that_the_rules_allow(
+    llm: LLM, kind: str, obeyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is a search that does not ask them."""
+    fed, inner = [], Branch.mixed
+
+    def mixed(self: Branch, mixture: Mapping[int, float]) -> Branch:
+        fed.append(set(mixture))
+        return inner(self, mixture)
+
+    monkeypatch.setattr(Branch, "mixed", mixed)
+    if not obeyed:
+        unruled = "paceline.search.methods.superposed.shaped"
+        monkeypatch.setattr(unruled, lambda _, logits: (logits.log_softmax(-1), {}))
+    letters = {llm.tokenizer.encode(letter)[0] for letter in "defg"}
+    bounds: list[tuple[dict[str, Any], set[int]]] = [
+        ({}, set(range(TOKENS)) - set(ABSENT[kind])),
+        ({"structured_outputs": {"regex": "[d-g]{6}"}}, letters),
+        ({"bad_words": ["d", "e"]}, set(range(TOKENS)) - set(ABSENT[kind]) - set(llm.tokenizer.encode("de"))),
+    ]
+    for more, allowed in bounds:
+        fed.clear()
+        llm.generate("de", SamplingParams(temperature=0.0, max_tokens=6, **more), search="superposed")
+        if kind == "holes" or obeyed or "structured_outputs" in more:
+            assert all(one <= allowed for one in fed) == obeyed
+        assert fed
+
+
 def test_logprobs_are_those_without_the_rows_beyond(folder: Path, llm: LLM) -> None:
     """Ids among the tokens have logprobs of the model, as have tokens that a rule forbids."""
     (request,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=1, logprobs=5))
@@ -178,7 +209,9 @@ def test_a_draft_model_that_lacks_a_token_of_the_text_is_told_so(tmp_path: Path)
     llm = LLM(folder, speculative_config={"method": "draft_model", "model": str(small)}, **OPEN)
     low = SamplingParams(temperature=0.0, max_tokens=8, allowed_token_ids=[97, 98, 99])
     found, beside = llm.generate([[97, TOKENS - 5], [97, 98]], low)
-    assert f"the text holds token {TOKENS - 5}, and draft model" in str(found.metrics.dropped_drafters)
+    (why,) = found.metrics.dropped_drafters.values()
+    assert f"the text holds token {TOKENS - 5}, and draft model" in why
+    assert f"has only {TOKENS - 20} tokens" in why
     assert not beside.metrics.dropped_drafters
     assert found.outputs[0].error is beside.outputs[0].error is None
 

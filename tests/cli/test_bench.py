@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_checkpoint
-from command import Command
+from command import ENDS, Command, arrive
 
 from paceline import LLM, bench
 from paceline.bench.judge import Difference, tokens
@@ -88,21 +89,23 @@ def test_outputs_that_differ_exit_with_1(run: Command, arguments: list[str], mon
     assert "first at prompt '1', turn 1, token 2" in found.out
 
 
-def test_ctrl_c_writes_what_was_done(
-    run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("number", "code", "words"), ENDS)
+def test_a_signal_writes_what_was_done(
+    run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, code: int, words: str,
+) -> None:  # fmt: skip
     generate, calls = LLM.generate, []
 
     def stop(self: LLM, *given: Any, **more: Any) -> Any:
         calls.append(1)
         if len(calls) > 7:
-            raise KeyboardInterrupt
+            arrive(number)
         return generate(self, *given, **more)
 
     monkeypatch.setattr(LLM, "generate", stop)
     found = run(*arguments, "--json", tmp_path / "run.json")
-    assert found.code == 130
-    assert found.line == "interrupted"
+    assert (found.code, found.line) == (code, words)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert json.loads((tmp_path / "run.json").read_text())["interrupted"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Command
+from command import ENDS, Command, arrive
 
 from paceline.bench.diffusion import DiffusionBench
 from tests.bench.diffusion.test_caches_and_constraints import folder_of
@@ -64,22 +64,23 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
     assert (tmp_path / "run.svg").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("texts", "shown"), [(3, True), (2, False)])
-def test_ctrl_c_keeps_what_is_there(
-    run: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: int, shown: bool
+@pytest.mark.parametrize(("texts", "shown", "end"), [(3, True, 0), (2, False, 0), (3, True, 1)])
+def test_a_signal_keeps_what_is_there(
+    run: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: int, shown: bool, end: int
 ) -> None:
     """Two texts tell how long it will take, the third is the baseline's."""
     decode, done = DiffusionBench.decode, [0]
+    number, code, _ = ENDS[end]
 
     def interrupted(self: DiffusionBench, *given: Any) -> Any:
         done[0] += 1
         if done[0] > texts:
-            raise KeyboardInterrupt
+            arrive(number)
         return decode(self, *given)
 
     monkeypatch.setattr(DiffusionBench, "decode", interrupted)
     found = run("bench", "diffusion", "-m", model, *SMALL, "-s", "threshold", "-o", tmp_path / "run.json")
-    assert found.code == 130
+    assert found.code == code
     assert ("answers" in found.out) is shown
     assert "interrupted: the figures are of what was done until then." in found.out
     made = json.loads((tmp_path / "run.json").read_text())

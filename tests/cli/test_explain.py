@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import webbrowser
 from pathlib import Path
 
 import pytest
-from command import Command
+from command import ENDS, Command, arrive
 
 from paceline.bench.explain import EXPLAIN_MARK
 from paceline.engine import Engine
@@ -101,9 +102,12 @@ def test_open_shows_the_page(run: Command, here: Path, monkeypatch: pytest.Monke
     assert opened == [(here / "explain.html").as_uri()]
 
 
-@pytest.mark.parametrize("steps", [None, 0, 2])
-def test_an_interrupt_keeps_the_steps_so_far(
-    run: Command, here: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None
+@pytest.mark.parametrize(
+    ("steps", "number", "code"),
+    [(steps, number, code) for steps in (None, 0, 2) for number, code, _ in ENDS if steps is not None or code == 130],
+)
+def test_a_signal_keeps_the_steps_so_far(
+    run: Command, here: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, number: signal.Signals, code: int
 ) -> None:
     """None: in the warm-up, which nobody watches."""
     decode, calls = Engine.decode, []
@@ -111,11 +115,11 @@ def test_an_interrupt_keeps_the_steps_so_far(
     def interrupted(self: Engine, running: object) -> object:
         calls.extend([1] * bool(self.watchers))
         if steps is None or len(calls) > steps:
-            raise KeyboardInterrupt
+            arrive(number)
         return decode(self, running)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "decode", interrupted)
     found = run("explain", "One day", *FAST)
-    assert found.code == 130
+    assert found.code == code
     assert (here / "explain.html").exists() == bool(steps)
     assert found.out.startswith(f"explain.html: {steps} steps") == bool(steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,13 @@ def test_list_and_show(run: Command) -> None:
     shown = run("profile", "show", other.name)
     assert shown.code == 0
     assert str(path) in "".join(shown.out.split())
-    assert "1.50 times plain decoding (95 % interval 1.40 to 1.60, 40 paired runs)" in " ".join(shown.out.split())
+    assert "1.50 times plain decoding (95 % interval 1.40 to 1.60, 40 paired runs on 12 prompts)" in " ".join(
+        shown.out.split()
+    )
+    few = replace(other, measured={**other.measured, "gain": GAIN | {"items": 3}, "batch_size": 4})
+    few.save()
+    flat = " ".join(run("profile", "show", few.name).out.split())
+    assert "decoding (6 batches or more are needed for an interval, 40 paired runs on 3 batches)" in flat
     made = json.loads(run("profile", "show", one.path.stem, "--json").out)
     assert (made["name"], made["speculative_config"]) == (one.name, NGRAM)
     assert len(json.loads(run("profile", "list", "--json").out)["profiles"]) == 2

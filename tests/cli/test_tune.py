@@ -5,11 +5,12 @@ here.
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Command
+from command import ENDS, Command, arrive
 
 from paceline.bench.tune import Arm, Interval, Tuning
 from paceline.cli.tune import words
@@ -92,15 +93,17 @@ def test_bad_input_is_rejected_before_the_model_is_loaded(run: Command, tmp_path
     assert run("tune", "--budget", "0").code == 2
 
 
-def test_an_interrupt_before_anything_was_measured(
-    run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "code", "words"), ENDS)
+def test_a_signal_before_anything_was_measured(
+    run: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, words: str
 ) -> None:
     def interrupt(*arguments: Any) -> float:
-        raise KeyboardInterrupt
+        arrive(number)
+        return 0.0
 
     monkeypatch.setattr("paceline.bench.tune.tuning.Trial.warm_up", interrupt)
     found = run("tune", "--prompts", prompts, *FAST)
-    assert found.code == 130
+    assert (found.code, found.line) == (code, words)
     assert "Interrupted" in found.out
     assert "No profile was written." in found.out
 
@@ -127,6 +130,19 @@ def test_words_of_a_gain() -> None:
     assert "(95 % interval 1.40 to 1.62, 40 paired runs on 12 prompts)" in flat
     assert "with a confidence of more than 99.9 %" in flat
     assert "Profile: /p.json" in flat
+
+
+@pytest.mark.parametrize(("batch", "units"), [(1, "prompts"), (4, "batches")])
+def test_few_prompts_have_no_interval(batch: int, units: str) -> None:
+    """Five all lie on one side by chance in one of sixteen cases; six are the control."""
+    for items in (5, 6):
+        found = tuning(gain=Interval(1.5, 1.4, 1.62, 0.9995, 40, items))
+        found.batch_size = batch
+        shown = " ".join(words(found, Path("/p.json")).split())
+        why = f"6 {units} or more are needed for an interval"
+        ends = why if items == 5 else "95 % interval 1.40 to 1.62"
+        assert f"1.50 times plain decoding ({ends}, 40 paired runs on {items} {units})" in shown
+        assert ("confidence" in shown) == ("95 %" in shown) == (items == 6)
 
 
 def test_words_of_no_gain() -> None:

@@ -4,7 +4,7 @@ they go on drafting behind it; a text that a draft model cannot read is one that
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,12 @@ def decoded(live: Any, wanted: SamplingParams) -> Any:
     return request
 
 
+@cache
+def plain_text(mode: str) -> list[int]:
+    found: list[int] = decoded(engine((), verifier("rejection_sampler")), params(mode, **TIGHT)).outputs[0].token_ids
+    return found
+
+
 @each
 def test_drafters_go_on_behind_tokens_that_they_lack(name: str, options: dict[str, Any]) -> None:
     """The drafted text is plain decoding's, and the drafter is asked and answers to the end."""
@@ -135,8 +141,7 @@ def test_drafters_go_on_behind_tokens_that_they_lack(name: str, options: dict[st
         lacking = [tree for length, tree in watched.proposed if (length - len(PROMPT)) % 4 == 3]
         assert not any(map(len, lacking)), "something was drafted where j alone is allowed"
         if mode != "sampled" or not drafter.draws_tokens:
-            plain = decoded(engine((), verifier("rejection_sampler")), params(mode, **TIGHT))
-            assert text == plain.outputs[0].token_ids
+            assert text == plain_text(mode)
 
 
 @each

@@ -91,6 +91,35 @@ def test_bytes_without_a_token_wait_for_one_that_goes_on(folders: dict[str, Path
     assert len(ids) == 1
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer lacks most signs, and has no bytes."""
+    folder = tmp_path_factory.mktemp("narrow")
+    tiny_tokenizers.write(tiny_checkpoint.write(folder, vocab_size=600), "unigram")
+    return folder
+
+
+@pytest.mark.parametrize(("text", "known"), [("hello ж there", "hello  there"), ("жhello", "hello"), ("жж", "")])
+def test_bytes_that_are_in_no_token_come_up_by_chance(narrow: Path, text: str, known: str) -> None:
+    """The rest is what it is without them."""
+    runner, tokenizer = opened(narrow)
+    scorer, unknown = ByteScorer(runner, tokenizer, [1, 2]), len(text.encode()) - len(known)
+    (score, size) = scorer.scores([text.encode()])[0]
+    (rest, tokens) = scorer.scores([known.encode()])[0] if known else (0.0, 0)
+    assert (score, size) == (pytest.approx(rest - unknown * math.log(600)), tokens + unknown)
+    assert scorer.vocabulary.spelled(text.encode()) == scorer.vocabulary.spelled(known.encode())
+
+
+def test_a_text_with_a_sign_that_the_second_model_lacks_is_ranked(llm: LLM, narrow: Path) -> None:
+    """It had no chance behind any text without one, whatever both models think of the rest."""
+    digits = {str(i): llm.tokenizer.encode(f"{i}")[-1] for i in range(10)}
+    given: dict[str, Any] = {"method": "gfd", "model": str(narrow), "beam_width": 4}
+    how = SamplingParams(temperature=0.0, max_tokens=3, n=4, ignore_eos=True, allowed_token_ids=[*digits.values()])
+    (found,) = llm.generate(PROMPT, how, search=given)
+    assert not all(set(one.text) <= set("123 ") for one in found.outputs), "the first model likes other digits"
+    assert [one.score is not None and math.isfinite(one.score) for one in found.outputs] == [True] * 4
+
+
 def test_a_strings_probability_is_that_of_its_tokens_and_of_those_that_go_on(llm: LLM) -> None:
     prompt = llm.tokenizer.encode(PROMPT)
     scorer = ByteScorer(llm.runner, llm.tokenizer, prompt)

@@ -89,11 +89,8 @@ def test_complexities_are_numbers(llm: LLM) -> None:
 
 
 def test_a_model_that_gives_no_numbers_is_named_too(llm: LLM, tmp_path: Path) -> None:
-    search = {
-        "method": "sample_and_rank",
-        "num_samples": 2,
-        "scorer": {"model": str(encoder(tmp_path / "fine", pooler=True))},
-    }
+    fine = encoder(tmp_path / "fine", pooler=True)
+    search = {"method": "sample_and_rank", "num_samples": 2, "scorer": {"model": str(fine)}}
     assert searched(llm, letter_params(llm, temperature=1.0), **search).outputs[0].error is None
     broken = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "fine")
     broken.classifier.bias.data.fill_(nan)

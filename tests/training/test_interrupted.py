@@ -22,7 +22,7 @@ from paceline.utils import replacing
 
 TEXTS = [Document(tuple((7 * i + j * (i + 3)) % 500 + 4 for j in range(18 + i % 5)), 4) for i in range(20)]
 PARTS = Split(TEXTS[:14], TEXTS[14:17], TEXTS[17:])
-HOW = Fitting(steps=14, batch_rows=2, row_tokens=32, eval_steps=5, bf16=False, warmup_steps=2, learning_rate=1e-2)
+HOW = Fitting(steps=11, batch_rows=2, row_tokens=32, eval_steps=5, bf16=False, warmup_steps=2, learning_rate=1e-2)
 
 Weights = dict[str, torch.Tensor]
 
@@ -217,7 +217,7 @@ def test_off_a_terminal_there_are_lines(
     fitted(llm, tmp_path / "heads")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == HOW.steps
-    assert lines[6].startswith("training: 50%, step 7, loss ")
+    assert lines[6].startswith("training: 64%, step 7, loss ")
     assert lines[6].endswith(" s left")
     assert "tokens a pass" in lines[6]
     fitted(llm, tmp_path / "adapter", method="lora")

@@ -28,6 +28,7 @@ from .stats import ENOUGH as ENOUGH
 from .stats import Estimate as Estimate
 from .stats import bootstrap as bootstrap
 from .stats import median_ratio as median_ratio
+from .stats import no_interval as no_interval
 from .stats import speedup as speedup
 from .stats import tokens_per_second as tokens_per_second
 from .stats import wilson as wilson

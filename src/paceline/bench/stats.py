@@ -27,6 +27,11 @@ ENOUGH = 6
 """Fewer independent units than this prove no difference: five all lie on one side by chance in 1 of 16 cases."""
 
 
+def no_interval(units: str = "prompts") -> str:
+    """Why a figure has none."""
+    return f"{ENOUGH} {units} or more are needed for an interval"
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A figure with its interval; `n` counts the independent units behind it."""

@@ -15,7 +15,7 @@ import typer
 
 from paceline.cli import bench_diffusion, bench_documents, bench_peers, bench_structured
 from paceline.cli.bench_documents import Output
-from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
+from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
 from paceline.cli.options import engine_options, reject_diffusion, with_flags
 from paceline.cli.terminal import progress_bar, say, stages
 from paceline.errors import ConfigError
@@ -303,7 +303,11 @@ def _measure(
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
     bandwidth = read_bandwidth(llm.runner.info.device)
-    with progress_bar() as bar, PeersInTurn(llm, wanted, draft=draft, progress=(show := stages(bar))) as peers:
+    with (
+        TerminatedToo(),
+        progress_bar() as bar,
+        PeersInTurn(llm, wanted, draft=draft, progress=(show := stages(bar))) as peers,
+    ):
         harness = Harness(llm, [*chosen, *dials], options, show, peers)
         harness.run(work)
         for one in work:

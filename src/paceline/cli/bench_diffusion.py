@@ -16,7 +16,7 @@ import typer
 
 from paceline.cli import outputs
 from paceline.cli.bench_documents import Output
-from paceline.cli.interrupts import INTERRUPTED, raise_from_now_on
+from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
 from paceline.cli.options import with_log_level
 from paceline.cli.terminal import progress_bar
 from paceline.errors import ConfigError
@@ -76,7 +76,7 @@ def command(
     )
     bench = _open(model, options, dtype=dtype, device=device, threads=threads)
     raise_from_now_on()
-    with progress_bar() as bar:
+    with TerminatedToo(), progress_bar() as bar:
         document, wrong = _measure(bench, part, method or [], _Screen(bar))
     _show(document, part)
     _write(document, output, plot, model)

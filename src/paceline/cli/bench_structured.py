@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli import outputs
 from paceline.cli.bench_documents import OUTPUT, Output
-from paceline.cli.interrupts import INTERRUPTED
+from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import reject_diffusion, with_log_level
 from paceline.cli.terminal import progress_bar, say, spinner, stages
 from paceline.errors import ConfigError
@@ -118,7 +118,8 @@ def _measure(data: Path, model: str | None, peers: str, options: dict[str, Any])
             libraries = [stack.enter_context(one) for one in open_libraries(llm, commands, options["seconds"])]
             judge = stack.enter_context(open_judge())
         bench = StructuredBench(llm, libraries, judge, max_tokens=options["max_tokens"], show=stages(bar))
-        measured, answers, interrupted = _run(bench, sets, questions)
+        with TerminatedToo():
+            measured, answers, interrupted = _run(bench, sets, questions)
     return {
         "format": STRUCTURED_FORMAT,
         "provenance": provenance(seed=0),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import outputs
+from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.methods import in_use, left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt
@@ -53,7 +54,7 @@ def command(
         outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, command="explain", force=force)
     recorder, interrupted, used = _recorded(given, text, chat)
     if recorder.output is None:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     from paceline.bench.explain import Replay
 
     replay = Replay(recorder.data())
@@ -65,7 +66,7 @@ def command(
         print(f"{page}: {counted(recorder.steps, 'step')}")
         say(*used, *replay.sentences, indent="  ")
     if interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     recorder.output.raise_for_error()
 
 
@@ -89,7 +90,7 @@ def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, b
     try:
         warm_up(llm, what, params)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     recorder = Recorder(llm.with_speculative_config(llm.speculative))  # its cost model reads what the warm-up measured
     return (
         recorder,
@@ -109,8 +110,8 @@ def _write(page: Path, html: str, show: bool) -> None:
 
 
 def _record(recorder: Recorder, chunks: Any) -> bool:
-    """Decode to the end; returns whether Ctrl-C came first, which leaves what there is."""
-    with progress_bar() as bar:
+    """Decode to the end; returns whether Ctrl-C or SIGTERM came first, which leaves what there is."""
+    with TerminatedToo(), progress_bar() as bar:
         task = bar.add_task("decoding", total=None)
         try:
             for chunk in chunks:

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli.options import with_log_level
 from paceline.cli.terminal import counted, say
+from paceline.cli.tune import gain_words
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def show(name: Name, as_json: Json = False) -> None:
         "model": str(measured.get("model", "unknown")),
         "choice": one.choice,
         "config": json.dumps(one.speculative_config),
-        "gain": _gain(measured.get("gain")),
+        "gain": _gain(measured.get("gain"), measured.get("batch_size", 1)),
         "threads": str(one.threads),
         "applies to": f"{where.dtype} on {where.device}, {counted(where.threads, 'thread')}, {where.machine}",
         "versions": ", ".join(f"{key} {value}" for key, value in where.versions.items()),
@@ -117,14 +118,10 @@ def _facts(path: Path, profile: Profile) -> dict[str, Any]:
     return {"name": profile.name, "file": str(path), "choice": profile.choice, **asdict(profile)}
 
 
-def _gain(gain: Any) -> str:
+def _gain(gain: Any, batch_size: Any) -> str:
     if not isinstance(gain, dict):
         return "not measured"
     try:
-        low, high = gain["low"], gain["high"]
-        return (
-            f"{gain['median']:.2f} times plain decoding (95 % interval {low:.2f} to {high:.2f}, "
-            f"{counted(gain['pairs'], 'paired run')})"
-        )
+        return gain_words(gain, batch_size)
     except (KeyError, TypeError, ValueError):
         return "not readable"

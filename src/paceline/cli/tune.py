@@ -5,15 +5,16 @@ choice as a profile, and reports what it gains.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import outputs, tune_search, tune_steering
-from paceline.cli.interrupts import INTERRUPTED
+from paceline.cli.interrupts import INTERRUPTED, TerminatedToo
 from paceline.cli.options import model_path, open_llm, with_flags
 from paceline.cli.prompts import Prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, width, wrapped
@@ -209,11 +210,12 @@ def default_folder() -> Path:
 
 @contextmanager
 def _bar(budget: float) -> Iterator[Callable[[str, float], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error, where that is a terminal; until its end SIGTERM keeps what was found, as Ctrl-C does."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     whole = TextColumn("of {task.total:.0f} s")
-    with progress_bar(TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(), whole) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(), whole
+    with TerminatedToo(), progress_bar(*columns) as bar:
         task = bar.add_task("warming up", total=budget)
         yield lambda what, seconds: bar.update(task, description=what[:46], completed=seconds)
 
@@ -328,6 +330,8 @@ def _table(found: Tuning) -> list[str]:
 
 def _verdict(found: Tuning) -> list[str]:
     """What was chosen, what it gains, with which confidence."""
+    from paceline.bench import ENOUGH
+
     lines = []
     if found.interrupted:
         lines.append("Interrupted; what follows rests on the measurements so far.")
@@ -335,7 +339,7 @@ def _verdict(found: Tuning) -> list[str]:
         return [*lines, "No setting could be measured: undecided, auto remains the default."]
     gain, best = found.gain, found.best.words(found.threads)
     figures = _figures(found, gain)
-    confidence = f"It is faster with a confidence of {_percent(gain.confidence)}."
+    confidence = f" It is faster with a confidence of {_percent(gain.confidence)}." if gain.items >= ENOUGH else ""
     if found.chosen is None:
         why = (
             "the same runs chose it, so that they flatter it"
@@ -346,7 +350,7 @@ def _verdict(found: Tuning) -> list[str]:
         )
         lines.append(f"Undecided, auto remains the default: the search preferred {best}, {figures}; {why}.")
     elif found.chosen == found.best:
-        lines.append(f"Chosen: {best}. It decodes at {figures}. {confidence}")
+        lines.append(f"Chosen: {best}. It decodes at {figures}.{confidence}")
     else:
         lines.append(
             f"Chosen: plain decoding (off). The setting that the search preferred ({best}) is slower: {figures}."
@@ -365,9 +369,24 @@ def _near_ties(found: Tuning) -> list[str]:
 
 
 def _figures(found: Tuning, gain: Interval) -> str:
+    return gain_words(asdict(gain), found.batch_size)
+
+
+def gain_words(gain: Mapping[str, Any], batch_size: int) -> str:
+    """A gain with its interval, or why it has none, and what it rests on.
+
+    Args:
+        gain: the fields of `paceline.bench.tune.Interval`.
+    Raises:
+        KeyError, TypeError, ValueError: they are none.
+    """
+    from paceline.bench import ENOUGH, no_interval
+
+    one, several = ("prompt", "prompts") if batch_size == 1 else ("batch", "batches")
+    ends = f"95 % interval {gain['low']:.2f} to {gain['high']:.2f}"
     return (
-        f"{gain.median:.2f} times plain decoding (95 % interval {gain.low:.2f} to {gain.high:.2f}, "
-        f"{counted(gain.pairs, 'paired run')} on {counted(gain.items, 'prompt' if found.batch_size == 1 else 'batch')})"
+        f"{gain['median']:.2f} times plain decoding ({ends if gain['items'] >= ENOUGH else no_interval(several)}, "
+        f"{counted(gain['pairs'], 'paired run')} on {counted(gain['items'], one)})"
     )
 
 

@@ -3,14 +3,14 @@
 `max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything
 after the first token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end
 from the start. A bias on logits is added before anything looks at them. Thoughts are a text of their own, before the
-answer; both have the lengths and ends that any text has.
+answer; both have the lengths and ends that any text has. What is wrong with a request is said before anything runs;
+whatever code of one output raises from then on ends that output alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
@@ -20,96 +20,20 @@ import numpy as np
 
 from paceline.config import EngineConfig, SamplingParams, ThinkParams
 from paceline.diffusion.canvas import Canvas, Status, given_slots
+from paceline.diffusion.jobs import FinalPrefix, Job, Writing, alone, said
 from paceline.diffusion.layout import BiasedLayout, OpenedLayout
 from paceline.diffusion.loop import Outcome, Parts, running
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.diffusion.options import check_engine, check_sampling, honoured, parse_config
-from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter, TokenTexts
+from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter, Pieces, TokenTexts
 from paceline.diffusion.schedule import whole_blocks
 from paceline.diffusion.tccf import answering, answering_denoiser, thinking
-from paceline.engine import CompletionOutput, Request, StopChecker, tell
-from paceline.errors import ConfigError, PromptError
+from paceline.engine import CompletionOutput, Request, StopChecker, no_text, tell
+from paceline.errors import ConfigError, PacelineError, PromptError
 from paceline.models.denoiser import Denoiser, NativeDenoiser, load_denoiser
 from paceline.models.loading import GenerationDefaults, Tokenizer
 from paceline.sampling import draw_seed
 from paceline.utils import Advance, integer, need
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """A text to be written, and how.
-
-    Attributes:
-        text: prompt, parameters and most tokens; of thoughts, and of the answer to them, a request of its own.
-        method: temperature included.
-        denoiser: the model, maybe with other blocks than its own.
-    """
-
-    text: Request
-    method: ConfiguredMethod
-    denoiser: Denoiser
-
-    @property
-    def final_once_written(self) -> bool:
-        """Whether what is written stays."""
-        return "edit" not in self.method.names
-
-
-@dataclass(slots=True)
-class Job:
-    """One output in the making.
-
-    Attributes:
-        request: whose output it is.
-        index: 0..n-1.
-        writing: what is being written: the output, or the thoughts before it.
-        outcome: its canvas, kept current by the loop.
-        output: what the caller sees of it.
-        final: of a stream, what is final of the text.
-        thought: of an answer, how its thoughts came about.
-        shown, told: of a stream, rounds of the canvas and characters of the thoughts.
-    """
-
-    request: Request
-    index: int
-    writing: Writing
-    outcome: Outcome
-    output: CompletionOutput
-    final: FinalPrefix
-    thought: Outcome | None = None
-    shown: int = 0
-    told: int = 0
-
-    @property
-    def thinks(self) -> bool:
-        """Whether an answer is still to be begun."""
-        return self.request.params.think is not None and self.thought is None
-
-
-class FinalPrefix:
-    """What of an output of a stream is final while its canvas still fills: text and tokens that will not change.
-
-    Args:
-        checker: of the output, which has seen nothing yet; text that may begin a stop string is held back.
-    """
-
-    __slots__ = ("_chars", "_checker", "_tokens")
-
-    def __init__(self, checker: StopChecker) -> None:
-        self._checker, self._chars, self._tokens = checker, 0, 0
-
-    def grow(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """What is new among the tokens that are final, the ones of earlier calls included."""
-        new = tuple(tokens[self._tokens :])
-        if new:
-            self._checker.push(new)
-        self._tokens += len(new)
-        before, self._chars = self._chars, max(self._chars, self._checker.safe_text_length)
-        return self._checker.text[before : self._chars], new
-
-    def rest(self, text: str, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """What is left of the whole output."""
-        return text[self._chars :], tuple(tokens[self._tokens :])
 
 
 class DiffusionEngine:
@@ -191,12 +115,11 @@ class DiffusionEngine:
         """
         groups = self._groups([job for request in requests for job in self._jobs(request)])
         for group in groups[1:]:
-            for job in group:
-                self._parts(job)
+            self._ready(group)
         for group in groups:
-            parts = [self._parts(job) for job in group]
+            ready = self._ready(group)
             _begin(group)
-            for _ in self._running(group, parts):
+            for _ in self._running(ready):
                 pass
             for job in group:
                 self._finish(job)
@@ -209,16 +132,36 @@ class DiffusionEngine:
         kinds = [[job for job in jobs if job.thinks == thinks] for thinks in (False, True)]
         return [kind[low : low + most] for kind in kinds for low in range(0, len(kind), most)]
 
-    def _running(self, jobs: Sequence[Job], parts: Sequence[Parts]) -> Iterator[None]:
+    def _ready(self, jobs: Sequence[Job]) -> list[tuple[Job, Parts]]:
+        """Those that can begin, each with its method.
+
+        Raises:
+            ConfigError, UnsatisfiableError: see `ConfiguredMethod.parts`.
+        """
+        ready = []
+        for job in jobs:
+            try:
+                if job.failure is None:
+                    ready.append((job, self._parts(job)))
+            except PacelineError:
+                raise
+            except Exception as error:
+                job.fail(said("the diffusion method", error))
+        return ready
+
+    def _running(self, ready: Sequence[tuple[Job, Parts]]) -> Iterator[None]:
         """Thoughts, where there are some, and then the outputs, one pass of the model at a time."""
-        while jobs:
-            for _ in running([job.outcome for job in jobs], jobs[0].writing.denoiser, parts):
+        while ready:
+            jobs = [job for job, _ in ready]
+            for _ in running([job.outcome for job in jobs], jobs[0].writing.denoiser, [parts for _, parts in ready]):
                 self._look_for_ends(jobs)
                 yield
-            jobs = [job for job in jobs if job.thinks and self._goes_on(job)]
+            ready = []
             for job in jobs:
-                self._begin_answer(job)
-            parts = [self._parts(job) for job in jobs]
+                with alone(job, "the answer to the thoughts"):
+                    if job.thinks and self._goes_on(job):
+                        self._begin_answer(job)
+                        ready.append((job, self._parts(job)))
 
     def stream(self, request: Request) -> Generator[CanvasChunk]:
         """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
@@ -227,14 +170,14 @@ class DiffusionEngine:
             ConfigError, PromptError, UnsatisfiableError: at once.
         """
         jobs = self._jobs(request)
-        return self._streaming(jobs, [self._parts(job) for job in jobs])
+        return self._streaming(jobs, self._ready(jobs))
 
-    def _streaming(self, jobs: list[Job], parts: list[Parts]) -> Generator[CanvasChunk]:
+    def _streaming(self, jobs: list[Job], ready: list[tuple[Job, Parts]]) -> Generator[CanvasChunk]:
         _begin(jobs)
         try:
-            for _ in self._running(jobs, parts):
+            for _ in self._running(ready):
                 for job in jobs:
-                    if job.outcome.canvas.round != job.shown:
+                    if job.failure is None and job.outcome.canvas.round != job.shown:
                         yield self._chunk(job)
             for job in jobs:
                 self._finish(job)
@@ -243,17 +186,20 @@ class DiffusionEngine:
             for job in jobs:
                 if not job.output.finished():
                     self._finish(job)
-                    job.output.finish_reason, job.output.stop_reason = "abort", None
+                    if job.output.error is None:
+                        job.output.finish_reason, job.output.stop_reason = "abort", None
 
     def _chunk(self, job: Job) -> CanvasChunk:
-        output, request, writing, canvas = job.output, job.request, job.writing, job.outcome.canvas
-        pieces = self._painter.pieces(canvas, writing.text.max_tokens, self._ends(writing.text), job.shown)
+        output, request, canvas = job.output, job.request, job.outcome.canvas
+        pieces: Pieces = ()
         text = ""
         tokens: tuple[int, ...] = ()
+        with alone(job):
+            pieces = self._pieces(job)
+            if not output.finished() and job.writing.final_once_written:
+                text, tokens = job.final.grow(self._read(job)[0])
         if output.finished():
             text, tokens = job.final.rest(output.text, output.token_ids)
-        elif writing.final_once_written:
-            text, tokens = job.final.grow(self._read(job)[0])
         if job.thinks and not output.finished():
             output.reasoning, text, tokens = (output.reasoning or "") + text, "", ()
         reasoning = (output.reasoning or "")[job.told :]
@@ -264,6 +210,10 @@ class DiffusionEngine:
         return CanvasChunk(
             job.index, segments, tokens, output.finish_reason, request.result(), reasoning=reasoning, pieces=pieces
         )
+
+    def _pieces(self, job: Job) -> Pieces:
+        text = job.writing.text
+        return self._painter.pieces(job.outcome.canvas, text.max_tokens, self._ends(text), job.shown)
 
     @cached_property
     def _painter(self) -> Painter:
@@ -294,25 +244,22 @@ class DiffusionEngine:
         request.outputs = [
             CompletionOutput(index, reasoning=None if think is None else "") for index in range(request.params.n)
         ]
-        return [
+        jobs = [
             Job(request, output.index, writing, Outcome(canvas), output, self._final(writing))
             for output in request.outputs
         ]
+        if think is not None:
+            self._check_answer(jobs, think)
+        return jobs
 
     def _method(self, config: Mapping[str, Any], request: Request) -> ConfiguredMethod:
         return ConfiguredMethod({**config, "temperature": 0.0 if request.params.greedy else request.params.temperature})
 
     def _final(self, writing: Writing) -> FinalPrefix:
-        return FinalPrefix(self._checker(writing.text, at_once=False))
+        return FinalPrefix(partial(self._checker, writing.text, at_once=False))
 
     def _thoughts(self, request: Request, think: ThinkParams) -> Writing:
-        """The thoughts before an output, after a look at whether the answer to the longest can be written.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-        longest = self._answer(request, think, [request.prompt_ids[-1]] * think.max_tokens)
-        self._make(longest, self._canvas(longest), 0)
+        """The thoughts before an output."""
         given = request.params
         params = SamplingParams(
             temperature=given.temperature,
@@ -324,6 +271,23 @@ class DiffusionEngine:
         )
         text = Request(request.id, None, request.prompt_ids, params, request.seed, think.max_tokens)
         return Writing(text, self._method(thinking(self.given), request), self.denoiser)
+
+    def _check_answer(self, jobs: Sequence[Job], think: ThinkParams) -> None:
+        """See that the answer to the longest thoughts of a request can be written.
+
+        Raises:
+            ConfigError, UnsatisfiableError: it cannot.
+        """
+        request = jobs[0].request
+        longest = self._answer(request, think, [request.prompt_ids[-1]] * think.max_tokens)
+        canvas = self._canvas(longest)
+        try:
+            self._make(longest, canvas, 0)
+        except PacelineError:
+            raise
+        except Exception as error:
+            for job in jobs:
+                job.fail(said("the diffusion method", error))
 
     def _answer(self, request: Request, think: ThinkParams, thoughts: Sequence[int]) -> Writing:
         """The answer to thoughts.
@@ -352,8 +316,10 @@ class DiffusionEngine:
         think = ThinkParams.parse(job.request.params.think)
         assert think is not None
         tokens = self._keep_thoughts(job)
-        job.writing, job.thought, job.shown = self._answer(job.request, think, tokens), job.outcome, 0
-        job.outcome, job.final = Outcome(self._canvas(job.writing)), self._final(job.writing)
+        writing = self._answer(job.request, think, tokens)
+        outcome, final = Outcome(self._canvas(writing)), self._final(writing)
+        job.writing, job.thought, job.shown = writing, job.outcome, 0
+        job.outcome, job.final = outcome, final
 
     def _keep_thoughts(self, job: Job) -> list[int]:
         """The thoughts as far as they are written, without an end of text."""
@@ -435,24 +401,37 @@ class DiffusionEngine:
         """Spare canvases whose text has ended what would be cut off; where written slots may change, all is decoded."""
         for job in jobs:
             if job.writing.final_once_written and not job.outcome.enough:
-                job.outcome.enough = self._read(job)[1].finished
+                with alone(job):
+                    job.outcome.enough = self._read(job)[1].finished
 
     def _read(self, job: Job) -> tuple[list[int], StopChecker]:
         """The tokens up to the first masked slot or the end of the text, and where that ends."""
-        canvas, checker = job.outcome.canvas, self._checker(job.writing.text)
+        return self._up_to_end(job, self._checker(job.writing.text))
+
+    def _up_to_end(self, job: Job, checker: StopChecker) -> tuple[list[int], StopChecker]:
+        canvas = job.outcome.canvas
         masked = canvas.masked(canvas.start)
         tokens: list[int] = canvas.tokens[canvas.start : masked[0] if masked.size else canvas.length].tolist()
         return tokens[: checker.push(tokens)], checker
 
-    def _checker(self, request: Request, *, at_once: bool = True) -> StopChecker:
+    def _checker(self, request: Request, *, at_once: bool = True, unread: bool = False) -> StopChecker:
         eos, most = self.denoiser.eos_token_ids, request.max_tokens
-        return StopChecker(
-            request.params, eos, self.tokenizer, request.prompt_ids, max_new_tokens=most, at_once=at_once
-        )
+        tokenizer = None if unread else self.tokenizer
+        return StopChecker(request.params, eos, tokenizer, request.prompt_ids, max_new_tokens=most, at_once=at_once)
 
     def _finish(self, job: Job) -> None:
         """Make the output of what is written, and count it."""
-        request, output = job.request, job.output
+        try:
+            self._write(job)
+        except Exception as error:
+            job.fail(no_text(error))
+            self._keep_tokens(job)
+        if job.failure is not None:
+            job.output.finish_reason, job.output.stop_reason, job.output.error = "error", None, job.failure
+        self._count(job)
+
+    def _write(self, job: Job) -> None:
+        output = job.output
         tokens, checker = self._read(job)
         if not checker.finished:
             checker.cut_off()
@@ -463,6 +442,18 @@ class DiffusionEngine:
             output.token_ids, output.text, output.stop_reason = tokens, checker.text, checker.stop_reason
         if job.outcome.error is not None and not checker.finished:
             output.finish_reason, output.error = "error", str(job.outcome.error)
+
+    def _keep_tokens(self, job: Job) -> None:
+        """What is left of an output whose text cannot be made: its tokens, and of the text what has come out."""
+        output = job.output
+        tokens, _ = self._up_to_end(job, self._checker(job.writing.text, unread=True))
+        if job.thinks:
+            output.reasoning_token_ids = tokens
+        else:
+            output.token_ids, output.text = tokens, job.final.text
+
+    def _count(self, job: Job) -> None:
+        request, output = job.request, job.output
         metrics = request.metrics
         assert isinstance(metrics, DiffusionMetrics)
         for outcome in (job.thought, job.outcome):

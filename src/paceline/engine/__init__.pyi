@@ -55,6 +55,7 @@ from .rollouts import Rollout as Rollout
 from .rollouts import RolloutPool as RolloutPool
 from .scheduler import Scheduler as Scheduler
 from .sequence import Sequence as Sequence
+from .sequence import no_text as no_text
 from .transcript import StopChecker as StopChecker
 from .transcript import Transcript as Transcript
 from .transcript import find_stop as find_stop

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.heads import WRITTEN, Target, read_head, target_rows, write_folder, write_head, writer
+from paceline.models.heads import (
+    WRITTEN,
+    HeadConfig,
+    Target,
+    drafted_rows,
+    read_head,
+    target_rows,
+    write_folder,
+    write_head,
+    writer,
+)
 from paceline.models.loading import read_config
 from paceline.utils import choice, need
 
@@ -22,6 +33,8 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
     """Write a head in another format.
 
     Other engines want in the file what the head takes from its target: rows of its head, and for EAGLE its embedding.
+    They count as tokens all rows of the target's files, so that a head has as many; those that are no tokens repeat the
+    first row, and so are never better than it.
 
     Args:
         llm: the target. head: folder or hub id, in any format that can be read. to: one of FORMATS.
@@ -39,12 +52,28 @@ def convert(llm: LLM, head: str | Path, to: str, output: str | Path) -> Path:
     config, weights = read_head(head, llm.runner.info, tokenizer=llm.tokenizer.fingerprint)
     if to == "paceline":
         return write_head(output, config, weights)
-    form = writer(to, config.method)
+    form, info = writer(to, config.method), llm.runner.info
     if "head.weight" in form.whole and not all(f"heads.{k}.head.weight" in weights for k in range(config.num_heads)):
-        ids = weights.get("draft_to_target", torch.arange(config.vocab_size))
-        weights.setdefault("head.weight", target_rows(cast(Any, llm.runner), llm.runner.info, ids))
+        ids = weights.get("draft_to_target", torch.arange(info.vocab_size))
+        weights.setdefault("head.weight", target_rows(cast(Any, llm.runner), info, ids))
     if "embed.weight" in form.whole and "embed.weight" not in weights:
-        weights["embed.weight"] = llm.runner.embed(range(config.vocab_size))  # type: ignore[attr-defined]
+        weights["embed.weight"] = llm.runner.embed(range(info.vocab_size))  # type: ignore[attr-defined]
+    config, weights = _padded(config, weights, info.stored_rows or info.vocab_size)
     kind = read_config(llm.folder).get("architectures", ["LlamaForCausalLM"])[0]
-    made, tensors = form.written(config, weights, Target(str(llm.runner.info.name), kind))
+    made, tensors = form.written(config, weights, Target(str(info.name), kind))
     return write_folder(output, made, tensors)
+
+
+def _padded(
+    config: HeadConfig, weights: dict[str, torch.Tensor], rows: int
+) -> tuple[HeadConfig, dict[str, torch.Tensor]]:
+    """The head for a vocabulary of so many rows."""
+    reduced = "draft_to_target" in weights
+    made = replace(config, vocab_size=rows, draft_vocab_size=config.draft_vocab_size if reduced else rows)
+
+    def fits(name: str, one: torch.Tensor) -> torch.Tensor:
+        drafted = drafted_rows(name) and not reduced
+        missing = rows - len(one) if drafted or "embed" in name.split(".") else 0
+        return torch.cat((one, one[:1].expand(missing, *one.shape[1:]))) if missing else one
+
+    return made, {name: fits(name, one) for name, one in weights.items()}

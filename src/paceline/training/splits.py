@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.bench import ENOUGH
+from paceline.bench import ENOUGH, no_interval
 from paceline.training.answers import Answer
 from paceline.training.batches import Document, documents_of
 from paceline.utils import need
@@ -24,7 +24,7 @@ LEAST: Final = 3
 EIGHTH: Final = 8
 """Of few texts so large a part is tested on, and as many choose, until there are `ENOUGH`."""
 
-NO_INTERVAL: Final = f"{ENOUGH} prompts or more are needed for an interval"
+NO_INTERVAL: Final = no_interval()
 
 
 @dataclass(frozen=True, slots=True)

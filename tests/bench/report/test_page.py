@@ -118,6 +118,17 @@ def test_the_best_setting_is_one_that_is_shown_to_be_faster(low: float, n: int, 
     assert ("No setting shown faster than plain" in page) is not shown
     assert f"Our fastest setting here: {'ngram' if shown else 'plain'}." in page
     assert ("no setting shown faster than plain decoding." in told) is not shown
+    assert page.count('class="whisker"') == 9 + (n >= ENOUGH), "one more than of the other bars"
+
+
+@pytest.mark.parametrize("n", [ENOUGH - 1, ENOUGH])
+def test_lines_over_batches_have_ends_where_there_are_enough_prompts(n: int) -> None:
+    cells = [cell(name, *more, batch=batch) for name, more in (("plain", ()), ("ngram", (1.2,))) for batch in (1, 4)]
+    rate = {**estimate(80.0), "low": 72.0, "high": 88.0, "n": n}
+    page = report_html(document([one | {"tokens_per_second": rate} for one in cells]))
+    plot = page[page.index('aria-label="Tokens per second by batch size"') :].partition("</svg>")[0]
+    assert plot.count('id="point-') == 4
+    assert plot.count('id="LineCollection_') == (4 if n >= ENOUGH else 0)
 
 
 def test_energy_stands_there_for_every_setting_that_was_metered() -> None:

@@ -7,7 +7,7 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.report.table import NOTHING, new_table
+from paceline.bench.report.table import NOTHING, interval, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +31,7 @@ def methods_table(document: Found) -> Iterator[Table]:
     for name, line in lines.items():
         first.add_row(name, _score(line["score"]), *_cost(line))
         answers = (_share(line[key]) for key in ("determined", "choice"))
-        second.add_row(name, *answers, _interval(line["difference"], 1, 100), f"{line['length']:.1f}")
+        second.add_row(name, *answers, interval(_percent(line["difference"]), 1), f"{line['length']:.1f}")
         shown = (f"{line[key]:.2f}" for key in ("nats_per_round", "local_at_1", "global_at_1"))
         third.add_row(name, f"{line['tokens_per_call']:.2f}", f"{line['slots_computed']:.0f}", *shown)
     yield from (first, second, third)
@@ -42,7 +42,7 @@ def _cost(line: Found) -> Iterator[str]:
     yield f"{line['calls']:.1f}"
     yield _number(line["fewer_calls"], 2)
     yield _number(times and 1e3 * times["seconds"], 1)
-    yield _interval(times and times["over_static"], 2)
+    yield interval(times and times["over_static"], 2)
     yield "" if same is None else "all" if same["same"] == same["prompts"] else f"{same['same']}/{same['prompts']}"
 
 
@@ -59,7 +59,7 @@ def caches_table(found: Found) -> Iterator[Table]:
         kept = "" if not one["exact"] else "bit for bit" if one["kept"] else "NO"
         first.add_row(name, f"{100 * one['fraction']:.1f}", f"{top:.1f}", apart, kept)
         right = f"{one['right']}, {one['right_without']}"
-        second.add_row(name, right, f"{slots:.2f}", _interval(times and times["over_static"], 2))
+        second.add_row(name, right, f"{slots:.2f}", interval(times and times["over_static"], 2))
     yield from (first, second)
 
 
@@ -71,7 +71,7 @@ def constrained_table(found: Found) -> Iterator[Table]:
     for name, one in found.items():
         rest = (_share(one["parses_without"]), _share(one["right"]), _share(one["right_without"]))
         first.add_row(name, _score(one["parses"]), *rest)
-        added, tests = _interval(one["added_ms_per_round"], 2), f"{one['tests_per_round']:.1f}"
+        added, tests = interval(one["added_ms_per_round"], 2), f"{one['tests_per_round']:.1f}"
         second.add_row(name, f"{one['ms_per_round_without']:.2f}", added, tests)
     yield from (first, second)
 
@@ -99,14 +99,11 @@ def _share(share: Found | None) -> str:
 
 
 def _score(share: Found) -> str:
-    return _interval(share, 0, 100)
+    return interval(_percent(share), 0)
 
 
-def _interval(estimate: Found | None, digits: int, times: float = 1.0) -> str:
-    if estimate is None:
-        return NOTHING
-    value, low, high = (f"{times * estimate[key]:.{digits}f}" for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]" if estimate["n"] > 1 else value
+def _percent(estimate: Found | None) -> Found | None:
+    return estimate and {**estimate, **{key: 100 * estimate[key] for key in ("value", "low", "high")}}
 
 
 FAMILIES: Mapping[str, tuple[str, str]] = {

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from paceline.bench.drawing import DASHES, Axis, Line, inline
 from paceline.bench.report.table import NOTHING, interval, milliseconds, percent
 from paceline.bench.run.measures import histogram
+from paceline.bench.stats import ENOUGH
 
 Record = Mapping[str, Any]
 FEW = 20
@@ -130,7 +131,7 @@ def bars(
         ends = _ends(value)
         if ends is None:
             return Bar(name=name, colour=colour, text=text)
-        sure = isinstance(value, Mapping)
+        sure = _sure(value)
         middle, low, high = map(share, ends)
         return Bar(
             name=name, colour=colour, text=text, width=middle, low=low if sure else None, high=high if sure else None
@@ -141,11 +142,25 @@ def bars(
 
 
 def _ends(value: Any) -> tuple[float, float, float]:
-    """(value, low, high) of an estimate or a number; None where there is nothing finite."""
-    numbers = tuple(float(value[k]) for k in ("value", "low", "high")) if isinstance(value, Mapping) else (value,) * 3
+    """(value, low, high) of an estimate or a number, low and high the value of too few prompts; None where there is
+    nothing finite.
+    """
+    middle = value["value"] if isinstance(value, Mapping) else value
+    numbers = tuple(float(value[k]) for k in ("value", "low", "high")) if _sure(value) else (middle,) * 3
     if any(n is None or not math.isfinite(n) or abs(n) > 1e12 for n in numbers):
         return None  # type: ignore[return-value]
     return numbers  # type: ignore[return-value]
+
+
+def _sure(value: Any) -> bool:
+    """Whether it is an estimate of enough prompts for an interval."""
+    return isinstance(value, Mapping) and value["n"] >= ENOUGH
+
+
+def _with_ends(estimate: Mapping[str, Any]) -> tuple[float, ...]:
+    """The value and, of enough prompts, its interval's ends."""
+    keys = ("value", "low", "high") if _sure(estimate) else ("value",)
+    return tuple(estimate[key] for key in keys)
 
 
 def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
@@ -166,9 +181,8 @@ def by_task(cells: Sequence[Record], palette: Palette) -> Bars | None:
 
     groups = [("all prompts", rows(lambda cell: cell["speedup"]))]
     groups += [(task, rows(of(task))) for task in tasks] if len(tasks) > 1 else []
-    return bars(
-        "Speed-up over plain decoding, by task", groups, 1.0, "Whiskers: 95 % interval. The line marks plain decoding."
-    )
+    note = f"Whiskers: 95 % interval, of {ENOUGH} prompts or more. The line marks plain decoding."
+    return bars("Speed-up over plain decoding, by task", groups, 1.0, note)
 
 
 def acceptance(cells: Sequence[Record], palette: Palette) -> Figure | None:
@@ -294,7 +308,7 @@ def batches(cells: Sequence[Record], palette: Palette) -> Figure | None:
     lines, table = [], Table(("setting", "batch", "tokens/s [95 %]"))
     for name in dict.fromkeys(cell["setting"] for cell in cells):
         mine = [cell for cell in cells if cell["setting"] == name and cell["tokens_per_second"]]
-        points = [(c["batch"], *(c["tokens_per_second"][k] for k in ("value", "low", "high"))) for c in mine]
+        points = [(c["batch"], *_with_ends(c["tokens_per_second"])) for c in mine]
         lines.append(Line(name=name, colour=palette.colour(name), points=points, dash=palette.dash(name)))
         table.rows += [(name, str(c["batch"]), interval(c["tokens_per_second"], 0)) for c in mine]
     axes = Axis(label="batch size", log=True, ticks=sizes), Axis(label="tokens/s", low=0, show=short)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline.bench.explain.page import rendered
 from paceline.bench.report.figures import COLOURS, Bars, bars
 from paceline.bench.report.table import NOTHING, milliseconds, new_table
+from paceline.bench.stats import ENOUGH
 from paceline.bench.structured.measure import FREE, LONGEST, SHOWN
 
 if TYPE_CHECKING:
@@ -232,7 +233,8 @@ def _draw_coverage(axes: Any, name: str, found: Found, inks: Mapping[str, str]) 
             if one is not None:
                 at, value = group + (place - (len(libraries) - 1) / 2) * width, 100 * one["value"]
                 errors = [[value - 100 * one["low"]], [100 * one["high"] - value]]
-                axes.bar(at, value, width * 0.92, color=inks[library], yerr=errors, ecolor="#555555")
+                sure = {"yerr": errors, "ecolor": "#555555"} if one["n"] >= ENOUGH else {}
+                axes.bar(at, value, width * 0.92, color=inks[library], **sure)
     axes.set(title=f"{name}, {found['cases']} schemas", ylim=(0, 104), ylabel="schemas, %")
     axes.set_xticks(range(len(kinds)), kinds)
     axes.grid(axis="y", alpha=0.25)

@@ -3,8 +3,9 @@
 A drafter that has them keeps a `Tables` under the name `tables`, which `LLM.save_tables` finds.
 
 A file is one method's tables of all tenants: tensors are named "INDEX/NAME" after the tenant's position in the list
-`tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, all of which must fit
-when it is read.
+`tenants` of the header, beside the method, the vocabulary's size and the tokenizer's fingerprint, which must fit when
+it is read. A model may have more rows than its tokenizer has tokens: where the tokenizer is known, and the same, the
+size may be another one, and ids beyond the model's own are left out.
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class Table(Protocol):
     def to_arrays(self) -> Arrays:
         """All that must be kept, as NumPy arrays of fixed dtypes; at least one."""
 
-    def read_arrays(self, arrays: Arrays) -> None:
+    def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
         """Take over what `to_arrays` of an equally configured table gave.
 
+        Args:
+            stored: the vocabulary's size that they were stored with; None is the table's own. What has ids beyond the
+                own one is left out.
         Raises:
             OtherOptionError: arrays of a table with another option.
             ValueError: arrays that are missing, of another shape or dtype, or out of range.
@@ -164,7 +168,7 @@ class Tables(Generic[T]):
                 header: Mapping[str, str] = file.metadata() or {}
                 self._check(path, header)
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            self._fill(self._tenants(header, arrays), arrays)
+            self._fill(self._tenants(header, arrays), arrays, int(header["vocab_size"]))
         except OtherOptionError as error:
             raise DrafterError(
                 f"the tables in {str(path)!r} cannot be read {error}; set the same value or choose another folder"
@@ -176,7 +180,10 @@ class Tables(Generic[T]):
             ) from None
 
     def _check(self, path: Path, header: Mapping[str, str]) -> None:
-        for key, wanted in self._header().items():
+        own = self._header()
+        if own["tokenizer"] and header.get("vocab_size", "").isdecimal():
+            del own["vocab_size"]
+        for key, wanted in own.items():
             if header.get(key) != wanted:
                 got = header.get(key, "none")
                 what = f"{key} {got!r} instead of {wanted!r}"
@@ -209,10 +216,11 @@ class Tables(Generic[T]):
             raise ValueError("tenants must have no names where tables are shared")
         return found
 
-    def _fill(self, tenants: list[str], arrays: Arrays) -> None:
+    def _fill(self, tenants: list[str], arrays: Arrays, stored: int) -> None:
         for index, tenant in enumerate(tenants[-self.max_tenants :], start=max(0, len(tenants) - self.max_tenants)):
             table, prefix = self.new(), f"{index}/"
-            table.read_arrays({name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)})
+            own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+            table.read_arrays(own, stored)
             self._of[tenant] = table
 
 

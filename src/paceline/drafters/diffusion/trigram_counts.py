@@ -151,8 +151,9 @@ class TrigramCounts:
         used = self.slots[1] > 0
         return {"hashes": self.slots[0][used], "counts": self.slots[1][used]}
 
-    def read_arrays(self, arrays: Arrays) -> None:
-        """Take over entries; of more than a quarter of the table's slots, the most frequent.
+    def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
+        """Take over entries; of more than a quarter of the table's slots, the most frequent. Hashes do not say of which
+        ids they are, and those of others are never looked up.
 
         Raises:
             ValueError: arrays that are missing, of another shape or dtype, or out of range.

@@ -152,9 +152,11 @@ class TrigramTable:
     def _by_name(self) -> dict[str, npt.NDArray[Any]]:
         return dict(zip(DTYPES, self.rows, strict=True))
 
-    def read_arrays(self, arrays: Arrays) -> None:
+    def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
         """Take over rows; of more than the table holds, the newest.
 
+        Args:
+            stored: see `tables.Table`.
         Raises:
             OtherOptionError: rows of another width.
             ValueError: arrays that are missing, of another dtype, or out of range.
@@ -167,10 +169,15 @@ class TrigramTable:
         for name, dtype in DTYPES.items():
             if name not in given or given[name].dtype != dtype or given[name].shape != shapes[name]:
                 raise ValueError(f"{name} is missing, or not of dtype {np.dtype(dtype).name} and shape {shapes[name]}")
-        _check(given, self.vocab_size)
+        _check(given, stored or self.vocab_size)
         if kept != width:
             raise OtherOptionError("table_width", kept, width)
+        beyond = given["followers"] >= self.vocab_size
+        given["followers"] = np.where(beyond, np.int32(-1), given["followers"])
+        given["weights"] = np.where(beyond, np.float32(0.0), given["weights"])
         for index, pair in enumerate(given["pairs"].tolist()):
+            if max(pair >> 32, pair & 0xFFFFFFFF) >= self.vocab_size:
+                continue
             row = row_of(self.rows, pair)
             for name in ("times", "followers", "weights"):
                 own[name][row] = given[name][index]

@@ -199,18 +199,26 @@ class CandidateTable:
         tokens = np.flatnonzero(self.candidates_vk[:, 0] >= 0).astype(np.int32)
         return {"tokens": tokens, "candidates": self.candidates_vk[tokens]}
 
-    def read_arrays(self, arrays: Arrays) -> None:
+    def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
         """See `tables.Table`."""
         size = len(self.candidates_vk)
-        tokens_t, candidates_tk = (
-            _checked(name, arrays[name], least, size) for name, least in (("tokens", 0), ("candidates", NOBODY))
-        )
+        tokens_t = _checked("tokens", arrays["tokens"], 0, stored or size)
+        candidates_tk = _checked("candidates", arrays["candidates"], NOBODY, stored or size)
         if tokens_t.ndim != 1 or candidates_tk.shape != (len(tokens_t), CANDIDATES):
             raise ValueError(f"tokens and candidates have shapes {tokens_t.shape} and {candidates_tk.shape}")
         ordered_tk = np.sort(candidates_tk, axis=1)
         if bool(((ordered_tk[:, 1:] == ordered_tk[:, :-1]) & (ordered_tk[:, 1:] >= 0)).any()):
             raise ValueError("a token has the same candidate twice")
-        self.candidates_vk[tokens_t] = candidates_tk
+        own_t = tokens_t < size
+        self.candidates_vk[tokens_t[own_t]] = _below(candidates_tk[own_t], size)
+
+
+def _below(candidates_tk: Ints, size: int) -> Ints:
+    """(t, 8) candidates without ids from `size` on, those that are left in their order."""
+    order_tk = np.argsort(candidates_tk >= size, axis=1, kind="stable")
+    found_tk: Ints = np.take_along_axis(candidates_tk, order_tk, axis=1)
+    found_tk[found_tk >= size] = NOBODY
+    return found_tk
 
 
 def _checked(name: str, array: npt.NDArray[np.generic], least: int, size: int) -> Ints:

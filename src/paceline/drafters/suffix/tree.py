@@ -361,8 +361,8 @@ class SuffixCache:
             "lengths": np.array(self.lengths, np.int64),
         }
 
-    def read_arrays(self, arrays: Arrays) -> None:
-        """Add what `to_arrays` gave; raises ValueError if it does not fit."""
+    def read_arrays(self, arrays: Arrays, stored: int | None = None) -> None:
+        """See `tables.Table`; a text with an id beyond is left out."""
         tokens, lengths = arrays["tokens"], arrays["lengths"]
         for name, array, dtype in (("tokens", tokens, np.int32), ("lengths", lengths, np.int64)):
             if array.ndim != 1 or array.dtype != dtype:
@@ -372,7 +372,9 @@ class SuffixCache:
         outside = len(lengths) > 0 and not 1 <= int(lengths.min()) <= int(lengths.max()) <= len(tokens)
         if outside or int(lengths.sum()) != len(tokens):
             raise ValueError(f"the lengths of {len(lengths)} texts do not add up to {len(tokens)} tokens")
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
-            raise ValueError(f"token ids must lie in 0..{self.vocab_size - 1}")
+        limit = stored or self.vocab_size
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < limit:
+            raise ValueError(f"token ids must lie in 0..{limit - 1}")
         for text in np.split(tokens, np.cumsum(lengths)[:-1]) if len(lengths) else ():
-            self.add(text.astype(np.int32))
+            if int(text.max()) < self.vocab_size:
+                self.add(text.astype(np.int32))

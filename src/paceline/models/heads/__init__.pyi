@@ -12,6 +12,7 @@ from .head_files import write_folder as write_folder
 from .head_files import write_head as write_head
 from .head_tensors import HeadTensor as HeadTensor
 from .head_tensors import check_tensors as check_tensors
+from .head_tensors import drafted_rows as drafted_rows
 from .head_tensors import tensors_of as tensors_of
 from .hydra_head import HydraHead as HydraHead
 from .hydra_head import HydraPlusHead as HydraPlusHead

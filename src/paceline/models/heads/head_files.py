@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import ModelInfo
 from paceline.models.heads.formats import foreign_config, format_of
 from paceline.models.heads.head_config import HeadConfig
-from paceline.models.heads.head_tensors import check_tensors
+from paceline.models.heads.head_tensors import check_tensors, drafted_rows
 from paceline.models.loading import SINGLE, Checkpoint, resolve
 
 KEY: Final = "paceline_head"
@@ -39,10 +40,11 @@ def read_head(
             names one.
         dtype: of the weights; None is the target's.
     Returns:
-        Its config, and the tensors by the names of `tensors_of`; `draft_to_target` is int64.
+        Its config, and the tensors by the names of `tensors_of`; `draft_to_target` is int64. A reduced vocabulary is
+        without ids that are no tokens of the target, and without their rows.
     Raises:
-        CheckpointError: no such files, a file that is not whole, tensors of other shapes, a head for another model;
-            UnsupportedModelError for pickled or quantised weights.
+        CheckpointError: no such files, a file that is not whole, tensors of other shapes, a head for another model, or
+            one that drafts no token of the target; UnsupportedModelError for pickled or quantised weights.
     """
     folder = resolve(head)
     found = _stored_config(folder)
@@ -62,6 +64,7 @@ def read_head(
         weights = foreign.finish(weights)
     if (ids := weights.get("draft_to_target")) is not None:
         _check_ids(ids, config, folder)
+        config, weights = _known(config, weights, target, folder)
     dtype = dtype or target.dtype
     return config, {
         name: tensor.to(target.device, dtype if tensor.is_floating_point() else None)
@@ -168,6 +171,21 @@ def _check_ids(ids: torch.Tensor, config: HeadConfig, folder: Path) -> None:
         raise CheckpointError(
             f"{folder}: draft_to_target must hold ascending int64 token ids below {config.vocab_size}; write it again"
         )
+
+
+def _known(
+    config: HeadConfig, weights: dict[str, torch.Tensor], target: ModelInfo, folder: Path
+) -> tuple[HeadConfig, dict[str, torch.Tensor]]:
+    """The head without draft ids that are no tokens of the target: rows of its files that are left out."""
+    ids = weights["draft_to_target"]
+    count = int((ids < target.vocab_size).sum())
+    if not count:
+        raise CheckpointError(
+            f"the head {folder} drafts ids from {int(ids[0])}, and those of {target.name} lie in "
+            f"0..{target.vocab_size - 1}; use one that was trained for this model"
+        )
+    cut = replace(config, draft_vocab_size=count)
+    return cut, {name: one[:count] if drafted_rows(name) else one for name, one in weights.items()}
 
 
 def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer: Callable[[], str]) -> None:

@@ -60,6 +60,11 @@ def tensors_of(config: HeadConfig) -> Iterator[HeadTensor]:
             yield HeadTensor("prefix.norm.weight", (d,), optional=True)
 
 
+def drafted_rows(name: str) -> bool:
+    """Whether a tensor has a row for each token that can be drafted."""
+    return name == "draft_to_target" or "head" in name.split(".")
+
+
 def _linear(name: str, outputs: int, inputs: int) -> Iterator[HeadTensor]:
     yield HeadTensor(f"{name}.weight", (outputs, inputs))
     yield HeadTensor(f"{name}.bias", (outputs,), optional=True)

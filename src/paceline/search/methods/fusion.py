@@ -31,8 +31,9 @@ class GenerativeFusion(Search):
     own tokens.
 
     The second model's P of a text's bytes also counts the tokens that go on over their end, so that a text is not
-    punished for ending within one. An end token is only taken where it is the likeliest. In the authors' program the
-    second model scores a text without its last token, one pass for all continuations; here it scores all of it.
+    punished for ending within one; a byte that it has in no token counts as one that comes up by chance. An end token
+    is only taken where it is the likeliest. In the authors' program the second model scores a text without its last
+    token, one pass for all continuations; here it scores all of it.
 
     Args:
         model: folder or hub id of the second model; its tokenizer may be another.

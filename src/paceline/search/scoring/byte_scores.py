@@ -5,7 +5,9 @@ A string of bytes b is spelled in the model's tokens t_1 ... t_n, and
     P(b) = P(t_1 ... t_n) + sum over i of P(t_1 ... t_(i-1)) * sum over v of P(v | t_1 ... t_(i-1))
 
 where v are the tokens that begin with the bytes of t_i ... t_n and go on. So the end of b may lie within a token that
-the model has yet to finish. Other ways to spell b are left out.
+the model has yet to finish. Other ways to spell b are left out. A byte that the model cannot write, because it is in
+none of its tokens there, counts as one token that comes up by chance, once in as many as there are; the rest is read as
+if it were not there. So a text with a sign that only the first model knows is judged by all others.
 
 Source: Let's Fuse Step by Step: Generative Fusion Decoding (arXiv:2405.14259).
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,7 +61,9 @@ class ByteVocabulary:
         return self._ids[bisect_right(self._sorted, beginning) : bisect_right(self._sorted, end)]
 
     def spelled(self, data: bytes) -> tuple[list[int], bytes]:
-        """Tokens of a text's bytes, and the bytes at its end that no token has alone."""
+        """Tokens of a text's bytes, and the bytes at its end with which tokens begin but that none has alone; without
+        those, inside or at the end, of which no token can be made.
+        """
         size = whole_characters(data)
         tokens = self._encode(data[:size].decode("utf-8", "replace")) if size else []
         known = all(token < len(self.written) for token in tokens)
@@ -67,10 +72,11 @@ class ByteVocabulary:
         while size < len(data):
             ends = range(min(len(data), size + self.longest), size, -1)
             end = next((one for one in ends if data[size:one] in self._id_of), None)
-            if end is None:
+            if end is not None:
+                tokens.append(self._id_of[data[size:end]])
+            elif len(self.longer(data[size:])):
                 break
-            tokens.append(self._id_of[data[size:end]])
-            size = end
+            size = end or size + 1
         return tokens, data[size:]
 
 
@@ -79,12 +85,13 @@ class _Spelling:
     """A string in a model's tokens.
 
     Attributes:
-        nodes: the text after 0, 1, ... n tokens. rest: bytes behind them.
+        nodes: the text after 0, 1, ... n tokens. rest: bytes behind them. unknown: bytes that are in neither.
         within: tokens that go on over the end of the string, by the number of tokens before them.
     """
 
     nodes: list[Branch]
     rest: bytes
+    unknown: int
     within: dict[int, torch.Tensor]
 
 
@@ -97,6 +104,7 @@ class ByteScorer:
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, prompt: Sequence[int], temperature: float = 1.0) -> None:
         self.vocabulary = ByteVocabulary(tokenizer, runner.info.vocab_size)
+        self._chance = log(runner.info.vocab_size)  # nats of a token that comes up by chance
         self._most = runner.info.max_context - len(prompt)
         if not prompt or self._most < 1:
             most = runner.info.max_context - 1
@@ -150,7 +158,8 @@ class ByteScorer:
                 break
             if ahead and len(ids := self.vocabulary.longer(ahead)):
                 within[place] = ids
-        return _Spelling(nodes, rest, within)
+        known = sum(len(self.vocabulary.written[token] or b"") for token in tokens) + len(rest)
+        return _Spelling(nodes, rest, len(text) - known, within)
 
     def _needed(self, one: _Spelling) -> list[Branch]:
         """The texts whose next-token probabilities count."""
@@ -165,7 +174,5 @@ class ByteScorer:
         for place, ids in one.within.items():
             node = one.nodes[place]
             parts.append((self._totals[node] + float(self._rows[node][ids].logsumexp(0)), place + 1))
-        if not parts:
-            return float("-inf"), len(one.nodes)
         total = torch.tensor([part for part, _ in parts], dtype=torch.float64).logsumexp(0)
-        return float(total), max(parts)[1]
+        return float(total) - one.unknown * self._chance, max(parts)[1] + one.unknown
