@@ -189,9 +189,7 @@ class _BlockLoop:
         within = builder.mul(builder.and_(index, ir.Constant(I64, 7)), size)
         return above, builder.add(builder.add(above, within), ir.Constant(I64, kind.header_bytes))
 
-    def _group(
-        self, above: Value, at: Value, rows: list[Value], places: list[Value], sums: list[Value]
-    ) -> list[Value]:
+    def _group(self, above: Value, at: Value, rows: list[Value], places: list[Value], sums: list[Value]) -> list[Value]:
         builder = self.builder
         if self.alone:
             for line in range(0, self.kind.group_bytes, 64):
@@ -277,7 +275,9 @@ class _BlockLoop:
         for step, number in enumerate(self._numbers(at)):
             unsigned = builder.bitcast(number, BYTES)
             if self.kind.bits == 8:
-                unsigned = call_named(builder, f"llvm.abs.v{4 * LANES}i8", BYTES, unsigned, ir.Constant(ir.IntType(1), 0))
+                unsigned = call_named(
+                    builder, f"llvm.abs.v{4 * LANES}i8", BYTES, unsigned, ir.Constant(ir.IntType(1), 0)
+                )
             for i, row in enumerate(rows):
                 four = builder.bitcast(_splat(builder, load_at(builder, row, I32, 4 * step)), BYTES)
                 if self.kind.bits == 8:
@@ -378,15 +378,20 @@ def _store_sums(builder: Builder, address: Value, low: Value, high: Value) -> No
 
 
 @part_of_compiled
-def to_signed_bytes(source: int, size: int, target: int) -> None:
+def to_signed_bytes(source: int, size: int, target: int, dim: int, outer: int, inner: int) -> None:
     """One row of float32, zero from `size` to the end of its group, as `block_sums` takes it.
 
+    With `inner` above 1 the source holds heads of `dim` numbers in the order (inner, outer), the result (outer, inner).
     Where a value is not finite, the first scale is NaN.
     """
     groups, zero = (size + GROUP - 1) // GROUP, broadcast(np.float32(0.0))
     odd, beside = zero, target + groups * GROUP
     for i in range(groups):
-        low, high = load(source + 128 * i), load(source + 128 * i + 64)
+        at = source + 128 * i
+        if inner > 1:
+            head, within = GROUP * i // dim, GROUP * i % dim
+            at = source + 4 * ((head % inner * outer + head // inner) * dim + within)
+        low, high = load(at), load(at + 64)
         odd = fma(low, zero, fma(high, zero, odd))
         most = largest(larger(_size(low), _size(high)))
         factor = broadcast(np.float32(TOP) / most if most > 0 else np.float32(0.0))

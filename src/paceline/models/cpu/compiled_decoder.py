@@ -33,6 +33,7 @@ from paceline.models.decoder.eager import PassResult
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
+from paceline.models.loading.gguf_rows import Blocks
 from paceline.models.loading.quantization import is_quantized
 from paceline.models.model_spec import ModelSpec
 
@@ -52,6 +53,7 @@ class CompiledDecoder:
 
     Args:
         kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
+        blocks: matrices that are not among the weights, as they lie in a GGUF file.
 
     Attributes:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
@@ -59,14 +61,19 @@ class CompiledDecoder:
 
     row_invariant = True
 
-    def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None, blocks: Blocks | None = None
+    ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         self.embedding = weights["embed.weight"].contiguous()
         self.dtype = self.embedding.dtype
-        self._kind, self._quantized = best_kind(self.dtype) if kind is None else kind, is_quantized(weights)
+        self._kind, self._quantized = (
+            best_kind(self.dtype) if kind is None else kind,
+            bool(blocks) or is_quantized(weights),
+        )
         if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
-        self._packing = Packing(spec, self.shape, weights, self._kind)
+        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {})
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}

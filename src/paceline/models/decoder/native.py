@@ -25,7 +25,8 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.quantization import form_of, is_mixed, is_quantized
+from paceline.models.loading.gguf_rows import Blocks
+from paceline.models.loading.quantization import BLOCKS, form_of, is_mixed, is_quantized
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
@@ -47,6 +48,8 @@ class NativeRunner:
             gather.
         let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
             (models.decoder.window_slots).
+        blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
+            (models.cpu.eligibility).
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.decoder.eager).
     """
@@ -77,9 +80,10 @@ class NativeRunner:
         compiled: bool | None = None,
         strict: bool = False,
         let_go: bool = True,
+        blocks: Blocks | None = None,
     ) -> None:
-        weight_bytes = bytes_read(spec, weights)
-        quantization, mixed = form_of(weights), is_mixed(weights)
+        weight_bytes = bytes_read(spec, weights) + sum(rows.nbytes for rows in (blocks or {}).values())
+        quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
@@ -94,6 +98,7 @@ class NativeRunner:
                 device,
                 "proven" if strict else row_invariant,
                 True if strict and compiled is None else compiled,
+                blocks,
             )
         self.info = ModelInfo(
             name=name,
@@ -119,8 +124,13 @@ class NativeRunner:
         device: torch.device,
         row_invariant: RowInvariance,
         compiled: bool | None,
+        blocks: Blocks | None,
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
+        if blocks:
+            from paceline.models.cpu.compiled_decoder import CompiledDecoder
+
+            return CompiledDecoder(self.spec, weights, self.arena, blocks=blocks), None
         form = form_of(weights)
         if compiled is not False and fits(self.spec, dtype, device, quantization=form):
             from paceline.models.cpu.choice import compiled_serves
