@@ -206,7 +206,8 @@ def command(family: str, name: str, entry: registry.Entry, told: Mapping[str, st
         wanted = {"method": name, **json.loads(told.get("config", "{}"))}
         return f"paceline generate \"def fibonacci(n):\" --steering '{json.dumps(wanted)}'"
     key = {"drafters": "method", "verifiers": "acceptance_method", "controllers": "controller"}[family]
-    config = {key: name, **(entry.published if family == "drafters" else {}), **json.loads(told.get("config", "{}"))}
+    published = entry.published if family == "drafters" and "method" not in entry.published else {}
+    config = {key: name, **published, **json.loads(told.get("config", "{}"))}
     ordered = dict(sorted(config.items(), key=lambda item: (item[0] != "method", item[0] != key)))
     return f"paceline generate \"def fibonacci(n):\"{told.get('flags', '')} \\\n    -s '{json.dumps(ordered)}'"
 

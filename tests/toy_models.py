@@ -77,7 +77,7 @@ class OtherToy(ToyRunner):
             text = "".join(OTHER[token] if token else "." for token in key)
             wanted = self.like.logits([LETTERS.find(letter) + 1 for letter in text]).numpy()
             row = super()._row(key).copy() * 0.3
-            for index, token in enumerate(OTHER):
+            for index, token in enumerate(OTHER[: len(row)]):
                 position = LETTERS.find(token) + 1 if len(token) == 1 else 0
                 row[index] += wanted[position] if (position or index == 0) and position < len(wanted) else 0.0
             self._rows[key] = row

@@ -26,7 +26,8 @@ class Entry:
         needs: capabilities of the target's runner that it cannot do without, and other needs in words.
         paper: title and arXiv id.
         seeded: the class above temperature 0 for requests with a seed.
-        published: keys of speculative_config for a drafter that is named alone: how its paper or code uses it.
+        published: keys of speculative_config for a drafter that is named alone: how its paper or code uses it. "method"
+            among them lists what drafts together, or one entry with a number of levels beside that of nodes.
     """
 
     target: str
@@ -146,7 +147,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "layer_subsets", "head", "fork"),
         "SWIFT: on-the-fly self-speculative decoding for LLM inference acceleration (arXiv:2410.06916)",
-        published={"controller": "swift"},
+        published={"controller": "swift", "tree_width": 10},
     ),
     "del": Entry(
         "paceline.drafters.self.dynamic_exit:DynamicExitDrafter",
@@ -154,7 +155,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "head", "taps"),
         "DEL: Context-aware dynamic exit layer for efficient self-speculative decoding (arXiv:2504.05598)",
-        published={"num_speculative_tokens": 18},
+        published={"num_speculative_tokens": 18, "shadow_every": 1},
     ),
     "kangaroo": Entry(
         "paceline.drafters.self.kangaroo:KangarooDrafter",
@@ -162,7 +163,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("early_exit", "head", "fork", "an adapter trained for the target"),
         "Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911)",
-        published={"controller": "kangaroo"},
+        published={"controller": "kangaroo", "resume_verification": True},
     ),
     "medusa": Entry(
         "paceline.drafters.heads.medusa:MedusaDrafter",
@@ -209,7 +210,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "equal in distribution"),
         ("taps", "trees", "a head trained for the target"),
         "EAGLE-2: faster inference of language models with dynamic draft trees (arXiv:2406.16858)",
-        published={"num_speculative_tokens": 59},
+        published={"method": [{"method": "eagle2", "num_speculative_tokens": 6}], "num_speculative_tokens": 59},
     ),
     "eagle3": Entry(
         "paceline.drafters.heads.eagle:Eagle3Drafter",
@@ -224,7 +225,12 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("trees",),
         "Break the sequential dependency of LLM inference using lookahead decoding (arXiv:2402.02057)",
-        published={"num_speculative_tokens": 42},
+        published={
+            "max_window_size": 15,
+            "max_ngram_size": 5,
+            "max_verification_set_size": 15,
+            "num_speculative_tokens": 120,
+        },
     ),
     "jacobi": Entry(
         "paceline.drafters.lookup.jacobi:JacobiDrafter",
@@ -247,7 +253,7 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         (),
         "Turning trash into treasure: Token Recycling (arXiv:2408.08696)",
-        published={"num_speculative_tokens": 79},
+        published={"num_speculative_tokens": 80},
     ),
     "grammar": Entry(
         "paceline.drafters.lookup.grammar:GrammarDrafter",
@@ -279,7 +285,10 @@ DRAFTERS: Mapping[str, Entry] = {
         ("bit-equal up to near ties", "bit-equal up to near ties"),
         ("a datastore made with the target's tokenizer",),
         "RASD: retrieval-augmented speculative decoding (arXiv:2503.03434)",
-        published={"num_speculative_tokens": 64},
+        published={
+            "method": [{"method": "draft_model", "tree_policy": "eagle2"}, {"method": "rasd"}],
+            "num_speculative_tokens": 64,
+        },
     ),
     "aded": Entry(
         "paceline.drafters.lookup.aded:AdedDrafter",

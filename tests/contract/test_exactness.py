@@ -46,6 +46,7 @@ from paceline.errors import ConfigError
 from paceline.sampling import Processors
 from paceline.verifiers import RecursiveRejection, TypicalAcceptance
 
+# What structured_outputs asks for at every second token is what the heads of reduced vocabularies lack, i and j.
 CASES: dict[str, dict[str, Any]] = {
     "n": {"n": 3},
     "temperature": {},
@@ -59,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     "allowed_token_ids": {"allowed_token_ids": [0, 2, 3, 5, 8]},
     "bad_words": {"bad_words": ["b", "cd"]},
     "logits_processors": {"logits_processors": [unlike_the_last, by_all_tokens]},
-    "structured_outputs": {"structured_outputs": {"regex": "[a-e]?([b-h][a-dg-j])*"}},
+    "structured_outputs": {"structured_outputs": {"regex": "[a-e]?([b-h][ij])*"}},
     "steering": {"steering": {"method": "cfg", "guidance_scale": 1.8, "negative_prompt": [4, 5]}},
     "seed": {},
     "stop": {"stop": ["ab", "j"]},

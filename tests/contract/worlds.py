@@ -39,6 +39,7 @@ def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
 RESUMING: dict[str, dict[str, Any]] = {
     "layer_skip": {"resume_verification": True},
     "del": {"resume_verification": True},
+    "kangaroo": {"resume_verification": True},
 }
 """Options that are fixed here, where a measurement would choose."""
 

@@ -17,7 +17,7 @@ from tools.random_trees import TOLERANCE, WRONG, distribution_error
 from toys import ToyRunner
 
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.common import best_tokens, draft_rows, draw_tokens, fit_rows, uniform
+from paceline.drafters.common import draft_rows, draw_tokens, fit_rows, uniform
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, Verdict, always_go_on, merge, select_nodes
@@ -251,8 +251,6 @@ def test_nan_from_the_draft_model_is_an_error() -> None:
             state = begin(drafter, temperature=temperature)
             with pytest.raises(DrafterError, match="NaN"):
                 propose(drafter, state, 4)
-    with pytest.raises(DrafterError, match="allow no token"):
-        best_tokens(torch.full((1, 4), -torch.inf), 1)
 
 
 def test_a_failure_in_the_middle_leaves_a_state_that_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from toys import ToyCache, ToyRunner
 from benchmarks.stand_ins import adapter_weights, written_adapter
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.self import KangarooDrafter
+from paceline.drafters.self import KangarooDrafter, replayed
 from paceline.errors import CheckpointError, ConfigError, PacelineError
 from paceline.tree import EMPTY_TREE, Budget
 
@@ -79,13 +79,70 @@ def outputs(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[Any]:
     return [[one.token_ids for one in out.outputs] for out in llm.generate(prompts, params)]
 
 
+@pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_an_adapter_that_is_the_rest_of_the_target_is_always_right(
-    plain: LLM, weights: dict[str, Any], count: int
+    plain: LLM, weights: dict[str, Any], count: int, resume: bool
 ) -> None:
-    """Whole drafts stand in every round, so that each time the last token's state comes from the scoring pass alone."""
-    fast = drafting(plain, weights["adapter"], num_speculative_tokens=count)
+    """Whole drafts stand in every round, so that each time the last token's state comes from the scoring pass alone, or
+    from a pass of the first layers at the end of the draft.
+    """
+    fast = drafting(plain, weights["adapter"], num_speculative_tokens=count, resume_verification=resume)
     assert rate(fast, PROMPTS, GREEDY) > 0.97
+    assert outputs(fast, PROMPTS, GREEDY) == outputs(plain, PROMPTS, GREEDY)
+
+
+class Seen:
+    """Per scoring pass that went on behind the exit, how many inputs were known of how many; and replayed tokens."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        drafter = llm.engine.parts.drafter_set.drafters[0]
+        assert isinstance(drafter, KangarooDrafter)
+        score, self.known, self.replays = drafter.drafts.score, list[tuple[int, int]](), list[int]()
+
+        def counted(caches: Any, roots: Any, trees: Any, known: Any, plan: Any) -> Any:
+            self.known += [(len(states), 1 + len(tree)) for states, tree in zip(known, trees, strict=True)]
+            return score(caches, roots, trees, known, plan)
+
+        def noted(runner: Any, drafts: Any, cache: Any, start: int, tokens: Any, *, plan: Any) -> Any:
+            self.replays.append(start)
+            return replayed(runner, drafts, cache, start, tokens, plan=plan)
+
+        monkeypatch.setattr(drafter.drafts, "score", counted)
+        monkeypatch.setattr("paceline.drafters.self.kangaroo.replayed", noted)
+
+
+@pytest.mark.parametrize("model", ["right", "random"])
+def test_verification_goes_on_from_the_exits_states(
+    plain: LLM, weights: dict[str, Any], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No token goes through the first layers twice: scoring knows all inputs, and only prompts are replayed. Control:
+    without resuming, every pass is a whole one.
+    """
+    adapter = {"right": weights["adapter"], "random": ADAPTER}[model]
+    for resume in (True, False):
+        fast = drafting(plain, adapter, resume_verification=resume)
+        seen = Seen(fast, monkeypatch)
+        for params in (GREEDY, replace(GREEDY, temperature=0.9, seed=3)):
+            assert outputs(fast, PROMPTS[:1], params) == outputs(plain, PROMPTS[:1], params)
+        assert bool(seen.known) == resume
+        assert all(known == inputs for known, inputs in seen.known)
+        assert seen.replays == [0, 0]
+
+
+def test_states_of_other_tokens_are_rejected_drafts(
+    plain: LLM, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: an adapter that is told other states of the accepted tokens is right less often."""
+
+    def told(self: KangarooDrafter, states: Any, *given: Any) -> None:
+        for state in states:
+            state.kept = replace(state.kept, states=state.kept.states.roll(1, 0))
+        observe(self, states, *given)
+
+    monkeypatch.setattr(KangarooDrafter, "observe", told)
+    fast = drafting(plain, weights["adapter"], resume_verification=True)
+    assert rate(fast, PROMPTS, GREEDY) < 0.9
     assert outputs(fast, PROMPTS, GREEDY) == outputs(plain, PROMPTS, GREEDY)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, PacelineError, UnsupportedModelError
 from paceline.search import UniEncoder, candidate_logprobs, candidate_mask
 from tests.tiny_tokenizers import wordpiece
 
@@ -112,8 +113,8 @@ def test_functions_and_other_models_rank(llm: LLM) -> None:
 # ------------------------------------------------------------------------------------------------ encoders
 
 
-def encoder(folder: Path, labels: int = 1) -> Path:
-    """A random checkpoint of BertForSequenceClassification."""
+def encoder(folder: Path, labels: int = 1, *, pooler: bool = False) -> Path:
+    """A random checkpoint of BertForSequenceClassification, as it is or without its pooler."""
     torch.manual_seed(labels)
     tokenizer = wordpiece()
     config = transformers.BertConfig(
@@ -121,6 +122,9 @@ def encoder(folder: Path, labels: int = 1) -> Path:
         intermediate_size=48, max_position_embeddings=96, num_labels=labels, initializer_range=0.3,
     )  # fmt: skip
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if pooler or ".pooler." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", cls_token="<s>", sep_token="</s>", pad_token="</s>"
     ).save_pretrained(folder)
@@ -182,8 +186,47 @@ def test_under_one_way_and_diagonal_masks_every_score_is_its_own(folder: Path) -
     assert candidate_mask([2, 1, 1], "one_way")[0].tolist() == [True, True, False, False]
 
 
+def test_an_ordinary_cross_encoder_is_rejected_for_one_pass_and_ranks_by_pairs(llm: LLM, tmp_path: Path) -> None:
+    """Its head was trained on the pooler's output. Control: without a pooler the same weights are a Uni-Encoder."""
+    ordinary = encoder(tmp_path / "ordinary", pooler=True)
+    search: dict[str, Any] = {"method": "sample_and_rank", "scorer": {"model": str(ordinary), "one_pass": True}}
+    with pytest.raises(UnsupportedModelError, match="must have no pooler with one_pass, got bert") as caught:
+        llm.generate(PROMPT, SAMPLED, search=search)
+    assert "\n" not in str(caught.value)
+    (ranked,) = llm.generate(PROMPT, SAMPLED, search={**search, "scorer": {"model": str(ordinary)}})
+    judge = transformers.BertForSequenceClassification.from_pretrained(ordinary).eval()
+    pair = transformers.AutoTokenizer.from_pretrained(ordinary)
+    with torch.inference_mode():
+        wanted = [float(judge(**pair(PROMPT, one.text, return_tensors="pt")).logits) for one in ranked.outputs]
+    assert [one.score for one in ranked.outputs] == pytest.approx(wanted, abs=1e-4)
+    same = UniEncoder.load(encoder(tmp_path / "same"), "same")
+    assert torch.equal(same.head.weight, judge.classifier.weight)
+    assert torch.equal(same.head.bias, judge.classifier.bias)
+    own, other = same.encoder.state_dict(), judge.bert.state_dict()
+    assert {name for name in other if name not in own} == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classifier.bias": None}, "lacks weights: classifier.bias"),
+        ({"bert.encoder.layer.1.output.dense.weight": None}, "lacks weights: "),
+        ({"num_labels": 3}, "is bert with 3 outputs; one_pass needs bert with one"),
+    ],
+    ids=str,
+)
+def test_incomplete_uni_encoders_get_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = encoder(tmp_path, labels=change.get("num_labels", 1))
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if k not in change}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(PacelineError, match=message) as caught:
+        UniEncoder.load(folder, "tiny")
+    assert "\n" not in str(caught.value)
+
+
 def test_checkpoints_rank(llm: LLM, folder: Path, tmp_path: Path) -> None:
-    two = encoder(tmp_path / "two", labels=2)
+    two = encoder(tmp_path / "two", labels=2, pooler=True)
     pair = transformers.AutoTokenizer.from_pretrained(two)
     judge = transformers.BertForSequenceClassification.from_pretrained(two).eval()
     search = {"method": "sample_and_rank", "num_samples": 8}

@@ -78,7 +78,10 @@ def split_options(config: SpeculativeConfig) -> tuple[SpeculativeConfig, dict[st
 
 
 def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
-    """A method named alone, without a number of tokens or a controller, drafts as its paper or code does."""
+    """A method named alone, without a number of tokens or a controller, drafts as its paper or code does.
+
+    What that takes may be a list of methods, of which the named one gets the options that were given.
+    """
     if not isinstance(config.method, str) or config.method == "auto":
         return config
     if (
@@ -94,6 +97,11 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
         config.method,
         ", ".join(f"{key} {value!r}" for key, value in published.items()),
     )
+    if "method" in published:
+        entries = [{**one, **(config.options if one["method"] == config.method else {})} for one in published["method"]]
+        listed = SpeculativeConfig.parse({**published, "method": entries})
+        assert listed is not None
+        return replace(config, method=listed.method, num_speculative_tokens=listed.num_speculative_tokens, options={})
     known = SpeculativeConfig.general_keys()
     options = {key: value for key, value in published.items() if key not in known}
     return replace(

@@ -31,7 +31,6 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._busy = False
         self._waiting: set[int] = set()
         self._last: int | None = None
         self._later: deque[Callable[[], None]] = deque()
@@ -41,12 +40,8 @@ class Turns:
         """Wait for the model and have it inside the block."""
         me = self._queue()
         with self._lock:
-            before = self._busy
-            try:
-                self._take(me)
-                yield
-            finally:
-                self._busy = before
+            self._take(me)
+            yield
         self._catch_up()
 
     def step(self, work: Callable[[A, B], R], one: A, two: B) -> R:
@@ -56,12 +51,8 @@ class Turns:
         """
         me = self._queue()
         with self._lock:
-            before = self._busy
-            try:
-                self._take(me)
-                found = work(one, two)
-            finally:
-                self._busy = before
+            self._take(me)
+            found = work(one, two)
         if self._later:
             self._catch_up()
         return found
@@ -78,7 +69,6 @@ class Turns:
         """The model is this thread's."""
         self._waiting.discard(me)
         self._last = me
-        self._busy = True
 
     def soon(self, work: Callable[[], None]) -> None:
         """Do `work` when nobody has a turn: now, or right after the present turn.
@@ -90,26 +80,24 @@ class Turns:
         self._catch_up()
 
     def _catch_up(self) -> None:
+        # By this very thread, further up, which comes back here at the end of its turn. A flag of our own would stay
+        # set where an interrupt cuts in; threading.Condition asks the lock too.
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            return
         while self._later and self._lock.acquire(blocking=False):
             try:
-                if self._busy:  # this very thread, further up: it comes back here at the end of its turn
-                    return
                 self._work_off()
             finally:
                 self._lock.release()
 
     def _work_off(self) -> None:
-        self._busy = True
-        try:
-            while self._later:
-                try:
-                    self._later[0]()
-                except Exception:
-                    self._later.popleft()
-                    raise
+        while self._later:
+            try:
+                self._later[0]()
+            except Exception:
                 self._later.popleft()
-        finally:
-            self._busy = False
+                raise
+            self._later.popleft()
 
 
 def tell(advance: Advance, requests: Sequence[Request]) -> None:

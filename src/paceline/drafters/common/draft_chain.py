@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.drafters.common.chains import chain_tree
-from paceline.drafters.common.draft_rows import best_tokens, draw_for, fit_rows, weights
+from paceline.drafters.common.draft_rows import best_tokens, chances_of, draw_for, fit_rows, weights
 from paceline.drafters.common.draft_state import DraftState, feed_ahead, feed_text
 
 if TYPE_CHECKING:
@@ -45,6 +45,13 @@ class ChainDraft:
         depth = len(self.tokens) + 1
         return 1 < depth <= self.steps and self.reach > 0.0 and self.go_on(depth, self.reach, None)
 
+    def add_best(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """The likeliest token comes next; where there is none, the chain is at its end."""
+        if tokens:
+            self.add(tokens[0], chances[0])
+        else:
+            self.reach = 0.0
+
     def add(self, token: int, chance: float, row: torch.Tensor | None = None) -> None:
         self.tokens.append(token)
         self.rows.append(row)
@@ -75,17 +82,17 @@ def plain(draft: ChainDraft) -> bool:
 
 
 def add_level(drafts: Sequence[ChainDraft], logits: torch.Tensor) -> None:
-    """The next token of every draft, from (r, v) logits."""
+    """The next token of every draft, from (r, v) logits; a chain ends where the rules allow no token of its model."""
     if all(plain(draft) for draft in drafts):
-        for draft, (token,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
-            draft.add(token, chance)
+        for draft, tokens, chances in zip(drafts, *best_tokens(logits, 1), strict=True):
+            draft.add_best(tokens, chances)
         return
     for i, draft in enumerate(drafts):
         rows = weights(draft.context, logits[i : i + 1], [[*draft.behind, *draft.tokens]])
         if not draft.drawn:
-            ((token,),), ((chance,),) = best_tokens(rows, 1)
-            draft.add(token, chance)
-        elif found := draw_for(draft.context, row_v := rows.softmax(-1)[0], (), len(draft.behind) + len(draft.tokens)):
+            (tokens,), (chances,) = best_tokens(rows, 1)
+            draft.add_best(tokens, chances)
+        elif found := draw_for(draft.context, row_v := chances_of(rows)[0], (), len(draft.behind) + len(draft.tokens)):
             draft.add(*found, row_v)
         else:
             draft.reach = 0.0

@@ -62,20 +62,40 @@ def weights(context: Context, logits: torch.Tensor, paths: Sequence[Sequence[int
     return logits.float() if context.temperature <= 0 else logits.float() / context.temperature
 
 
+def chances_of(weights_rv: torch.Tensor) -> torch.Tensor:
+    """(r, v) float32 probabilities of log-weights; nothing but zeros where a row allows no token.
+
+    A row that holds NaN or infinity stays NaN, which `draw_tokens` rejects.
+    """
+    none_r1 = weights_rv.amax(-1, keepdim=True) == -math.inf
+    return torch.softmax(weights_rv, -1, dtype=torch.float32).masked_fill_(none_r1, 0.0)
+
+
+def rows_before_a_dead_end(weights_rv: torch.Tensor) -> int:
+    """How many rows come before the first one that allows no token; all of them where there is none."""
+    largest = weights_rv.amax(-1).tolist()
+    return next((row for row, one in enumerate(largest) if one == -math.inf), len(largest))
+
+
 def best_tokens(weights_rv: torch.Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
     """The `width` most likely tokens of each row, and their probabilities, most likely first.
 
+    None for a row that allows no token, as those of a reduced vocabulary do where the request's rules ask for a token
+    that it lacks.
+
     Raises:
-        DrafterError: NaN in a row, or nothing that can be drawn.
+        DrafterError: NaN or infinity in a row.
     """
     chances_rv = torch.softmax(weights_rv, -1, dtype=torch.float32)
     chances, tokens = (
         chances_rv.max(-1, keepdim=True) if width == 1 else chances_rv.topk(min(width, weights_rv.shape[-1]))
     )
     found_tokens, found_chances = tokens.tolist(), chances.tolist()
-    for row in found_chances:
+    for i, row in enumerate(found_chances):
         if not row[0] > 0.0:
-            raise DrafterError("the draft model's logits are NaN or allow no token; check its checkpoint")
+            if not bool((weights_rv[i] == -math.inf).all()):
+                raise DrafterError(NAN)
+            found_tokens[i], found_chances[i] = [], []
     return found_tokens, [[min(c, 1.0) for c in row] for row in found_chances]
 
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from paceline.errors import DrafterError
+from paceline.models import MappedRunner
+
 if TYPE_CHECKING:
     from paceline.drafters.base import Context
     from paceline.models import Runner, SequenceCache
@@ -105,11 +108,30 @@ def along(tokens: Sequence[int], parents: Sequence[int], text: Sequence[int]) ->
     return found
 
 
+def check_known(runner: Runner, tokens: Sequence[int]) -> None:
+    """Reject a text that a draft model cannot read; it may have fewer embeddings than the target, and read others.
+
+    Raises:
+        DrafterError: a token beyond its embeddings.
+    """
+    known = len(runner.into) if isinstance(runner, MappedRunner) else runner.info.vocab_size
+    if tokens and (highest := max(tokens)) >= known:
+        raise DrafterError(
+            f"the text holds token {highest}, and draft model {runner.info.name!r} has only {known} tokens; choose one "
+            "with the target's vocabulary to draft for such texts"
+        )
+
+
 def catch_up(runner: Runner, states: Sequence[Follower], leave: int, most: int | None = None) -> None:
     """Feed what the caches lack but for the last `leave` tokens, in chunks, where it is more than `most` (None: than
     `leave`).
+
+    Raises:
+        DrafterError: a text holds a token that the model does not have.
     """
     most = leave if most is None else most
+    for state in states:
+        check_known(runner, state.pending)
     while behind := [state for state in states if len(state.pending) > most]:
         chunks = [state.pending[: min(CHUNK, len(state.pending) - leave)] for state in behind]
         runner.extend([state.cache for state in behind], chunks)

@@ -31,12 +31,12 @@ import torch
 
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.chains import chain_tree
-from paceline.drafters.common.draft_rows import NAN, weights
+from paceline.drafters.common.draft_rows import NAN, rows_before_a_dead_end, weights
 from paceline.drafters.common.tables import Tables
 from paceline.drafters.diffusion.base import DenoisedState, DenoisingDrafter
 from paceline.drafters.diffusion.trigram_counts import SMALLEST, Longs, Slots, TrigramCounts, chance
 from paceline.errors import DrafterError
-from paceline.tree import Scores, Verdict
+from paceline.tree import EMPTY_TREE, Scores, Verdict
 from paceline.utils import compiled, integer, need, number, part_of_compiled
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ def lattice_of(weights_kv: torch.Tensor, *, mass: float, most: int, ends: Sequen
     """Prune each slot.
 
     Args:
-        weights_kv: (k, v) log-weights. mass: in 0..1. most: tokens of a slot, 1 or more. ends: end tokens below v.
+        weights_kv: (k, v) log-weights, each of which allows a token. mass: in 0..1. most: tokens of a slot, 1 or more.
+            ends: end tokens below v.
     Raises:
-        DrafterError: NaN, or nothing that can be drafted.
+        DrafterError: NaN.
     """
     log_kv = weights_kv.double().log_softmax(-1)
     values, found = log_kv.topk(min(most, log_kv.shape[-1]))
@@ -303,6 +304,9 @@ class DiffuSpecDrafter(DenoisingDrafter[CountedState]):
     def _tree(self, state: CountedState, logits: torch.Tensor) -> TokenTree:
         context, counts = state.context, self._catch_up(state)
         weights_kv = weights(context, logits, [[]] * len(logits))
+        weights_kv = weights_kv[: rows_before_a_dead_end(weights_kv)]
+        if not len(weights_kv):
+            return EMPTY_TREE
         lattice = lattice_of(weights_kv, mass=self.candidate_mass, most=self.max_candidates, ends=self.ends)
         path = best_path(lattice, counts, context.tokens[-2:], lam=self.path_weight, beam=self.path_beam)
         chances = torch.softmax(weights_kv[: len(path)], -1, dtype=torch.float32)

@@ -21,7 +21,7 @@ from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import ModelDrafter, draws_for
 from paceline.drafters.common.chains import chain_tree
-from paceline.drafters.common.draft_rows import fit_rows, uniform, weights
+from paceline.drafters.common.draft_rows import chances_of, fit_rows, rows_before_a_dead_end, uniform, weights
 from paceline.drafters.common.draft_state import FEW, Follower, agreed, catch_up
 from paceline.drafters.growth.base import as_tree
 from paceline.errors import ConfigError, DrafterError
@@ -47,15 +47,16 @@ class MiddleState(Follower):
         context: the sequence as the target has it. extended: the same with the chain behind it, for the small model.
         cache: of the middle model, a prefix of that text without its last token. inner: the small model's state.
         tokens, chances, rows: of the chain: each token, its chance and (v,) probabilities where it was drawn.
+        over: the rules allow none of the middle model's tokens behind the chain.
     """
 
-    __slots__ = ("_drawn", "_levels", "_read", "chances", "extended", "inner", "rows", "tokens")
+    __slots__ = ("_drawn", "_levels", "_read", "chances", "extended", "inner", "over", "rows", "tokens")
 
     def __init__(self, context: Context, cache: SequenceCache, begin: Callable[[Context], Any]) -> None:
         super().__init__(context, cache)
         self.extended = replace(context, tokens=list(context.tokens), apply_rules=None, taps={}, prediction=())
         self.inner = begin(self.extended)
-        self._read, self._drawn, self._levels = len(context.tokens), False, 1
+        self._read, self._drawn, self._levels, self.over = len(context.tokens), False, 1, False
         self.tokens, self.chances, self.rows = list[int](), list[float](), list[Any]()
 
     @property
@@ -85,7 +86,7 @@ class MiddleState(Follower):
         extended.seed = int(uniform(context.seed, len(text), _STEP) * 2**53)
         extended.temperature = context.temperature if drawn else 0.0
         extended.apply_rules = None if context.apply_rules is None else self._shape
-        self._read, self._drawn, self._levels = len(text), drawn, 1
+        self._read, self._drawn, self._levels, self.over = len(text), drawn, 1, False
         self.tokens, self.chances, self.rows = [], [], []
 
     def _shape(self, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -95,7 +96,7 @@ class MiddleState(Follower):
 
     def take(self, verdict: Verdict, rows_nv: torch.Tensor) -> None:
         """Append what the middle model generated to the chain."""
-        rows = rows_nv[[0, *(node + 1 for node in verdict.path)]].softmax(-1)
+        rows = chances_of(rows_nv[[0, *(node + 1 for node in verdict.path)]])
         for token, row_v in zip(verdict.tokens, rows, strict=True):
             self.tokens.append(token)
             self.chances.append(min(float(row_v[token]), 1.0))
@@ -108,7 +109,7 @@ class MiddleState(Follower):
         The next token is asked for before the round that would bring it; a token is cut for what comes before it alone.
         """
         count = min(len(self.tokens), most)
-        wanted = count + 1 if count < min(least, most) else count
+        wanted = count + 1 if count < min(least, most) and not self.over else count
         while self._levels < wanted:
             if not budget.go_on(self._levels + 1, math.prod(self.chances[: self._levels]), None):
                 count = wanted = min(count, self._levels)
@@ -244,6 +245,14 @@ class SpecMQuantDrafter(ModelDrafter[MiddleState]):
             weights(state.extended, fit_rows(scores.of(i)[-1 - len(tree) :], self.vocab_size), paths_of(tree))
             for i, (state, tree) in enumerate(zip(states, trees, strict=True))
         ]
+        going = [i for i, rows_nv in enumerate(rows) if rows_before_a_dead_end(rows_nv[:1])]
+        for i in {*range(len(states))} - {*going}:
+            states[i].over = True
+        if going:
+            self._judge([states[i] for i in going], [trees[i] for i in going], [rows[i] for i in going])
+
+    def _judge(self, states: Sequence[MiddleState], trees: Sequence[TokenTree], rows: Sequence[torch.Tensor]) -> None:
+        """Append to the chains what the middle model says to the trees, by its log-weights (1 + n, v) for each."""
         verdicts = self.judge.verify(trees, rows, [state.seed for state in states])
         behind = [len(state.pending) - 1 for state in states]
         paths = [[*range(k), *(k + node for node in v.path)] for k, v in zip(behind, verdicts, strict=True)]

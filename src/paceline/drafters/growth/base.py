@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import torch
 
-from paceline.drafters.common.draft_rows import best_tokens, draw_for, fit_rows, weights
+from paceline.drafters.common.draft_rows import best_tokens, chances_of, draw_for, fit_rows, weights
 from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
 from paceline.tree import EMPTY_TREE, ROOT, GoOn, TokenTree, Trial, chain_columns, chain_sources, select_nodes
 
@@ -90,13 +90,13 @@ class DrawnSiblings:
 
 
 class RankedSiblings:
-    """Takes tokens by probability; `share` is the probability of the next one."""
+    """Takes tokens by probability; `share` is the probability of the next one, 0 where there is none."""
 
     __slots__ = ("_chances", "_taken", "_tokens", "share")
 
     def __init__(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
         self._tokens, self._chances, self._taken = tokens, chances, 0
-        self.share = chances[0]
+        self.share = chances[0] if chances else 0.0
 
     def take(self, node: int) -> Found | None:
         """See `Siblings`."""
@@ -109,15 +109,15 @@ class RankedSiblings:
 
 
 def siblings_of(context: Context, weights_fv: torch.Tensor, *, drawn: bool, most: int) -> list[Siblings]:
-    """One family per row of log-weights (f, v).
+    """One family per row of log-weights (f, v); a row that allows no token has one without children.
 
     Args:
         most: most children that any of them will need.
     Raises:
-        DrafterError: NaN in a row, or nothing that can be drawn.
+        DrafterError: NaN in a row.
     """
     if drawn:
-        return [DrawnSiblings(context, row_v) for row_v in weights_fv.softmax(-1)]
+        return [DrawnSiblings(context, row_v) for row_v in chances_of(weights_fv)]
     return [RankedSiblings(*row) for row in zip(*best_tokens(weights_fv, most), strict=True)]
 
 

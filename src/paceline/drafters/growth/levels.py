@@ -25,7 +25,7 @@ from typing import Final
 
 import torch
 
-from paceline.drafters.common.draft_rows import best_tokens, draw_for
+from paceline.drafters.common.draft_rows import best_tokens, chances_of, draw_for
 from paceline.drafters.growth.base import Growth, Ranked
 from paceline.tree import ROOT, Shape, Trial, best_shapes
 
@@ -47,7 +47,7 @@ class TreeDraft(Growth):
         """Give the front its children and choose the next front."""
         first = len(self.tokens)
         if self.drawn:
-            self._draw(weights_fv.softmax(-1))
+            self._draw(chances_of(weights_fv))
         else:
             for parent, tokens, chances in zip(self.front, *best_tokens(weights_fv, self.width), strict=True):
                 for token, chance in zip(tokens, chances, strict=True):

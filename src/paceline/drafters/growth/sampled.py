@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from paceline.drafters.common import draft_rows
-from paceline.drafters.common.draft_rows import draw_for
+from paceline.drafters.common.draft_rows import chances_of, draw_for
 from paceline.drafters.growth.base import Growth, siblings_of
 from paceline.drafters.growth.levels import TreeDraft
 from paceline.tree import GroupTrial
@@ -116,7 +116,7 @@ class ChainsDraft(Growth):
         """Go on with every chain that reached the front, as far as the budget goes, and choose the next front."""
         first = len(self.tokens)
         left = self.nodes - first
-        for parent, row_v in zip(self.front, weights_fv.softmax(-1), strict=True):
+        for parent, row_v in zip(self.front, chances_of(weights_fv), strict=True):
             number = min(self.on.get(parent, self.width), left)
             left -= number
             self._draw(parent, row_v, number)

@@ -145,8 +145,8 @@ class DraftVocabulary:
         if self._ids is None or not all(plain(draft) for draft in drafts):
             add_level(drafts, self.fitted(logits))
             return
-        for draft, (column,), (chance,) in zip(drafts, *best_tokens(logits, 1), strict=True):
-            draft.add(self._ids[column], chance)
+        for draft, columns, chances in zip(drafts, *best_tokens(logits, 1), strict=True):
+            draft.add_best([self._ids[column] for column in columns], chances)
 
     def fitted(self, logits: torch.Tensor) -> torch.Tensor:
         """(r, v) logits over the target's tokens; those that the head does not have cannot be drawn."""

@@ -29,7 +29,7 @@ import torch
 
 from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod
-from paceline.drafters.common.draft_rows import best_tokens
+from paceline.drafters.common.draft_rows import best_tokens, weights
 from paceline.drafters.common.tables import MAX_TENANTS
 from paceline.drafters.self.base import ActiveDraft, DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_replay import has_room, replayed
@@ -230,6 +230,7 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
         search_seed: of the random sets.
         tree_width: candidates of a level, where tokens are not drawn: above 1, others are verified beside each of the
             chain's. The paper keeps 10 and lets the chain's confidence choose among them, as controller "swift" does.
+            Drawn drafts are chains, where the paper's reference keeps candidates too.
         num_speculative_tokens: most tokens to draft, within `draft_max_length`; None leaves it to that.
         draft_sample_method: above temperature 0, "probabilistic" draws from the thinned target's distribution, "greedy"
             takes its most likely tokens. By default it draws, but for requests with a seed of their own.
@@ -338,15 +339,17 @@ class SwiftDrafter(SelfDrafter[SwiftState]):
 
     def _branches(self, context: Context) -> bool:
         """Whether other candidates are verified beside the chain's."""
-        return self.tree_width > 1 and context.apply_rules is None and not self.draws(context)
+        return self.tree_width > 1 and not self.draws(context)
 
     def _add(self, drafts: Sequence[ActiveDraft], logits: torch.Tensor) -> None:
         """The next token of every chain, and the candidates beside it."""
         for one, row in zip(drafts, logits.split(1), strict=True) if self.tree_width > 1 else ():
             if self._branches(one.state.context):
-                (tokens,), (chances,) = best_tokens(row, self.tree_width)
-                one.levels.append((tokens, chances))
-                one.chain.add(tokens[0], chances[0])
+                rows = weights(one.state.context, row, [one.chain.tokens])
+                (tokens,), (chances,) = best_tokens(rows, self.tree_width)
+                one.chain.add_best(tokens, chances)
+                if tokens:
+                    one.levels.append((tokens, chances))
             else:
                 super()._add([one], row)
         if self.tree_width == 1:

@@ -172,12 +172,16 @@ class SlemDrafter(Drafter):
         steps = min(budget.nodes, budget.depth)
         if steps <= 0:
             return 0
-        state.follow(self.runner, list)
+        state.follow(self.runner, self._known)
         return (
             min(steps, self.limit, self.runner.info.max_context - len(state.inner.context.tokens) + 1)
             if state.ready
             else 0
         )
+
+    def _known(self, own: Sequence[int]) -> list[int]:
+        """Tokens of the draft without those that its tokenizer has and its model has not."""
+        return [token for token in own if token < self.runner.info.vocab_size]
 
     def _draft(self, states: Sequence[TranslatedState], limits: Sequence[_GoOn]) -> list[TokenTree]:
         """Greedy chains in the draft's tokens."""

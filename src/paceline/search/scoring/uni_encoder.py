@@ -17,11 +17,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from paceline.errors import UnsupportedModelError
-from paceline.search.scoring.classifiers import load_classifier
+from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
+from paceline.models.loading import Checkpoint
 from paceline.utils import choice
 
 MASKS: Final = ("arrow", "one_way", "diagonal")
+
+HEAD: Final = frozenset({"classifier.weight", "classifier.bias"})
 
 
 def candidate_mask(sizes: Sequence[int], kind: str = "arrow") -> torch.Tensor:
@@ -37,6 +39,24 @@ def candidate_mask(sizes: Sequence[int], kind: str = "arrow") -> torch.Tensor:
     if kind == "arrow":
         return same | context[:, None] | context[None]
     return same | context[None] if kind == "one_way" else same
+
+
+def _check(config: Any, weights: Checkpoint, name: str) -> None:
+    """Reject what is no such encoder.
+
+    Raises:
+        UnsupportedModelError: another model, several outputs, or an ordinary cross-encoder.
+    """
+    if config.model_type != "bert" or config.num_labels != 1:
+        raise UnsupportedModelError(
+            f"scorer {name!r} is {config.model_type} with {config.num_labels} outputs; one_pass needs bert with one"
+        )
+    pooler = sorted(part for part in weights.entries if ".pooler." in f".{part}")
+    if pooler:
+        raise UnsupportedModelError(
+            f"scorer {name!r} must have no pooler with one_pass, got {pooler[0]}, the mark of an ordinary "
+            "cross-encoder, whose head reads its output; leave one_pass out"
+        )
 
 
 class UniEncoder(nn.Module):
@@ -55,19 +75,34 @@ class UniEncoder(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, name: str) -> UniEncoder:
-        """From a checkpoint of BertForSequenceClassification with one output, whose linear layer is the head.
+        """From a checkpoint with the names of BertForSequenceClassification and one output, whose linear layer is the
+        head, without a pooler: behind one, that layer reads another state than the mean of a text's.
 
         Raises:
             CheckpointError, UnsupportedModelError: none of that.
         """
-        model, tokenizer = load_classifier(folder, name)
-        if model.config.model_type != "bert" or model.config.num_labels != 1:
-            raise UnsupportedModelError(
-                f"scorer {name!r} is {model.config.model_type} with {model.config.num_labels} outputs; one_pass needs "
-                "bert with one"
-            )
-        model.base_model.pooler = None
-        return cls(model.base_model, model.classifier, tokenizer).eval()
+        from transformers import AutoConfig, AutoTokenizer, BertModel
+
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        weights = Checkpoint(folder)
+        try:
+            config = AutoConfig.from_pretrained(str(folder), **options)
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
+            _check(config, weights, name)
+            encoder, report = BertModel.from_pretrained(
+                str(folder), add_pooling_layer=False, dtype=torch.float32, use_safetensors=True,
+                output_loading_info=True, local_files_only=True,
+            )  # fmt: skip
+        except PacelineError:
+            raise
+        except Exception as error:  # transformers raises whatever its configuration classes raise
+            raise UnsupportedModelError(f"scorer {name!r} cannot be loaded: {error}".splitlines()[0]) from error
+        lacking = sorted({*report["missing_keys"], *(HEAD - weights.entries.keys())})
+        if lacking:
+            raise CheckpointError(f"scorer {name!r} lacks weights: {', '.join(lacking[:3])}")
+        head = nn.Linear(config.hidden_size, 1)
+        head.load_state_dict({part.rpartition(".")[2]: weights.tensor(part).float() for part in HEAD})
+        return cls(encoder, head, tokenizer).eval()
 
     def forward(self, context: Sequence[int], candidates: Sequence[Sequence[int]]) -> torch.Tensor:
         """(n,) scores of candidates, each a token or more with its marker, behind a context; both as token ids."""
