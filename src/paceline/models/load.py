@@ -228,7 +228,7 @@ def _blocks(
     head = found["embed.weight" if spec.tied else "head.weight"]
     if wanted.head_rows is not None:
         head = head.take(HeadRows.of(wanted.head_rows, spec.vocab_size).kept)
-    return {name: rows for name, rows in found.items() if name != "embed.weight"} | {"head.weight": head}
+    return found | {"head.weight": head}
 
 
 def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told: bool) -> Forms | None:

@@ -82,7 +82,8 @@ class NativeRunner:
         let_go: bool = True,
         blocks: Blocks | None = None,
     ) -> None:
-        weight_bytes = bytes_read(spec, weights) + sum(rows.nbytes for rows in (blocks or {}).values())
+        read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
+        weight_bytes = bytes_read(spec, weights) + read
         quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.models.loading.gguf_blocks import block_values
 from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
 from paceline.models.loading.quantization import MATRICES
 from paceline.models.loading.weights import StoredNames, StoredTensor, chosen_pieces, targets
@@ -50,6 +51,19 @@ class BlockRows:
         """Of all rows in their files."""
         sizes = np.array([row_bytes(kind, self.inputs) for kind in NAMES])
         return int(sizes[self.places[:, 2]].sum())
+
+    def values(self, rows: Sequence[int]) -> torch.Tensor:
+        """(n, inputs) float32 weights of the rows of these numbers."""
+        found = torch.empty(len(rows), self.inputs)
+        places = self.places[np.asarray(rows, np.int64)]
+        for source, kind in {(int(source), int(kind)) for source, _, kind in places}:
+            own = (places[:, 0] == source) & (places[:, 2] == kind)
+            size = row_bytes(NAMES[kind], self.inputs)
+            raw = self.sources[source][places[own, 1][:, None] + np.arange(size)]
+            found[torch.from_numpy(own)] = block_values(torch.from_numpy(raw.ravel()), NAMES[kind]).view(
+                -1, self.inputs
+            )
+        return found
 
     def take(self, rows: npt.NDArray[np.int64]) -> BlockRows:
         """The rows of these numbers, -1 for one of zeros."""
