@@ -93,7 +93,7 @@ def a_star(toy: Toy, prompts: Sequence[str]) -> dict[str, Any]:
             return [min(1.0, exp(end - totals[text])) for end, text in zip(ends, texts, strict=True)]
 
         text, spent = toy.search(prompt, method="a_star", reward=reward, branching=64, step_tokens=1,
-                                 heuristic="log", cost="surprisal")  # fmt: skip
+                                 heuristic="log", cost="surprisal", path="sum")  # fmt: skip
         found.append(text == best)
         rows.append(spent)
         for width in WIDTHS:

@@ -65,7 +65,7 @@ METHODS: dict[str, Method] = {
     "first_finish": Method({"method": "first_finish", "num_samples": 4}, "first"),
     "cautious": Method({"method": "cautious"}, "likeliest"),
     "adadec": Method({"method": "adadec"}, "likeliest", changes=GREEDY),
-    "a_star": Method({"method": "a_star", "reward": None, "delimiter": "."}, "reward", ("story",)),
+    "a_star": Method({"method": "a_star", "reward": None, "delimiter": ".", "path": "sum"}, "reward", ("story",)),
     "transfer_q": Method({"method": "transfer_q", "reward": None, "weight": 4.0}, "reward", ("story",), GREEDY),
     "ved": Method({"method": "ved", "value": None, "beam_width": 4}, "reward", ("story",)),
     "gfd": Method({"method": "gfd", "scorer": None, "weight": 0.5}, "reward", ("story",), GREEDY),

@@ -55,9 +55,9 @@ def adapter(llm: LLM, data: Path, output: Path, minutes: float) -> dict[str, Any
     """Train it, or go on; what its report says."""
     fitting = Fitting(minutes=minutes, batch_rows=2, row_tokens=512, eval_steps=20)
     found = train(llm, TrainConfig(method="lora", data=(data,), texts=True, fitting=fitting), output)
-    first, best = found.curve.judged[0], found.curve.best
-    shares = {"likeliest_before": first.acceptance[0], "likeliest": best.acceptance[0]}
-    return shares | {"steps": best.step, "minutes": found.curve.seconds / 60}
+    shares = {"likeliest_before": found.before.acceptance[0], "likeliest": found.test.acceptance[0]}
+    seen = {"test_texts": found.test.texts, "test_tokens": found.test.tokens}
+    return shares | seen | {"steps": found.curve.best.step, "minutes": found.curve.seconds / 60}
 
 
 def svdecode(plain: LLM, folder: str, work: Path, minutes: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import typer
 import paceline
 from paceline import LLM, SamplingParams, registry
 from paceline.cli.app import app
+from paceline.cli.main import main
 from paceline.diffusion import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -125,6 +127,15 @@ def test_examples_of_methods_run() -> None:
                 assert live.generate("def", SamplingParams(max_tokens=4))[0].outputs[0].token_ids
                 count += 1
     assert count > len(registry.CONTROLLERS) + len(registry.VERIFIERS)
+
+
+def test_examples_of_diffusion_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "diffusion.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^paceline (generate .*bundled/.*)$", page, re.MULTILINE)]
+    assert [flag for words in commands for flag in words if flag in ("--canvas", "--think")] == ["--canvas", "--think"]
+    for words in commands:
+        assert main(words) == 0
+        assert "Jack" in capsys.readouterr().out
 
 
 def test_advice_is_of_methods_that_exist() -> None:

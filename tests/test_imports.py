@@ -36,7 +36,7 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "codebooks": METHODS | {"models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
-    "search": METHODS | {"engine", "models", "sampling"},
+    "search": METHODS | {"engine", "models", "sampling", "verifiers"},
     "claims": LOW,
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "search", "verifiers", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
@@ -48,7 +48,7 @@ ALLOWED = {
     "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "codebooks", "profiles"},
+    | {"bench", "codebooks", "profiles", "search"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

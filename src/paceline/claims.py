@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 from paceline import registry
-from paceline.config import SamplingParams
+from paceline.config import OF_DIFFUSION, SamplingParams
 from paceline.registry import Exactness
 
 Mode = Literal["greedy", "sampled", "seeded"]
@@ -19,7 +19,7 @@ Mode = Literal["greedy", "sampled", "seeded"]
 MODES: Final[tuple[Mode, ...]] = ("greedy", "sampled", "seeded")
 """Temperature 0, above it, above it for a request with a seed."""
 
-PARAMETERS: Final = tuple(field.name for field in fields(SamplingParams))
+PARAMETERS: Final = tuple(field.name for field in fields(SamplingParams) if field.name not in OF_DIFFUSION)
 """A claim holds under each of them."""
 
 REFUSED: Final = (

@@ -17,7 +17,7 @@ import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
 from paceline.config import ALL_DRAFTS, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
-from paceline.diffusion import DiffusionEngine, check_kind
+from paceline.diffusion import DiffusionEngine, check_autoregressive, check_kind
 from paceline.engine import (
     DraftModels,
     Driver,
@@ -210,6 +210,7 @@ class LLM(metaclass=Named):
             exactness=self.config.exactness,
             quantization=self.config.quantization,
             lora=self._lora,
+            tokens=1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )
         self.models = DraftModels(
             folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust, lora=self._lora
@@ -568,6 +569,8 @@ class LLM(metaclass=Named):
         params = copy(params)
         fine = self.diffusion is None or read.drafts == ALL_DRAFTS
         need(fine, "speculative_config", "be left out for a diffusion language model", read.drafts)
+        if self.diffusion is None:
+            check_autoregressive(params)
         info, serial = self.diffusion or self.runner.info, next(self._count)
         tokens = truncated(read.tokens, params, info.max_context)
         longest = None if self.config.max_model_len is None else info.declared_context

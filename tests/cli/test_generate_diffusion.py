@@ -78,7 +78,10 @@ WRONG = [
         "--dllm-denoising-steps and 'denoising_steps' in --diffusion-config mean the same; give one of them",
     ),
     (("--diffusion-config", "{"), "diffusion_config is not JSON"),
-    (("--dllm-unmasking-strategy", "static", "--dllm-denoising-steps", 13), "denoising_steps must lie in 1..12"),
+    (
+        ("--dllm-unmasking-strategy", "static", "--dllm-block-length", 12, "--dllm-denoising-steps", 13),
+        "denoising_steps must lie in 1..12",
+    ),
     (("--top-p", 0.5), "top_p=0.5 cannot be used with a diffusion language model; leave it out"),
     (("--prediction", "ab"), "a prediction cannot be used with a diffusion language model; leave it out"),
     (("--speculative-config", '{"method": "ngram"}'), "speculative_config cannot be used with"),

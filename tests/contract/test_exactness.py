@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 import torch
 from contract.worlds import (
     BATCHES,
+    PREDICTION,
     PROMPT,
     SEED,
     VOCAB,
@@ -35,6 +37,7 @@ from contract.worlds import (
 )
 from datastores import Numbers, write
 from drafters.test_contract import VARIANTS
+from engine.harness import run
 from processors import at_the_root, by_all_tokens, unlike_the_last
 from tools.enumerate_draws import Choices, EnumeratingDraws, enumerate_distribution
 from tools.gtest import ERROR, g_test
@@ -43,7 +46,7 @@ from paceline import claims, registry
 from paceline.claims import Cell
 from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
-from paceline.sampling import Processors
+from paceline.sampling import ForbiddenTokens, Processors
 from paceline.verifiers import RecursiveRejection, TypicalAcceptance
 
 # What structured_outputs asks for at every second token is what the heads of reduced vocabularies lack, i and j.
@@ -265,6 +268,46 @@ def test_approximate_within_its_bound(cell: Cell) -> None:
         live = engine([make(cell.drafter, options(cell.drafter), runner)], Bounded(), runner=runner)
         for batch in BATCHES.values():
             decoded(live, batch, params(parameter, cell.mode))
+
+
+@pytest.mark.parametrize("drafter", registry.DRAFTERS)
+def test_bit_equal_where_the_model_has_ids_that_are_no_tokens(drafter: str) -> None:
+    """And their logits are the largest: what comes out is what comes out of the model without them."""
+    runner = target(pad=5)
+    runner.info = replace(runner.info, stored_rows=VOCAB)  # of heads, which are made for the tokens
+    live = engine([make(drafter, options(drafter), runner)], verifier("rejection_sampler"), runner=runner)
+    for parameter in ("temperature", "repetition_penalty"):
+        assert all_of(live, [parameter], "greedy", "together")[parameter] == plain(parameter, "greedy", "together")
+    found = decoded(live, BATCHES["together"], params("ignore_eos", "sampled"))
+    assert all(max(tokens) < VOCAB for tokens, *_ in found)
+
+
+def test_the_comparison_catches_ids_that_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForbiddenTokens, "apply", lambda *_: None)
+    found = decoded(engine((), verifier("rejection_sampler"), runner=target(pad=5)), [PROMPT], params("n", "greedy"))
+    assert all(max(tokens) >= VOCAB for tokens, *_ in found)
+
+
+def raising_late(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    if len(output) >= 4:
+        raise LookupError("a mistake of the user's")
+    return logits
+
+
+@pytest.mark.parametrize("drafter", registry.DRAFTERS)
+def test_bit_equal_beside_a_request_whose_rule_raises(drafter: str) -> None:
+    runner = target()
+    live = engine([make(drafter, options(drafter), runner)], verifier("rejection_sampler"), runner=runner)
+    prompts, healthy = BATCHES["together"], params("temperature", "greedy")
+    wrong = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logits_processors=[raising_late])
+    fine, failing = [healthy] * len(prompts), [wrong] * len(prompts)
+    found = run(live, prompts * 2, fine + failing, prediction=PREDICTION)
+    outputs = [output for request in found for output in request.outputs]
+    expected = plain("temperature", "greedy", "together")
+    for one, (tokens, text, reason, *_) in zip(outputs, expected, strict=False):
+        assert (one.token_ids, one.text, one.finish_reason) == (tokens, text, reason)
+    for one in outputs[len(prompts) :]:
+        assert (len(one.token_ids), one.finish_reason) == (4, "error")
 
 
 def test_parameters_that_are_not_supported_are_rejected_by_an_error_that_names_them() -> None:

@@ -32,8 +32,9 @@ BATCHES: dict[str, list[list[int]]] = {
 }
 
 
-def target(seed: int = 3, sharpness: float = 1.5) -> ToyRunner:
-    return ToyRunner(VOCAB, seed=seed, sharpness=sharpness)
+def target(seed: int = 3, sharpness: float = 1.5, pad: int = 0) -> ToyRunner:
+    """The model; `pad` more ids have large logits and are no tokens of its tokenizer."""
+    return ToyRunner(VOCAB, seed=seed, sharpness=sharpness, pad=pad)
 
 
 RESUMING: dict[str, dict[str, Any]] = {
@@ -51,7 +52,7 @@ def make(name: str, options: dict[str, Any], runner: ToyRunner) -> Any:
     """A drafter of the registry; its draft model is a noisy copy of the target."""
     draft = ToyRunner(VOCAB, seed=3, sharpness=1.5, noise=0.6)
     args = DrafterArgs(
-        vocab_size=VOCAB,
+        vocab_size=runner.info.vocab_size,
         index=0,
         max_context=4096,
         target=runner,
@@ -71,7 +72,11 @@ def verifier(name: str) -> Any:
 def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = None, nodes: int = NODES) -> Engine:
     runner = runner or target()
     parts = Parts(
-        runner, DrafterSet(drafters, VOCAB), FixedController(nodes if drafters else 0), GreedyVerifier(), sampled
+        runner,
+        DrafterSet(drafters, runner.info.vocab_size),
+        FixedController(nodes if drafters else 0),
+        GreedyVerifier(),
+        sampled,
     )
     return Engine(parts, EngineConfig(max_num_seqs=64), tokenizer=letters(), eos_ids=(0,))
 

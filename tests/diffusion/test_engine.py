@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 from paceline import LLM, RequestOutputKind, SamplingParams
-from paceline.diffusion import DOT, ENGINE, SAMPLING, Canvas, CanvasChunk, ConfiguredMethod, DiffusionMetrics, decode
+from paceline.config import OF_DIFFUSION
+from paceline.diffusion import (
+    DOT,
+    ENGINE,
+    SAMPLING,
+    Canvas,
+    CanvasChunk,
+    ConfiguredMethod,
+    DiffusionMetrics,
+    decode,
+)
 from paceline.errors import (
     CapabilityError,
     CheckpointError,
@@ -316,7 +326,14 @@ def test_every_sampling_parameter_is_either_honoured_or_rejected() -> None:
         "include_stop_str_in_output",
         "max_tokens",
     }
-    honoured |= {"ignore_eos", "detokenize", "skip_special_tokens", "output_kind", "truncate_prompt_tokens"}
+    honoured |= {
+        "ignore_eos",
+        "detokenize",
+        "skip_special_tokens",
+        "output_kind",
+        "truncate_prompt_tokens",
+        *OF_DIFFUSION,
+    }
     assert honoured | SAMPLING.keys() == set(SamplingParams.__dataclass_fields__)
     assert not honoured & SAMPLING.keys()
     defaults = SamplingParams()
@@ -404,7 +421,10 @@ WRONG: list[tuple[Any, str]] = [
     (5, "diffusion_config must be a dict, JSON or the name of a method, got 5"),
     ("[1]", r"unknown diffusion method '\[1\]'"),
     ({"cache": "block"}, "this model's attention is full"),
-    ({"method": "static", "denoising_steps": 17}, r"denoising_steps must lie in 1\.\.16, .* got 17"),
+    (
+        {"method": "static", "block_length": 16, "denoising_steps": 17},
+        r"denoising_steps must lie in 1\.\.16, .* got 17",
+    ),
 ]
 
 
@@ -446,7 +466,7 @@ def test_a_model_that_breaks_down_ends_its_output_with_the_reason(
     monkeypatch.setattr(found.diffusion.denoiser, "forward", broken)
     [out] = found.generate(PROMPT, SamplingParams(**GREEDY))
     assert out.outputs[0].finish_reason == "error"
-    with pytest.raises(PacelineError):
+    with pytest.raises(PacelineError, match="the model's logits hold NaN"):
         out.raise_for_error()
 
 

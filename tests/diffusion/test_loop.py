@@ -128,7 +128,7 @@ def test_regions_of_a_template_are_filled() -> None:
         ({"method": "treshold"}, "did you mean threshold"),
         ({"method": "static", "confidence_treshold": 1}, "no option 'confidence_treshold'"),
         ({"method": "static", "block_length": 3}, "divide the 4 slots"),
-        ({"method": "static", "denoising_steps": 5}, "slots of a block"),
+        ({"method": "static", "block_length": 4, "denoising_steps": 5}, "slots of a block"),
         ({"method": "static", "cache": "nine"}, "unknown cache 'nine'"),
     ],
 )

@@ -85,8 +85,23 @@ def test_the_slots_after_a_template_are_monitored() -> None:
     config = {"method": "prophet", "monitor": "template", "answer_template": (2, 0), "answer_length": 2}
     assert complete(toy, canvas, config).trajectory.calls == 1
     assert complete(toy, canvas, {**config, "answer_length": 4}).trajectory.calls > 1
-    with pytest.raises(ConfigError, match="answer_template must be in the text as a prior"):
+    with pytest.raises(ConfigError, match="canvas must hold answer_template"):
         complete(toy, canvas, {**config, "answer_template": (0, 2)})
+
+
+def test_without_a_template_the_slots_after_the_last_text_given_are_monitored() -> None:
+    toy = Gaps([0.1] * 6 + [9.0] * 2 + [0.1] * 4)
+    config = {"method": "prophet", "monitor": "template", "answer_length": 2}
+    for priors in ({5: 0}, {1: 2, 4: 2, 5: 0}, {5: 0, 10: 1, 11: 1}):
+        canvas = Canvas.of((), 12, mask_token_id=toy.mask_token_id, priors=priors)
+        assert complete(toy, canvas, config).trajectory.calls == 1
+    for priors in ({3: 0}, {5: 0, 8: 1}):
+        canvas = Canvas.of((), 12, mask_token_id=toy.mask_token_id, priors=priors)
+        assert complete(toy, canvas, config).trajectory.calls > 1
+    for priors in ({}, {11: 1}):
+        canvas = Canvas.of((), 12, mask_token_id=toy.mask_token_id, priors=priors)
+        with pytest.raises(ConfigError, match="canvas must give the text before the answer"):
+            complete(toy, canvas, config)
 
 
 def test_the_bar_of_each_round() -> None:

@@ -24,19 +24,22 @@ def by_hand(toy, tokens: list[int], length: int) -> list[int]:
     return tokens[-length:]
 
 
-def test_phase_two_is_autoregressive_decoding_of_the_same_model() -> None:
+@pytest.mark.parametrize("length", [8, 7, 3, 1])
+def test_phase_two_is_autoregressive_decoding_of_the_same_model(length: int) -> None:
     toy = t4("block", block_length=4, seed=3)
     phases = Phases(
-        thinking_length=8, answer_length=6, check_prompt=[1, 2], thinking={"method": "bacd", "block_length": 4}
+        thinking_length=length, answer_length=6, check_prompt=[1, 2], thinking={"method": "bacd", "block_length": 4}
     )
     answers = think_then_answer(PROMPTS, toy, phases)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
+        whole = fill(toy, {"method": "bacd", "block_length": 4}, 8 if length > 4 else 4, prompt).canvas.output
+        assert answer.thoughts == whole[:length]
         assert answer.answer == by_hand(toy, [*prompt, *answer.thoughts, 1, 2], 6)
         assert answer.answering.trajectory.calls == 6
-    coarse = fill(
-        toy, {"method": "static", "cache": "none"}, 6, (*PROMPTS[0], *answers[0].thoughts, 1, 2)
-    ).canvas.output
-    assert coarse != answers[0].answer
+    if length == 8:
+        given = (*PROMPTS[0], *answers[0].thoughts, 1, 2)
+        coarse = fill(toy, {"method": "static", "cache": "none"}, 6, given).canvas.output
+        assert coarse != answers[0].answer
 
 
 def test_phase_one_is_the_method_with_its_blocks() -> None:

@@ -118,6 +118,11 @@ def accepted(schema: Any, text: str) -> bool:
         ('{"name":"abc","age":119,"tags":["a","é\\""],"more":"AB1"}', True),
         ('{"age":0,"tags":[null, 3],"more":-1.5e-3}', True),
         ('{"name":"\\u00e9\\n","age":1,"more":true}', True),
+        ('{"name":"\\ud83d\\ude00\\/","age":1,"more":true}', True),
+        ('{"age":0,"more":' + 21 * "7" + "." + 22 * "3" + "}", True),
+        ('{"age":0,"more":' + 22 * "7" + "}", False),
+        ('{"age":0,"more":0.' + 23 * "3" + "}", False),
+        ('{"age":0,  "more":null}', False),
         ('{"age":120,"more":null}', False),
         ('{"age":7}', False),
         ('{"age":7,"more":"AD"}', False),
@@ -130,6 +135,13 @@ def accepted(schema: Any, text: str) -> bool:
 )
 def test_membership_of_written_examples(text: str, truth: bool) -> None:
     assert accepted(PERSON, text) == truth
+
+
+def test_integers_without_bounds_end() -> None:
+    for schema, size in (({"type": "integer"}, 21), ({"type": "integer", "minimum": 10**30}, 31)):
+        assert accepted(schema, size * "7")
+        assert accepted(schema, (size + 1) * "7") == (size > 30)
+        assert not accepted(schema, 33 * "7")
 
 
 @pytest.mark.parametrize(

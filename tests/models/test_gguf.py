@@ -776,6 +776,24 @@ def test_a_model_answers_from_the_file_alone(tmp_path: Path) -> None:
         LLM(tmp_path / "other")
 
 
+def test_tokens_that_fill_up_the_rows_of_a_file_are_none(tmp_path: Path) -> None:
+    """Converters name them so; any other unused token is one."""
+    last = len(TOKENS) - 5
+    filled = [*TOKENS[:last], *(f"[PAD{i}]" for i in range(last, len(TOKENS)))]
+    kinds = [*KINDS[: last - 1], *[gguf.TokenType.UNUSED] * 6]
+
+    def tokenizer(writer: Any) -> None:
+        byte_level(writer, tokens=filled, kinds=kinds)
+
+    llm = LLM(write(tmp_path / "model.gguf", "llama", oracle("llama"), tokenizer=tokenizer))
+    assert sorted(llm.tokenizer.tokens()) == list(range(last))
+    assert (llm.runner.info.vocab_size, llm.runner.info.stored_rows) == (last, len(TOKENS))
+    (out,) = llm.generate("hello world", SamplingParams(temperature=2.0, seed=1, max_tokens=40, ignore_eos=True))
+    assert max(out.outputs[0].token_ids) < last
+    whole = LLM(write(tmp_path / "whole.gguf", "llama", oracle("llama")))
+    assert whole.runner.info.vocab_size == len(TOKENS)
+
+
 def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "llama", oracle("llama"))
     tokenizer = Tokenizer.load(path)

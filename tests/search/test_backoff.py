@@ -93,6 +93,15 @@ def test_indentation_stays_and_a_line_without_a_way_out_takes_back_the_one_befor
     assert found.outputs[0].error == "the search has found nothing"
 
 
+def test_a_line_is_begun_so_often_at_most(llm: LLM) -> None:
+    """Two of its beginnings lead to the label, the third does not."""
+    three = {"\n": "abx", "a": "L", "b": "L", "L": "\n", "x": "\n"}
+    assert script_text(llm, three, denied="L", attempts=3) == "x\nx\nx\n"
+    how = SamplingParams(temperature=0.0, max_tokens=6, logits_processors=[scripted(llm, three)])
+    (found,) = llm.generate(PROMPT, how, search={"method": "backoff", "denied": "L", "attempts": 2})
+    assert found.outputs[0].error == "the search has found nothing"
+
+
 def test_the_number_of_rewinds_is_bounded_and_what_is_left_is_clean(llm: LLM) -> None:
     late = {"\n": "bx", "b": "L", "L": "\n", "x": "\n"}
     assert script_text(llm, late, size=8, denied="L", rewinds=2) == "x\nx\n"

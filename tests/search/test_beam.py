@@ -65,6 +65,37 @@ def test_texts_are_those_of_transformers(
     assert others != ours[:10]
 
 
+def test_ended_texts_compete_as_in_transformers(llm: LLM, reference: Any, prompts: list[list[int]]) -> None:
+    """Ends are made likelier, so that texts of many lengths are ranked, and that it matters when a search ends."""
+    transformers = pytest.importorskip("transformers")
+    ends = sorted(llm.defaults.eos_ids)
+
+    class Likelier(transformers.LogitsProcessor):  # type: ignore[misc, name-defined]
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores[:, ends] += 9.0
+            return scores
+
+    how = SamplingParams(temperature=0.0, max_tokens=TOKENS, n=2, logit_bias=dict.fromkeys(ends, 9.0))
+    taken, different = [prompts[9], prompts[23]], set()
+    for penalty, early in ((0.0, False), (2.0, False), (2.0, True), (2.0, "never"), (-1.0, False)):
+        setting = {"num_beams": 3, "length_penalty": penalty, "early_stopping": early}
+        asked = [{"prompt_token_ids": ids} for ids in taken]
+        results = llm.generate(asked, how, use_tqdm=False, search={"method": "beam", **setting})
+        for prompt, result in zip(taken, results, strict=True):
+            made = reference.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
+                max_new_tokens=TOKENS, num_return_sequences=2, eos_token_id=ends, pad_token_id=0,
+                repetition_penalty=1.0, renormalize_logits=True, logits_processor=[Likelier()],
+                return_dict_in_generate=True, output_scores=True, **setting,
+            )  # fmt: skip
+            expected = [row[len(prompt) :].tolist() for row in made.sequences]
+            ours = [one.token_ids for one in result.outputs]
+            assert [one + [0] * (len(row) - len(one)) for one, row in zip(ours, expected, strict=True)] == expected
+            assert [one.score for one in result.outputs] == pytest.approx(made.sequences_scores.tolist(), rel=1e-3)
+        different.add(str([[one.token_ids for one in result.outputs] for result in results]))
+    assert len(different) == 5, "each setting counts"
+
+
 def test_one_beam_is_greedy_decoding(llm: LLM, prompts: list[list[int]]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
     plain = llm.generate([{"prompt_token_ids": ids} for ids in prompts[:8]], params)

@@ -163,12 +163,14 @@ def test_without_weight_it_is_beam_search(llm: LLM, folders: dict[str, Path]) ->
     assert [tokens for tokens, _ in texts_of(llm, **gfd, weight=0.9)] != beams
 
 
-def test_scores_are_of_both_models(llm: LLM, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("second", [{}, {"model_prompt": "lazy dog", "model_temperature": 1.7}])
+def test_scores_are_of_both_models(llm: LLM, folders: dict[str, Path], second: dict[str, Any]) -> None:
     runner, tokenizer = opened(folders["byte_level"])
-    scorer = ByteScorer(runner, tokenizer, tokenizer.encode(PROMPT))
+    asked = tokenizer.encode(second.get("model_prompt", PROMPT))
+    scorer = ByteScorer(runner, tokenizer, asked, second.get("model_temperature", 1.0))
     written = ByteVocabulary(llm.tokenizer, llm.runner.info.vocab_size).written
     prompt = llm.tokenizer.encode(PROMPT)
-    for tokens, score in texts_of(llm, method="gfd", model=str(folders["byte_level"]), weight=0.4):
+    for tokens, score in texts_of(llm, method="gfd", model=str(folders["byte_level"]), weight=0.4, **second):
         ((total, size),) = scorer.scores([b"".join(written[one] or b"" for one in tokens)])
         rows = chain(llm.runner, prompt, tokens)
         own = sum(float(row[one]) for row, one in zip(rows, tokens, strict=False)) / len(tokens)
@@ -186,6 +188,47 @@ def test_a_function_in_the_second_models_place(llm: LLM) -> None:
     counts = [llm.tokenizer.decode(found[0][0]).count("o") for found in (heard, plain)]
     assert counts[0] > counts[1] + 3
     assert texts_of(llm, method="gfd", scorer=f"{__name__}:likes_o", weight=0.5) == heard
+
+
+def test_so_many_candidates_are_tried_of_each_text(llm: LLM) -> None:
+    """With one there is nothing to choose: greedy decoding, a text."""
+    (plain,) = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True))
+    how = SamplingParams(temperature=0.0, max_tokens=10, n=3, stop_token_ids=[min(llm.defaults.eos_ids)])
+    (found,) = llm.generate(PROMPT, how, search={"method": "gfd", "scorer": likes_o, "candidates": 1})
+    assert [one.token_ids for one in found.outputs] == [plain.outputs[0].token_ids]
+
+
+def test_what_a_function_says_is_divided_by_the_tokens(llm: LLM) -> None:
+    written = ByteVocabulary(llm.tokenizer, llm.runner.info.vocab_size).written
+    prompt, found = llm.tokenizer.encode(PROMPT), texts_of(llm, method="gfd", scorer=likes_o, weight=0.3)
+    for tokens, score in found:
+        rows = chain(llm.runner, prompt, tokens)
+        own = sum(float(row[one]) for row, one in zip(rows, tokens, strict=False)) / len(tokens)
+        (heard,) = likes_o([b"".join(written[one] or b"" for one in tokens)])
+        assert score == pytest.approx(0.7 * own + 0.3 * heard / len(tokens), rel=1e-4)
+    assert likes_o([b"oo"]) == [20.0]
+
+
+def test_the_search_ends_where_beams_differ_by_more_than_twenty_tokens(llm: LLM) -> None:
+    """One text ends after two tokens, another never does."""
+    end = min(llm.defaults.eos_ids)
+    a, b = (llm.tokenizer.encode(letter)[-1] for letter in "ab")
+
+    def process(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        chances = {a: 0.6, b: 0.4} if not output else {end: 1.0} if output == [a] else {a: 0.999, b: 0.001}
+        row = torch.full_like(logits, -math.inf)
+        for token, chance in chances.items():
+            row[token] = math.log(chance)
+        return row
+
+    for most, passes in ((60, 23), (20, 20)):
+        how = SamplingParams(temperature=0.0, max_tokens=most, n=3, logits_processors=[process])
+        search = {"method": "gfd", "scorer": likes_o, "weight": 0.0, "beam_width": 3, "candidates": 2}
+        (result,) = llm.generate(PROMPT, how, search=search)
+        result.raise_for_error()
+        assert result.search is not None
+        assert result.search.num_passes == passes
+        assert [a, end] in [list(one.token_ids) for one in result.outputs]
 
 
 def test_an_end_counts_only_where_it_is_the_likeliest(llm: LLM) -> None:

@@ -263,7 +263,7 @@ def expanded(llm: LLM, reward: Any, **search: Any) -> tuple[list[list[str]], Req
         return [float(one) for one in reward(found)]
 
     how = letter_params(llm, temperature=1.0, max_tokens=3)
-    options = {"method": "a_star", "step_tokens": 1, "branching": 64, "cost": "surprisal", **search}
+    options = {"method": "a_star", "step_tokens": 1, "branching": 64, "cost": "surprisal", "path": "sum", **search}
     return asked, searched(llm, how, reward=watching, **options)
 
 
@@ -409,6 +409,67 @@ def open_below(tree: set[str], text: str) -> bool:
     return any(one + letter not in tree for one in below for letter in LETTERS)
 
 
+def ved_by_hand(
+    likelihood: dict[str, float], value: dict[str, float], count: int, weight: float, exploration: float, gated: bool
+) -> list[str]:
+    """The texts that are added behind a beam of two, by the paper's formulas: down by U = G + beta sqrt(ln(N_root + 1)
+    / (N + 1)) with G = V + lambda H, to a place whose G is no less than the mean of its depth.
+    """
+    chances = {text: torch.tensor([likelihood[text + one] - likelihood[text] for one in LETTERS]).exp()
+               for text in likelihood if len(text) < 3}  # fmt: skip
+    worth = {text: value[text] + weight * float(-(p * p.log()).sum()) for text, p in chances.items()}
+    tree, level = [""], [""]
+    while len(level[0]) < 3:
+        level = sorted((text + one for text in level for one in LETTERS), key=lambda one: -likelihood[one])[:2]
+        tree += level
+    visits, order = dict.fromkeys(likelihood, 0), list[str]()
+
+    def below(text: str) -> list[str]:
+        return [one for one in tree if one[:-1] == text and one]
+
+    def expandable(text: str) -> bool:
+        same = [worth[one] for one in tree if len(one) == len(text)]
+        return len(below(text)) < 3 and (not gated or worth[text] >= sum(same) / len(same) - 1e-9)
+
+    def reach(text: str) -> bool:
+        return len(text) < 3 and (expandable(text) or any(map(reach, below(text))))
+
+    while len(order) < count and reach(""):
+        path = [""]
+        while True:
+            choices = [one for one in below(path[-1]) if reach(one)] + [path[-1]] * expandable(path[-1])
+            best = max(
+                choices, key=lambda one: worth[one] + exploration * sqrt(log(visits[""] + 1) / (visits[one] + 1))
+            )
+            if best == path[-1]:
+                break
+            path.append(best)
+        order.append(max((best + one for one in LETTERS if best + one not in tree), key=likelihood.__getitem__))
+        tree.append(order[-1])
+        for one in [*path, order[-1]]:
+            visits[one] += 1
+    return order
+
+
+VED = {"weight": 0.6, "exploration": 0.4, "gated": True}
+
+
+def test_the_tree_of_values_grows_by_the_formulas(llm: LLM, likelihood: dict[str, float]) -> None:
+    value = {text: rank / 100 for text, rank in without_pattern(list(likelihood)).items()}
+    orders = []
+    for change in ({}, {"weight": 0.0}, {"exploration": 0.0}, {"gated": False}, {"weight": -0.6}):
+        setting = VED | change
+        order = ved_by_hand(likelihood, value, 12, **setting)  # type: ignore[arg-type]
+        orders.append(order)
+        if setting["weight"] >= 0.0:
+            found = added(
+                llm, lambda texts: [value[one] for one in texts], entropy_weight=setting["weight"],
+                exploration=setting["exploration"], gated=setting["gated"], budget_multiplier=10.0,
+            )  # fmt: skip
+            assert found[:12] == order
+    assert len({tuple(one) for one in orders}) == len(orders), "each part of the formulas counts"
+
+
 def test_with_likelihood_as_its_value_and_no_limit_it_ranks_everything(llm: LLM, likelihood: dict[str, float]) -> None:
     whole = sorted((one for one in likelihood if len(one) == 3), key=lambda one: -likelihood[one])
     search = {"method": "ved", "value": lambda found: [likelihood[one] for one in found], "budget_multiplier": 100.0}
@@ -417,6 +478,22 @@ def test_with_likelihood_as_its_value_and_no_limit_it_ranks_everything(llm: LLM,
     assert [one.score for one in found.outputs] == pytest.approx([one.cumulative_logprob for one in found.outputs])
     gated = searched(llm, letter_params(llm, max_tokens=3, n=27), gated=True, beam_width=2, **search)
     assert len(gated.outputs) < 27
+
+
+def test_the_budget_is_so_many_times_what_the_beam_may_cost(llm: LLM) -> None:
+    """1 + 2 * 2 rows, of which the beam of two takes all; each text that is added to its tree costs one more."""
+    for multiplier in (1.0, 2.0, 3.0, 3.5):
+        assert len(added(llm, count_b, budget_multiplier=multiplier, gated=False)) == int(5 * multiplier) - 5
+
+
+def test_above_temperature_0_what_is_added_is_sampled(llm: LLM) -> None:
+    setting: dict[str, Any] = {"method": "ved", "value": count_b, "beam_width": 1, "budget_multiplier": 3.0}
+    for temperature in (0.0, 1.5):
+        made = set()
+        for seed in range(6):
+            how = letter_params(llm, max_tokens=3, n=20, temperature=temperature, seed=seed)
+            made.add(frozenset(texts(searched(llm, how, **setting))))
+        assert (len(made) > 1) == (temperature > 0.0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

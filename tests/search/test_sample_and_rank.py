@@ -265,4 +265,4 @@ def test_bad_options_get_one_line(llm: LLM, search: dict[str, Any], message: str
 def test_a_function_that_gives_too_few_numbers_is_an_error_of_the_request(llm: LLM) -> None:
     search = {"method": "sample_and_rank", "scorer": lambda texts: [1.0]}
     (found,) = llm.generate(PROMPT, SAMPLED, search=search)
-    assert "scorer must give a number for each of" in str(found.outputs[0].error)
+    assert "scorer must give a finite number for each of" in str(found.outputs[0].error)

@@ -88,6 +88,7 @@ def test_the_most_complex_alone_is_the_longest_and_the_unparsed_never_vote(llm: 
         answer=lambda text: None if "return" in text else text,
     )  # fmt: skip
     assert {one.text for one in found.outputs} == {one.text for one in parsed}
+    assert sum(one.score or 0.0 for one in found.outputs) == pytest.approx(1.0), "shares are of those that vote"
 
 
 def test_with_all_kept_the_most_complex_are_all_and_equal_votes_keep_their_order(llm: LLM) -> None:
@@ -133,6 +134,18 @@ def test_the_first_to_finish_is_the_shortest_and_costs_no_more_than_its_length_e
     none = searched(llm, params(max_tokens=shortest - 1), method="first_finish", num_samples=8).outputs[0]
     assert tuple(none.token_ids) in unfinished
     assert none.finish_reason == "length"
+
+
+def test_where_none_finishes_the_likeliest_is_taken(llm: LLM) -> None:
+    firsts = 0
+    for seed in range(4):
+        how = params(n=4, max_tokens=4, seed=seed, ignore_eos=True)
+        ranked = searched(llm, how, method="sample_and_rank", num_samples=4, scorer=half).outputs
+        best = max(ranked, key=lambda one: (one.cumulative_logprob or 0.0) / len(one.token_ids))
+        taken = searched(llm, replace(how, n=1), method="first_finish", num_samples=4).outputs[0]
+        assert taken.token_ids == best.token_ids
+        firsts += taken.token_ids == sampled(llm, how)[0].token_ids
+    assert firsts < 4
 
 
 @pytest.mark.parametrize(
@@ -190,6 +203,22 @@ def test_every_segment_is_the_likeliest_of_as_many_trials_as_the_entropy_asks_fo
             left = replace(how, max_tokens=12 - len(made))
             made += trial_by_hand(llm, [*prompt, *made], 6, left, worst)
         assert (made == found.token_ids) == (not worst)
+
+
+@pytest.mark.parametrize("longest", [1, 2])
+def test_a_trial_without_punctuation_ends_after_so_many_tokens(llm: LLM, longest: int) -> None:
+    """Three letters, of which none ends a trial; of three trials, as plain samples begin, the likeliest is kept."""
+    known, how = likelihoods(llm, 4), letter_params(llm, temperature=1.0)
+    search = {"method": "cautious", "most_trials": 3, "high_entropy": 0.02, "trial_tokens": longest}
+    found = searched(llm, how, LETTER_PROMPT, **search)
+    ids, made = llm.tokenizer.encode(LETTER_PROMPT), ""
+    letter_of = dict(zip(how.allowed_token_ids or (), LETTERS, strict=True))
+    while len(made) < 4:
+        text = [*ids, *(how.allowed_token_ids[LETTERS.index(one)] for one in made)]  # type: ignore[index]
+        (result,) = llm.generate({"prompt_token_ids": text}, replace(how, n=3, max_tokens=longest))
+        trials = [made + "".join(letter_of[token] for token in one.token_ids) for one in result.outputs]
+        made = max(trials, key=known.__getitem__)
+    assert found.outputs[0].text == made
 
 
 def test_trials_are_made_where_the_model_is_unsure_and_the_likeliest_is_kept(llm: LLM) -> None:
@@ -322,7 +351,7 @@ def test_a_budget_ends_a_search_with_what_it_has(llm: LLM) -> None:
 
 
 def test_a_star_without_time_to_end_gives_the_deepest_text(llm: LLM) -> None:
-    search = {"method": "a_star", "reward": half, "step_tokens": 4, "branching": 3}
+    search = {"method": "a_star", "reward": half, "step_tokens": 4, "branching": 3, "delimiter": "never"}
     for tokens in (2, 14, 30, 31, 32, 33):
         (result,) = llm.generate(
             PROMPT, params(max_tokens=60, ignore_eos=True), search={**search, "budget_tokens": tokens}
@@ -330,9 +359,10 @@ def test_a_star_without_time_to_end_gives_the_deepest_text(llm: LLM) -> None:
         assert result.search is not None
         assert result.search.budget_spent
         text = result.outputs[0]
-        assert (text.error is None) == (tokens > 2), text
-        assert text.error is None or "its budget is spent" in text.error
-        assert len(text.token_ids) % 4 == 0
+        assert text.token_ids, text
+        assert (len(text.token_ids) % 4 == 0) == (tokens > 2), "a part of the first step is better than nothing"
+    (none,) = llm.generate(PROMPT, params(max_tokens=60), search={**search, "budget_tokens": 1})
+    assert "its budget is spent; raise budget_tokens" in str(none.outputs[0].error)
 
 
 def test_drafts_are_rejected_with_a_search(llm: LLM) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,56 @@ def test_scores_are_those_of_brute_force(llm: LLM, tmp_path: Path) -> None:
     assert [one.score for one in found.outputs] == pytest.approx([total / 3 for total, _ in drafts], abs=1e-2)
     other = superposed(llm, changed(3, max_tokens=3), **{**options, "alpha": 0.0})
     assert [one.token_ids for one in other.outputs] != [one.token_ids for one in found.outputs]
+
+
+def test_a_token_gains_by_the_model_and_by_the_n_grams(llm: LLM, tmp_path: Path) -> None:
+    """Behind the prompt stands one token twice and another once; contexts of one token and of two say the same."""
+    prompt, file, alpha = llm.tokenizer.encode(PROMPT), tmp_path / "texts.txt", 0.3
+    twice, once = (llm.tokenizer.encode(PROMPT + end)[len(prompt)] for end in (" there", ","))
+    file.write_text("\n".join([f"{PROMPT} there", f"{PROMPT} there", f"{PROMPT},"]) + "\n", encoding="utf-8")
+    weights = (0.2, 0.3)
+    how = {"order_weights": weights, "texts": str(file), "top_tokens": 1024, "mix_temperature": 1.0, "alpha": alpha}
+    found = superposed(llm, changed(2, max_tokens=1), num_drafts=2, **how)
+    kept = behind(llm, [{5: 1.0}])[0].softmax(-1).topk(1024)
+    shares = dict(zip(kept.indices.tolist(), (kept.values / kept.values.sum()).tolist(), strict=True))
+    expected = {
+        token: (1 - alpha) * math.log(shares[token]) + alpha * math.log(sum(weights) * seen / 3)
+        for token, seen in ((twice, 2), (once, 1))
+    }
+    assert {one.token_ids[0]: one.score for one in found.outputs} == pytest.approx(expected, abs=1e-3)
+
+
+def drafts_by_hand(
+    llm: LLM, steps: int, shares: Callable[[torch.Tensor], torch.Tensor]
+) -> list[tuple[float, list[int]]]:
+    """Three drafts without n-grams, likeliest first; the input of a step is the mean of their last tokens' embeddings,
+    weighted by `shares` of their totals.
+    """
+    drafts: list[tuple[float, list[int]]] = [(0.0, [])]
+    fed: list[dict[int, float]] = []
+    for _ in range(steps):
+        kept = behind(llm, [*fed, {5: 1.0}])[-1].softmax(-1).topk(9)
+        extended = [
+            (total + math.log(p), [*tokens, token])
+            for total, tokens in drafts
+            for p, token in zip((kept.values / kept.values.sum()).tolist(), kept.indices.tolist(), strict=True)
+        ]
+        drafts = sorted(extended, key=lambda one: -one[0])[:3]
+        fed.append({})
+        for share, (_, tokens) in zip(shares(torch.tensor([one for one, _ in drafts])).tolist(), drafts, strict=True):
+            fed[-1][tokens[-1]] = fed[-1].get(tokens[-1], 0.0) + share
+    return drafts
+
+
+def test_drafts_count_in_the_mixture_by_their_totals(llm: LLM) -> None:
+    expected = drafts_by_hand(llm, 5, lambda totals: totals.softmax(0))
+    found = superposed(llm, changed(3, max_tokens=5), alpha=0.0, mix_temperature=1.0)
+    assert [one.token_ids for one in found.outputs] == [tokens for _, tokens in expected]
+    scores = [total / 5 for total, _ in expected]
+    assert [one.score for one in found.outputs] == pytest.approx(scores, abs=2e-3)
+    for wrong in (lambda totals: torch.full((3,), 1 / 3), lambda totals: (totals / 5).softmax(0)):
+        others = [total / 5 for total, _ in drafts_by_hand(llm, 5, wrong)]
+        assert max(abs(one - other) for one, other in zip(scores, others, strict=True)) > 2e-2
 
 
 def test_drafts_cost_the_passes_of_one_and_keep_to_the_parameters(llm: LLM) -> None:

@@ -126,15 +126,16 @@ def test_another_model_continues_and_gives_its_memory_back(llm: LLM) -> None:
 
 def test_sampling_follows_values_over_the_temperature(llm: LLM) -> None:
     """The first token's distribution, over many seeds, beside that of the formula."""
-    prompt, temperature, weight = llm.tokenizer.encode(PROMPT), 0.9, 4.0
+    prompt, temperature, weight = llm.tokenizer.encode(PROMPT), 0.5, 4.0
     top = (logits_of(llm, prompt) / temperature).log_softmax(-1).topk(4)
     rewards = torch.tensor(lengths([llm.tokenizer.decode([token]) for token in top.indices.tolist()]))
     expected = (top.values + weight * rewards / temperature).softmax(0)
     search = {"method": "transfer_q", "reward": lengths, "weight": weight, "top_k": 4, "rollout_tokens": 0}
-    many = [params(seed=seed, max_tokens=1) for seed in range(600)]
+    many = [params(seed=seed, max_tokens=1, temperature=temperature) for seed in range(600)]
     drawn = [one.outputs[0].token_ids[0] for one in llm.generate([PROMPT] * 600, many, search=search)]
     shares = torch.tensor([drawn.count(token) / 600 for token in top.indices.tolist()])
     assert (shares - expected).abs().sum() < 0.12 < (shares - top.values.softmax(0)).abs().sum()
+    assert (shares - (top.values + weight * rewards).softmax(0)).abs().sum() > 0.12
     assert shares.sum() == pytest.approx(1.0)
 
 

@@ -91,9 +91,14 @@ def test_fields_and_texts_that_are_no_json(live: Live) -> None:
 
 
 def test_a_constraint_that_cannot_be_followed_is_the_clients_fault(live: Live) -> None:
-    error = live.error(COMPLETIONS, prompt="a", max_tokens=4, structured_outputs={"grammar": "start: start"})
+    native = {"grammar": "%llguidance {}\nstart: start"}
+    error = live.error(COMPLETIONS, prompt="a", max_tokens=4, structured_outputs=native)
     assert (error["param"], error["code"]) == ("structured_outputs", "constraint_failed")
     assert "<state>" not in error["message"]
+    for grammar in ("start: start", 'root ::= "a" root'):
+        error = live.error(COMPLETIONS, prompt="a", max_tokens=4, structured_outputs={"grammar": grammar})
+        assert error["param"] == "structured_outputs"
+        assert "never comes to an end" in error["message"]
 
 
 def test_the_openapi_document_tells_requests_and_errors_behind_the_key(live: Live, locked: Live) -> None:

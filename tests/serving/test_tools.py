@@ -190,6 +190,18 @@ def test_required_calls_are_a_grammar_of_what_is_read(model: LLM, form: str) -> 
     assert all(a != b for a, b in pairwise([grammar, only]))
 
 
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "pythonic"])
+def test_required_calls_do_not_go_on_for_ever(model: LLM, form: str) -> None:
+    call = "[add(a=7)]" if form == "pythonic" else STREAMED[form].replace('[1, 2, 3], "b": "a longer text"', "7")
+    grammar = calls_grammar(TOOLS, form, only=None, parallel=True)
+    assert obeys(model, grammar, call)
+    assert obeys(model, grammar, call.replace("7", 15 * "7"))
+    for wrong in (call.replace("7", 200 * "7"), call.replace("7", 200 * " " + "7"), call.replace("(", "(" + 99 * "\n")):
+        assert wrong == call or not obeys(model, grammar, wrong)
+    if form != "pythonic":
+        assert obeys(model, grammar, call.replace(": 7", ":\n        7"))
+
+
 PARAMETERS = {
     "type": "object",
     "properties": {

@@ -53,7 +53,7 @@ def said(i: int, j: int) -> list[dict[str, str]]:
 
 def config(answers: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(
-        **{"method": "lora", "data": (answers,), "texts": True, "held_out_share": 0.2, "fitting": QUICK} | changes
+        **{"method": "lora", "data": (answers,), "texts": True, "held_out_share": 0.1, "fitting": QUICK} | changes
     )
 
 
@@ -68,7 +68,11 @@ def test_an_adapter_learns_answers(llm: LLM, trained: Trained) -> None:
     assert trained.speculative_config == {}
     assert trained.model is trained.speed is None
     report = (trained.folder / "report.html").read_text()
-    assert f"<b>{best.acceptance[0]:.1%}</b> are the likeliest" in report
+    assert f"<b>{trained.test.acceptance[0]:.1%}</b> are the likeliest" in report
+    assert "a pass" not in report
+    facts = json.loads((trained.folder / "report.json").read_text())
+    assert facts["right"] == trained.test.acceptance[0]
+    assert not {"tokens_per_pass", "acceptance"} & (facts.keys() | facts["before"].keys() | facts["curve"][0].keys())
     assert "drafts" not in report
     greedy = SamplingParams(temperature=0, max_tokens=12)
     asked = [{"prompt_token_ids": llm.chat_ids(said(9, 9)[:1])}]
@@ -143,7 +147,7 @@ def test_tune_finds_and_keeps_it(
         (["--steering", "svdecode"], "needs examples"),
         (["--steering", "svdecode", "--prompts", str(answers)], "model must name the base"),
         (["--steering", "svdecode", *flags, "-o", str(tmp_path / "other.json")], "is not a steering"),
-        (["-o", str(kept)], "--output keeps what --steering finds"),
+        (["-o", str(kept)], "--output keeps what --steering or --search finds"),
     ]:
         assert main(["tune", *wrong]) == 2
         assert why in capsys.readouterr().err

@@ -12,7 +12,7 @@ import tiny_checkpoint
 import torch
 
 from paceline import LLM
-from paceline.training import Document, Fitting, StateShards, TrainConfig, fit, train, trainer
+from paceline.training import Document, Fitting, Split, StateShards, TrainConfig, fit, train, trainer
 
 KB = 1 << 10
 CAP = 150 * KB
@@ -47,7 +47,7 @@ def losses(llm: LLM, folder: Path, limit: int, seed: int = 0) -> tuple[list[floa
     view.runner = counting = Counting(view.runner)  # type: ignore[assignment]
     view.shards = StateShards(folder / "states", limit, view.layers) if limit else None
     folder.mkdir(exist_ok=True)
-    curve = fit(head, view, ([[one] for one in TEXTS[:18]], [[one] for one in TEXTS[18:]]), replace(how), folder)
+    curve = fit(head, view, Split(TEXTS[:18], TEXTS[18:22], TEXTS[22:]), how, folder)
     return [one.loss for one in curve.judged[1:]], counting.computed
 
 

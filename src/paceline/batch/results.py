@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from paceline.batch.inputs import Requests
 from paceline.errors import ConfigError
+from paceline.utils import sync_folder
 
 MARK: Final = b'{"id":"batch_req_'
 """How every line begins."""
@@ -58,7 +59,7 @@ class Results:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
-            _sync_folder(self.path)
+            sync_folder(self.path.parent)
         except BaseException:
             self._unlock()
             raise
@@ -142,20 +143,10 @@ class Results:
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(self.path)
-        _sync_folder(self.path)
+        sync_folder(self.path.parent)
 
     def _lines(self, places: Sequence[int]) -> Iterator[bytes]:
         with self.path.open("rb") as stream:
             for place in places:
                 stream.seek(place)
                 yield stream.readline()
-
-
-def _sync_folder(path: Path) -> None:
-    """Put names of files on the disk, where a system can."""
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

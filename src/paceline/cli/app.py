@@ -1,8 +1,8 @@
 """The commands of `paceline`, and what becomes of whatever ends one of them.
 
 Exit codes: 0 fine; 1 a check failed (`demo`, `verify`) or a request did (`batch`); 2 bad input, one line on standard
-error; 130 interrupted, what was produced is shown; 141 the reader of a pipe went away; 70 a bug of ours, still one
-line. Heavy imports happen inside the commands, so that help is fast.
+error; 130 interrupted, what was produced is shown; 143 `train` was terminated, its state is kept; 141 the reader of a
+pipe went away; 70 a bug of ours, still one line. Heavy imports happen inside the commands, so that help is fast.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def _last_words(error: BaseException) -> int:
     except OSError as second:
         error = second if not isinstance(error, KeyboardInterrupt) else error
         _abandon(sys.stdout)
-    code, line = (interrupts.INTERRUPTED, "interrupted") if interrupts.came() else _explain(error)
+    ended = interrupts.came()
+    words = "terminated" if ended == interrupts.TERMINATED else "interrupted"
+    code, line = (ended, words) if ended else _explain(error)
     if code == BUG or isinstance(error, PacelineError):
         logger.debug("where it happened", exc_info=error)
     if line:

@@ -186,18 +186,21 @@ def with_cut_told(chunks: Generator[StreamChunk], max_tokens: int, llm: LLM) -> 
 def show_all(chunks: Generator[StreamChunk]) -> RequestOutput | None:
     """Print the outputs of a request one after the other, under headings, once all are there; Ctrl-C prints what is."""
     segments: dict[int, list[tuple[str, str | None]]] = {}
+    thoughts: dict[int, str] = {}
     last: RequestOutput | None = None
     code = 0
     try:
         for chunk in chunks:
             last = chunk.output
             segments.setdefault(chunk.index, []).extend(chunk.segments)
+            thoughts[chunk.index] = thoughts.get(chunk.index, "") + chunk.reasoning
     except KeyboardInterrupt:
         chunks.close()
         code = 130
     printer = StreamPrinter()
     for index in sorted(segments):
         printer.heading(f"--- {index + 1} of {len(last.outputs) if last else len(segments)} ---")
+        printer.thought(thoughts[index])
         printer.show(segments[index])
         printer.end()
     if code:
@@ -214,6 +217,7 @@ def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
     try:
         for chunk in chunks:
             last = chunk.output
+            printer.thought(chunk.reasoning)
             printer.show(chunk.segments, getattr(chunk, "pieces", ()) if chunk.finish_reason is None else ())
     except KeyboardInterrupt:
         chunks.close()
@@ -282,11 +286,16 @@ class StreamPrinter:
         self._at_start = True
         self._live: Live | None = None
         self._held: list[tuple[str, str | None]] = []
+        self._thoughts = ""
 
     def heading(self, text: str) -> None:
         """A line before one of several texts."""
         print(text)
         self._at_start = True
+
+    def thought(self, text: str) -> None:
+        """Keep a piece of the thoughts before a text: a terminal shows them dim, in front of it."""
+        self._thoughts += text
 
     def show(self, segments: Iterable[tuple[str, str | None]], canvas: Pieces = ()) -> None:
         """Print pieces of text, each with the drafter that proposed it, or None.
@@ -301,6 +310,9 @@ class StreamPrinter:
             return
         self._wipe()
         held, self._held = self._held, []
+        if self._thoughts and self.console.is_terminal and (held or not canvas):
+            thoughts, self._thoughts = self._thoughts.strip("\n").translate(HARMLESS), ""
+            sys.stdout.write((thoughts if self.console.no_color else f"\x1b[2m{thoughts}\x1b[0m") + "\n\n")
         for text, source in held:
             if not text:
                 continue

@@ -1,4 +1,5 @@
-"""Ctrl-C: the process ends at once, until a command has something to keep; from then on it is a KeyboardInterrupt.
+"""Ctrl-C: the process ends at once, until a command has something to keep; from then on it is a KeyboardInterrupt, and
+SIGTERM is too for commands that say so.
 
 A KeyboardInterrupt inside an import, or inside code that is called from C, can surface as another error or as a
 traceback of the interpreter's own, or be swallowed. So none is raised while modules are imported, arguments are read
@@ -12,9 +13,9 @@ import os
 import signal
 from types import FrameType
 
-INTERRUPTED = 130
-_raised: list[bool] = []
-"""Not empty: a KeyboardInterrupt was raised by Ctrl-C."""
+INTERRUPTED, TERMINATED = 130, 143
+_raised: list[int] = []
+"""Exit codes of the signals by which a KeyboardInterrupt was raised."""
 
 
 class AtOnce:
@@ -56,11 +57,27 @@ def raise_from_now_on() -> None:
         signal.signal(signal.SIGINT, _raise)
 
 
-def came() -> bool:
-    """Whether a KeyboardInterrupt was raised by Ctrl-C since the last block of AtOnce began."""
-    return bool(_raised)
+class TerminatedToo:
+    """In this block SIGTERM raises KeyboardInterrupt too, unless the program around us handles or ignores it."""
+
+    def __enter__(self) -> None:
+        self._active = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if self._active:
+            try:
+                signal.signal(signal.SIGTERM, _raise)
+            except ValueError:  # not in the main thread
+                self._active = False
+
+    def __exit__(self, *error: object) -> None:
+        if self._active:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def came() -> int:
+    """The exit code of the signal that raised a KeyboardInterrupt since the last block of AtOnce began; 0 for none."""
+    return _raised[0] if _raised else 0
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    _raised.append(True)
+    _raised.append(128 + number)
     raise KeyboardInterrupt

@@ -15,7 +15,7 @@ from paceline.cli.prompts import text_or_file
 from paceline.cli.terminal import set_log_level
 from paceline.config import EngineConfig, SamplingParams, ServerConfig
 from paceline.errors import ConfigError
-from paceline.utils import json_object, need, shortened
+from paceline.utils import json_object, json_value, need, shortened
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -33,6 +33,8 @@ SAMPLING_HELP = {
     "allowed_token_ids": "Token id that may be generated, and no others; may be repeated.",
     "bad_words": "A word that must not be generated; may be repeated.",
     "steering": 'Change the distribution by a method, as dola, or JSON, as {"method": "cfg", "guidance_scale": 1.5}.',
+    "canvas": 'Of diffusion models: text given in the answer, as ["The answer is ", 5]; numbers are slots to fill.',
+    "think": 'Of diffusion models: most tokens of thoughts before the answer, or JSON, as {"max_tokens": 256}.',
     "seed": "Same seed, same text.",
     "stop": "Text that ends the output; may be repeated.",
     "stop_token_ids": "Token id that ends the output; may be repeated.",
@@ -122,6 +124,8 @@ TEXTS = (
     "logit_bias",
     "bad_words",
     "steering",
+    "canvas",
+    "think",
     "stop",
     *CONSTRAINT_HELP,
     "dtype",
@@ -151,7 +155,7 @@ LISTS = (
     "allowed_host",
 )
 SWITCHES = ("include_stop_str_in_output", "ignore_eos", "log_requests", "strict_schemas", "vllm_metrics")
-METAVARS = {"logit_bias": "JSON", "steering": "METHOD"} | dict.fromkeys(
+METAVARS = {"logit_bias": "JSON", "steering": "METHOD", "canvas": "JSON", "think": "JSON"} | dict.fromkeys(
     ("dtype", "device", "exactness", "quantization"), "NAME"
 )
 DEFAULT_MAX_TOKENS = 256
@@ -382,6 +386,10 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     typed = {name: given[name] for name in SAMPLING_HELP if name in given}
     if "logit_bias" in typed:
         typed["logit_bias"] = json_object("--logit-bias", typed["logit_bias"])
+    if "canvas" in typed:
+        typed["canvas"] = json_value("--canvas", text_or_file("--canvas", typed["canvas"]))
+    if "think" in typed:
+        typed["think"] = json_value("--think", typed["think"])
     bound = {name: given[name] for name in CONSTRAINT_HELP if name in given}
     if bound:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in bound)

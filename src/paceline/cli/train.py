@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.interrupts import TerminatedToo
 from paceline.cli.options import open_llm, with_flags
-from paceline.cli.terminal import counted, say
+from paceline.cli.terminal import counted, remark, say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def command(
         float | None, typer.Option("--learning-rate", help="Peak; the method's by default.")
     ] = None,
     eval_steps: Annotated[
-        int, typer.Option("--eval-steps", min=1, help="Steps between two judgements on held-out prompts.")
+        int, typer.Option("--eval-steps", min=1, help="Steps between two judgements, which choose the best state.")
     ] = 100,
     feature_cache_gib: Annotated[
         float, typer.Option("--feature-cache-gib", min=0.0, max=4096.0, help="Memory for the model's states.")
@@ -99,12 +101,12 @@ def command(
         Path | None, typer.Option("--feature-folder", help="Where on disk, for all runs with the same model.")
     ] = None,
     speed_prompts: Annotated[
-        int, typer.Option("--speed-prompts", min=0, max=1000, help="Held-out prompts on which it is timed in the end.")
+        int, typer.Option("--speed-prompts", min=0, max=1000, help="Test prompts on which it is timed in the end.")
     ] = 8,
     given: dict[str, Any],
 ) -> None:
     """Train a head that drafts for a model, or an adapter of it; run again after a stop, it goes on where it was."""
-    from paceline.training import LEARN_TEXTS, Fitting, TrainConfig, accelerator, launched_device, train
+    from paceline.training import LEARN_TEXTS, Fitting, TrainConfig, accelerator, launched_device, standing, train
 
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
@@ -129,42 +131,66 @@ def command(
         feature_cache_bytes=int(feature_cache_gib * 2**30),
         feature_disk_bytes=int(feature_disk_gib * 2**30), feature_folder=feature_folder, fitting=fitting,
     )  # fmt: skip
-    found = train(open_llm(given), config, output, command=" ".join(["paceline", *sys.argv[1:]]),
-                  speed_prompts=speed_prompts)  # fmt: skip
-    if not accelerator().is_main_process:
-        return
-    if not found.speculative_config:
-        for line in adapter_words(found, given):
+    llm = open_llm(given)
+    try:
+        with TerminatedToo():
+            found = train(llm, config, output, command=shlex.join(["paceline", *sys.argv[1:]]),
+                          speed_prompts=speed_prompts)  # fmt: skip
+    except KeyboardInterrupt:
+        kept = standing(output)
+        remark(f"kept in {output}: {kept}; the same command goes on" if kept else "the same command begins again")
+        raise
+    if accelerator().is_main_process:
+        for line in drafter_words(found) if found.speculative_config else adapter_words(found, given):
             say(line)
-        return
-    best, first = found.curve.best, found.curve.judged[0]
-    say(f"On held-out prompts a chain of {counted(len(best.acceptance), 'draft')} now gives {best.length:.2f} tokens a "
-        f"pass ({first.length:.2f} before). The report is {found.folder / 'report.html'}.")  # fmt: skip
+
+
+def drafter_words(found: Trained) -> Iterator[str]:
+    """What a drafter can do, of how many texts that is, and how it is used."""
+    from paceline.training import figures, interval_words, of_texts
+
+    interval = interval_words(figures(found.test, drafts=True))
+    yield (
+        f"On {of_texts(found.test)} a chain of {counted(len(found.test.acceptance), 'draft')} now gives "
+        f"{found.test.length:.2f} tokens a pass{interval}; {found.before.length:.2f} before. {_report(found)}"
+    )
     if found.speed is not None:
-        chain, auto = _over(found.speed["chain"]), _over(found.speed["auto"])
-        say(f"Timed on {counted(found.speed['prompts'], 'held-out prompt')}: {chain} with "
-            f"{counted(found.speed['drafts'], 'draft')} a step, {auto} under controller auto.")  # fmt: skip
+        yield _timed(found.speed)
     model = "..." if found.model is None else f"-m {found.model}"
-    say(f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'")
+    yield f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'"
 
 
-def adapter_words(found: Trained, given: Mapping[str, Any]) -> tuple[str, str]:
-    """What an adapter, or a model of its own, can do, and how it is used."""
-    best, first = (one.acceptance[0] for one in (found.curve.best, found.curve.judged[0]))
+def adapter_words(found: Trained, given: Mapping[str, Any]) -> Iterator[str]:
+    """What an adapter, or a model of its own, can do, of how many texts that is, and how it is used."""
+    from paceline.training import figures, interval_words, of_texts
+
+    after, before = (one.acceptance[0] for one in (found.test, found.before))
+    interval = interval_words(figures(found.test, drafts=False), share=True)
+    yield (
+        f"Of the tokens of {of_texts(found.test)}, {after:.1%} are now the likeliest ones{interval}; {before:.1%} "
+        f"before. {_report(found)}"
+    )
     model = f"-m {given['model']} " if "model" in given else ""
     use = f"generate {model}--lora {found.folder}"
     if found.model is not None:
         use = f"codebooks show {found.model} 'Once upon a time'"
-    said = f"Of the tokens of held-out texts, {best:.1%} are now the likeliest ones ({first:.1%} before)."
-    return f"{said} The report is {found.folder / 'report.html'}.", f"Use it: paceline {use}"
+    yield f"Use it: paceline {use}"
 
 
-def _over(one: Mapping[str, Any]) -> str:
-    """How much faster than plain decoding it was."""
-    ratio = one["over_plain"]
-    if ratio is None:
-        return "not measured"
-    return f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) times plain decoding"
+def _report(found: Trained) -> str:
+    return f"Neither the weights nor the choice of the best state have seen them. Report: {found.folder}/report.html"
+
+
+def _timed(speed: Mapping[str, Any]) -> str:
+    """How much faster than plain decoding it was, and on how many prompts."""
+    from paceline.training import over_words
+
+    chain, auto = (speed[name]["over_plain"] for name in ("chain", "auto"))
+    why = f" ({chain['no_interval']})" if chain and "no_interval" in chain else ""
+    return (
+        f"Timed on {counted(speed['prompts'], 'test prompt')}{why}: {over_words(chain)} times plain decoding with "
+        f"{counted(speed['drafts'], 'draft')} a step, {over_words(auto)} times under controller auto."
+    )
 
 
 def numbers(text: str) -> tuple[int, ...]:

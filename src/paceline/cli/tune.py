@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import outputs, tune_steering
+from paceline.cli import outputs, tune_search, tune_steering
 from paceline.cli.interrupts import INTERRUPTED
 from paceline.cli.options import model_path, open_llm, with_flags
 from paceline.cli.prompts import Prompts, read_prompts
@@ -65,8 +65,15 @@ def command(
         str | None,
         typer.Option("--steering", metavar="METHOD", help="Find the strength of svdecode on --prompts with answers."),
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option("--search", metavar="METHOD", help="Find the threshold of adadec on texts (--prompts)."),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="With --steering: where it is kept, as JSON.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="With --steering or --search: where what was found is kept, as JSON."
+        ),
     ] = None,
     tree: Annotated[
         bool, typer.Option("--tree", help="Find the static tree of the heads that --speculative-config names.")
@@ -80,11 +87,16 @@ def command(
     given: dict[str, Any],
 ) -> None:
     """Find the fastest method and settings for a model on this machine, and keep them for later runs."""
+    if steering is not None and search is not None:
+        raise ConfigError("--steering and --search find different things; give one of them")
     if steering is not None:
         tune_steering.run(given, steering, prompts, output, as_json=as_json)
         return
+    if search is not None:
+        tune_search.run(given, search, prompts, output, as_json=as_json)
+        return
     if output is not None:
-        raise ConfigError("--output keeps what --steering finds; add --steering svdecode, or leave --output out")
+        raise ConfigError("--output keeps what --steering or --search finds; add one of them, or leave --output out")
     config, texts = given.pop("speculative_config", None), None if prompts is None else read_prompts(prompts)
     drafter = _drafter(config, tree=tree, draft_model=draft_model, html=html, force=force)
     _find(draft_model or [])

@@ -1,3 +1,5 @@
+from .canvas import OF_DIFFUSION as OF_DIFFUSION
+from .canvas import ThinkParams as ThinkParams
 from .engine import DTYPES as DTYPES
 from .engine import FORMATS as FORMATS
 from .engine import NOT_QUANTIZED as NOT_QUANTIZED

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final, Literal
 
+from paceline.config.canvas import ThinkParams, canvas_pieces
 from paceline.errors import ConfigError
 from paceline.utils import (
     TINY,
@@ -88,12 +89,14 @@ class StructuredOutputsParams:
         json: a JSON schema as dict or text, or a pydantic model.
         regex: a regular expression in the syntax of Rust's `regex`, matched by the whole output.
         choice: texts, one of which is the output.
-        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it).
+        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it); any way to cut the text into terminals
+            counts.
         json_object: True for any JSON object.
         structural_tag: vLLM's {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which
             what stands between a begin and its end follows the schema.
         disable_any_whitespace: of JSON: one blank behind commas and colons and none elsewhere.
-        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts.
+        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts; None is one
+            blank, or a line break and 32 blanks or 8 tabs at most.
         strict: reject a schema with keywords that cannot be enforced; else they are ignored, so that the output may
             violate them.
     Raises:
@@ -194,6 +197,10 @@ class SamplingParams:
         steering: a method that changes the model's distribution before all other rules, by earlier layers, another
             prompt or a second model: its name, or a dict (or its JSON) with its options, as
             {"method": "cfg", "guidance_scale": 1.5}.
+        canvas: of a diffusion language model: what stands where in its answer, a list of texts (or lists of token ids)
+            and numbers of slots to fill, as ["The answer is ", 5]. Slots behind it are filled, up to `max_tokens`.
+        think: of a diffusion language model: thoughts before the answer, as `ThinkParams`, a dict of them, or the most
+            tokens that they may have.
         seed: same seed, same tokens; None draws one.
         stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
         max_tokens, min_tokens: limits of generated tokens; None means up to the context.
@@ -221,6 +228,8 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
     structured_outputs: StructuredOutputsParams | None = None
     steering: Mapping[str, Any] | None = None
+    canvas: Sequence[str | int | Sequence[int]] | None = None
+    think: ThinkParams | Mapping[str, Any] | int | None = None
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
@@ -248,6 +257,7 @@ class SamplingParams:
         self.logits_processors = self._processors()
         self.structured_outputs = StructuredOutputsParams.parse(self.structured_outputs)
         self.steering = _steering(self.steering)
+        self.canvas, self.think = canvas_pieces(self.canvas), ThinkParams.parse(self.think)
         ends = self.structured_outputs is None or not self.ignore_eos
         need(ends, "ignore_eos", "be False with structured_outputs, whose end is an end token", self.ignore_eos)
         kind = self.output_kind

@@ -26,6 +26,7 @@ from .methods import part as part
 from .options import ENGINE as ENGINE
 from .options import SAMPLING as SAMPLING
 from .options import canonical as canonical
+from .options import check_autoregressive as check_autoregressive
 from .options import check_kind as check_kind
 from .options import parse_config as parse_config
 from .outputs import DOT as DOT

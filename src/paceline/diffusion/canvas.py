@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.models.denoiser import Ints
-from paceline.utils import need
+from paceline.utils import integer, need
 
 Floats = NDArray[np.float64]
-GIVEN = "hold no mask token (leave it out; a text with gaps is made by paceline.diffusion.Canvas.infill)"
+GIVEN = "hold no mask token (leave it out; slots to fill are numbers in SamplingParams.canvas)"
 
 
 class Status(IntEnum):
@@ -155,3 +155,35 @@ class Canvas:
         self.tokens[slots] = tokens
         self.born[slots] = self.round
         self.confidence[slots] = confidence
+
+
+def given_slots(
+    pieces: Sequence[str | int | Sequence[int]],
+    encode: Callable[[str], list[int]],
+    *,
+    slots: int,
+    vocab_size: int,
+    mask_token_id: int,
+) -> dict[int, int]:
+    """The slots that a text with gaps gives, counted from the end of the prompt -> their tokens.
+
+    Args:
+        pieces: see `SamplingParams.canvas`.
+        encode: the token ids of a text.
+        slots: of the answer.
+    Raises:
+        ConfigError: more slots than that, ids outside the vocabulary, a mask token.
+    """
+    found: dict[int, int] = {}
+    slot = 0
+    for piece in pieces:
+        if isinstance(piece, int):
+            slot += piece
+            continue
+        for token in encode(piece) if isinstance(piece, str) else piece:
+            integer("canvas token ids", token, 0, vocab_size - 1)
+            need(token != mask_token_id, "canvas", GIVEN, mask_token_id)
+            found[slot] = token
+            slot += 1
+    need(slot <= slots, "canvas", f"fit the {slots} slots that max_tokens and the context leave", slot)
+    return found

@@ -173,13 +173,17 @@ METHODS: Mapping[str, Method] = {
     "ccd_ds": Method(CCD, score="entropy", commit="coherent_adaptive"),
     "ccd_agreement": Method(CCD, score="entropy", commit="agreement"),
     "eoser": Method(EOSER, modifiers=("eoser",)),
-    "ass": Method(EOSER, commit="ascending"),
+    "ass": Method(EOSER, commit="ascending", needs="full attention"),
     "ass_blocks": Method(EOSER, schedule="ascending", commit="ascending", needs="full attention"),
     "eoser_ass": Method(
-        EOSER, modifiers=("eoser",), commit="ascending", options={"eos_factor_min": 0.01, "eos_ramp": "exponential"}
+        EOSER,
+        modifiers=("eoser",),
+        commit="ascending",
+        options={"eos_factor_min": 0.01, "eos_ramp": "exponential"},
+        needs="full attention",
     ),
     "dream": Method(DREAM, score="entropy", modifiers=("order_noise",), commit="time_grid"),
-    "dream_origin": Method(DREAM, score="random", commit="independent"),
+    "dream_origin": Method(DREAM, score="random", commit="independent", needs="full attention"),
     "dimple": Method(DIMPLE, modifiers=("order_noise",), commit="confident"),
     "bacd": Method(TDAR, commit="bounded"),
     "bacd_progressive": Method(TDAR, schedule="progressive", commit="bounded"),
@@ -191,9 +195,14 @@ METHODS: Mapping[str, Method] = {
     "prophet": Method(PROPHET, stop="prophet"),
     "llada2.1_s": Method(EDITING, **EDITS, options={"confidence_threshold": 0.5, "edit_threshold": 0.0}),
     "llada2.1_q": Method(EDITING, **EDITS, options={"confidence_threshold": 0.7, "edit_threshold": 0.5}),
-    "remdm": Method(REMDM, score="random", commit="remasking", edit="remasking"),
+    "remdm": Method(REMDM, score="random", commit="remasking", edit="remasking", needs="full attention"),
     "remdm_conf": Method(
-        REMDM, score="random", commit="remasking", edit="remasking", options={"remask_by": "confidence"}
+        REMDM,
+        score="random",
+        commit="remasking",
+        edit="remasking",
+        options={"remask_by": "confidence"},
+        needs="full attention",
     ),
-    "mask_predict": Method(MASK_PREDICT, commit="everything", edit="mask_predict"),
+    "mask_predict": Method(MASK_PREDICT, commit="everything", edit="mask_predict", needs="full attention"),
 }

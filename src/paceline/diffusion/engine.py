@@ -2,32 +2,57 @@
 
 `max_tokens` slots are generated, rounded up to whole blocks; what is beyond them is cut off again, as is everything
 after the first token or string that ends the text. A constrained text must not be cut, so its slots beyond hold the end
-from the start. A bias on logits is added before anything looks at them.
+from the start. A bias on logits is added before anything looks at them. Thoughts are a text of their own, before the
+answer; both have the lengths and ends that any text has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline.config import EngineConfig
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.layout import BiasedLayout
+import numpy as np
+
+from paceline.config import EngineConfig, SamplingParams, ThinkParams
+from paceline.diffusion.canvas import Canvas, Status, given_slots
+from paceline.diffusion.layout import BiasedLayout, OpenedLayout
 from paceline.diffusion.loop import Outcome, Parts, running
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.diffusion.options import check_engine, check_sampling, honoured, parse_config
 from paceline.diffusion.outputs import CanvasChunk, DiffusionMetrics, Painter, TokenTexts
+from paceline.diffusion.schedule import whole_blocks
+from paceline.diffusion.tccf import answering, answering_denoiser, thinking
 from paceline.engine import CompletionOutput, Request, StopChecker, tell
 from paceline.errors import ConfigError, PromptError
-from paceline.models.denoiser import NativeDenoiser, load_denoiser
+from paceline.models.denoiser import Denoiser, NativeDenoiser, load_denoiser
 from paceline.models.loading import GenerationDefaults, Tokenizer
 from paceline.sampling import draw_seed
 from paceline.utils import Advance, integer, need
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A text to be written, and how.
+
+    Attributes:
+        text: prompt, parameters and most tokens; of thoughts, and of the answer to them, a request of its own.
+        method: temperature included.
+        denoiser: the model, maybe with other blocks than its own.
+    """
+
+    text: Request
+    method: ConfiguredMethod
+    denoiser: Denoiser
+
+    @property
+    def final_once_written(self) -> bool:
+        """Whether what is written stays."""
+        return "edit" not in self.method.names
 
 
 @dataclass(slots=True)
@@ -37,14 +62,28 @@ class Job:
     Attributes:
         request: whose output it is.
         index: 0..n-1.
+        writing: what is being written: the output, or the thoughts before it.
         outcome: its canvas, kept current by the loop.
         output: what the caller sees of it.
+        final: of a stream, what is final of the text.
+        thought: of an answer, how its thoughts came about.
+        shown, told: of a stream, rounds of the canvas and characters of the thoughts.
     """
 
     request: Request
     index: int
+    writing: Writing
     outcome: Outcome
     output: CompletionOutput
+    final: FinalPrefix
+    thought: Outcome | None = None
+    shown: int = 0
+    told: int = 0
+
+    @property
+    def thinks(self) -> bool:
+        """Whether an answer is still to be begun."""
+        return self.request.params.think is not None and self.thought is None
 
 
 class FinalPrefix:
@@ -84,7 +123,8 @@ class DiffusionEngine:
         diffusion_config: method and options, see `diffusion.methods`; where it names no cache and the method none
             either, a block-causal model takes the exact block cache.
     Attributes:
-        vocab_size, declared_context: of the model; max_context: of it, or `max_model_len`.
+        vocab_size: token ids lie below; what the model has beyond, and what is no token below, is never written.
+        declared_context: of the model; max_context: of it, or `max_model_len`.
         defaults: of them what can be honoured.
     Raises:
         ConfigError: something that does not fit the model, or cannot be honoured.
@@ -100,9 +140,13 @@ class DiffusionEngine:
     ) -> None:
         check_engine(config)
         self.tokenizer, self.config, self.defaults = tokenizer, config, honoured(defaults)
-        self.denoiser = copy(denoiser)
-        self.denoiser.eos_token_ids = tuple(dict.fromkeys((*denoiser.eos_token_ids, *defaults.eos_ids)))
-        self.vocab_size, self.max_context = denoiser.vocab_size, denoiser.max_length
+        ends = tuple(dict.fromkeys((*denoiser.eos_token_ids, *defaults.eos_ids)))
+        known = {*tokenizer.tokens(), *ends, denoiser.mask_token_id}
+        self._absent = frozenset(range(denoiser.vocab_size)) - known
+        self.denoiser = denoiser.without(sorted(self._absent))
+        self.denoiser.eos_token_ids = ends
+        self.vocab_size = 1 + max(known.intersection(range(denoiser.vocab_size)))
+        self.max_context = denoiser.max_length
         self.declared_context = denoiser.max_length
         if config.max_model_len is not None:
             integer("max_model_len", config.max_model_len, 1, denoiser.max_length)
@@ -145,20 +189,36 @@ class DiffusionEngine:
         Raises:
             ConfigError, PromptError, UnsatisfiableError: before anything runs.
         """
-        jobs = [job for request in requests for job in self._jobs(request)]
-        side_by_side = self.config.max_num_seqs
-        for job in jobs[side_by_side:]:
-            self._parts(job)
-        for low in range(0, len(jobs), side_by_side):
-            group = jobs[low : low + side_by_side]
+        groups = self._groups([job for request in requests for job in self._jobs(request)])
+        for group in groups[1:]:
+            for job in group:
+                self._parts(job)
+        for group in groups:
             parts = [self._parts(job) for job in group]
             _begin(group)
-            for _ in running([job.outcome for job in group], self.denoiser, parts):
-                self._look_for_ends(group)
+            for _ in self._running(group, parts):
+                pass
             for job in group:
                 self._finish(job)
             if advance is not None:
                 tell(advance, requests)
+
+    def _groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Canvases that run side by side; those that begin with thoughts go through both phases together."""
+        most = self.config.max_num_seqs
+        kinds = [[job for job in jobs if job.thinks == thinks] for thinks in (False, True)]
+        return [kind[low : low + most] for kind in kinds for low in range(0, len(kind), most)]
+
+    def _running(self, jobs: Sequence[Job], parts: Sequence[Parts]) -> Iterator[None]:
+        """Thoughts, where there are some, and then the outputs, one pass of the model at a time."""
+        while jobs:
+            for _ in running([job.outcome for job in jobs], jobs[0].writing.denoiser, parts):
+                self._look_for_ends(jobs)
+                yield
+            jobs = [job for job in jobs if job.thinks and self._goes_on(job)]
+            for job in jobs:
+                self._begin_answer(job)
+            parts = [self._parts(job) for job in jobs]
 
     def stream(self, request: Request) -> Generator[CanvasChunk]:
         """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
@@ -170,43 +230,40 @@ class DiffusionEngine:
         return self._streaming(jobs, [self._parts(job) for job in jobs])
 
     def _streaming(self, jobs: list[Job], parts: list[Parts]) -> Generator[CanvasChunk]:
-        shown = [0] * len(jobs)
         _begin(jobs)
-        final = [FinalPrefix(self._checker(job.request, at_once=False)) for job in jobs]
         try:
-            for _ in running([job.outcome for job in jobs], self.denoiser, parts):
-                self._look_for_ends(jobs)
+            for _ in self._running(jobs, parts):
                 for job in jobs:
-                    if (now := job.outcome.canvas.round) != shown[job.index]:
-                        yield self._chunk(job, shown[job.index], final[job.index])
-                        shown[job.index] = now
+                    if job.outcome.canvas.round != job.shown:
+                        yield self._chunk(job)
             for job in jobs:
                 self._finish(job)
-                yield self._chunk(job, shown[job.index], final[job.index])
+                yield self._chunk(job)
         finally:
             for job in jobs:
                 if not job.output.finished():
                     self._finish(job)
                     job.output.finish_reason, job.output.stop_reason = "abort", None
 
-    def _chunk(self, job: Job, since: int, final: FinalPrefix) -> CanvasChunk:
-        output, request = job.output, job.request
-        pieces = self._painter.pieces(job.outcome.canvas, request.max_tokens, self._ends(request), since)
+    def _chunk(self, job: Job) -> CanvasChunk:
+        output, request, writing, canvas = job.output, job.request, job.writing, job.outcome.canvas
+        pieces = self._painter.pieces(canvas, writing.text.max_tokens, self._ends(writing.text), job.shown)
         text = ""
         tokens: tuple[int, ...] = ()
         if output.finished():
-            text, tokens = final.rest(output.text, output.token_ids)
-        elif self._final_once_written:
-            text, tokens = final.grow(self._read(job)[0])
+            text, tokens = job.final.rest(output.text, output.token_ids)
+        elif writing.final_once_written:
+            text, tokens = job.final.grow(self._read(job)[0])
+        if job.thinks and not output.finished():
+            output.reasoning, text, tokens = (output.reasoning or "") + text, "", ()
+        reasoning = (output.reasoning or "")[job.told :]
+        job.shown, job.told = canvas.round, job.told + len(reasoning)
         if tokens and request.metrics.time_to_first_token is None:
             request.metrics.time_to_first_token = perf_counter() - request.metrics.arrival_time
         segments = ((text, None),) if text else ()
-        return CanvasChunk(job.index, segments, tokens, output.finish_reason, request.result(), pieces)
-
-    @property
-    def _final_once_written(self) -> bool:
-        """Whether what is written stays."""
-        return "edit" not in self.method.names
+        return CanvasChunk(
+            job.index, segments, tokens, output.finish_reason, request.result(), reasoning=reasoning, pieces=pieces
+        )
 
     @cached_property
     def _painter(self) -> Painter:
@@ -223,31 +280,111 @@ class DiffusionEngine:
             raise ConfigError("a prediction cannot be used with a diffusion language model; leave it out")
         for token in request.params.logit_bias or ():
             integer("logit_bias token id", token, 0, self.vocab_size - 1)
+            need(token not in self._absent, "logit_bias", "hold ids of the tokenizer's tokens", token)
             rule = "leave out the mask token, which is never written"
             need(token != self.denoiser.mask_token_id, "logit_bias", rule, token)
-        canvas = self._canvas(request)
+        think = ThinkParams.parse(request.params.think)
+        writing = Writing(request, self._method(self.given, request), self.denoiser)
+        if think is not None:
+            writing = self._thoughts(request, think)
+        canvas = self._canvas(writing)
         request.metrics = DiffusionMetrics(
             num_prompt_tokens=len(request.prompt_ids), method=self.method.name, arrival_time=perf_counter()
         )
-        request.outputs = [CompletionOutput(index) for index in range(request.params.n)]
-        return [Job(request, index, Outcome(canvas), output) for index, output in enumerate(request.outputs)]
+        request.outputs = [
+            CompletionOutput(index, reasoning=None if think is None else "") for index in range(request.params.n)
+        ]
+        return [
+            Job(request, output.index, writing, Outcome(canvas), output, self._final(writing))
+            for output in request.outputs
+        ]
 
-    def _canvas(self, request: Request) -> Canvas:
-        """Masked slots after the prompt. A constrained text must not be cut, so the slots beyond its limit hold the
-        end.
+    def _method(self, config: Mapping[str, Any], request: Request) -> ConfiguredMethod:
+        return ConfiguredMethod({**config, "temperature": 0.0 if request.params.greedy else request.params.temperature})
+
+    def _final(self, writing: Writing) -> FinalPrefix:
+        return FinalPrefix(self._checker(writing.text, at_once=False))
+
+    def _thoughts(self, request: Request, think: ThinkParams) -> Writing:
+        """The thoughts before an output, after a look at whether the answer to the longest can be written.
+
+        Raises:
+            ConfigError: it cannot.
         """
-        slots, mask, eos = self._slots(request), self.denoiser.mask_token_id, self._eos(request)
-        priors: dict[int, int] = {}
-        if "check" in self.method.names and slots > request.max_tokens:
-            rule = "fill whole blocks where a constrained text has no end token"
-            need(bool(eos), "max_tokens", rule, request.max_tokens)
-            priors = dict.fromkeys(range(request.max_tokens, slots), eos[0])
-        return Canvas.of(request.prompt_ids, slots, mask_token_id=mask, eos_token_ids=eos, priors=priors)
+        longest = self._answer(request, think, [request.prompt_ids[-1]] * think.max_tokens)
+        self._make(longest, self._canvas(longest), 0)
+        given = request.params
+        params = SamplingParams(
+            temperature=given.temperature,
+            logit_bias=given.logit_bias,
+            stop=think.end,
+            max_tokens=think.max_tokens,
+            ignore_eos=given.ignore_eos,
+            skip_special_tokens=given.skip_special_tokens,
+        )
+        text = Request(request.id, None, request.prompt_ids, params, request.seed, think.max_tokens)
+        return Writing(text, self._method(thinking(self.given), request), self.denoiser)
 
-    def _slots(self, request: Request) -> int:
+    def _answer(self, request: Request, think: ThinkParams, thoughts: Sequence[int]) -> Writing:
+        """The answer to thoughts.
+
+        Raises:
+            ConfigError: no room for it.
+        """
+        check = self.tokenizer.encode(think.check_prompt, add_special_tokens=False)
+        prompt = [*request.prompt_ids, *thoughts, *check]
+        room = self.max_context - len(prompt)
+        rule = f"leave room for an answer: it shares {self.max_context} tokens with the prompt and the check prompt"
+        need(room > 0, "think max_tokens", rule, think.max_tokens)
+        text = Request(request.id, None, prompt, request.params, request.seed, min(request.max_tokens, room))
+        return Writing(text, self._method(answering(self.given, self.denoiser), request), self._fine)
+
+    @cached_property
+    def _fine(self) -> Denoiser:
+        return answering_denoiser(self.denoiser)
+
+    def _goes_on(self, job: Job) -> bool:
+        """Whether the thoughts are complete; what failed ends the output."""
+        return job.outcome.error is None or self._read(job)[1].finished
+
+    def _begin_answer(self, job: Job) -> None:
+        """Keep the thoughts, and write the answer from now on."""
+        think = ThinkParams.parse(job.request.params.think)
+        assert think is not None
+        tokens = self._keep_thoughts(job)
+        job.writing, job.thought, job.shown = self._answer(job.request, think, tokens), job.outcome, 0
+        job.outcome, job.final = Outcome(self._canvas(job.writing)), self._final(job.writing)
+
+    def _keep_thoughts(self, job: Job) -> list[int]:
+        """The thoughts as far as they are written, without an end of text."""
+        tokens, checker = self._read(job)
+        if not checker.finished:
+            checker.cut_off()
+        if tokens and tokens[-1] in self._eos(job.writing.text):
+            tokens.pop()
+        job.output.reasoning, job.output.reasoning_token_ids = checker.text, tokens
+        return tokens
+
+    def _canvas(self, writing: Writing) -> Canvas:
+        """Masked slots after the prompt, and what is given among them. A constrained text must not be cut, so the slots
+        beyond its limit hold the end.
+        """
+        text, mask = writing.text, self.denoiser.mask_token_id
+        slots, eos = self._slots(writing), self._eos(text)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        sizes = {"slots": min(slots, text.max_tokens), "vocab_size": self.vocab_size, "mask_token_id": mask}
+        priors = given_slots(text.params.canvas or (), encode, **sizes)
+        if "check" in writing.method.names and slots > text.max_tokens:
+            rule = "fill whole blocks where a constrained text has no end token"
+            need(bool(eos), "max_tokens", rule, text.max_tokens)
+            priors |= dict.fromkeys(range(text.max_tokens, slots), eos[0])
+        return Canvas.of(text.prompt_ids, slots, mask_token_id=mask, eos_token_ids=eos, priors=priors)
+
+    def _slots(self, writing: Writing) -> int:
         """Slots after the prompt: as many tokens as wanted, rounded up to whole blocks as far as the context allows."""
-        causal, prompt = self.denoiser.attention == "block", len(request.prompt_ids)
-        unit = self.denoiser.block_length if causal else self.method.options.get("block_length")
+        text, denoiser = writing.text, writing.denoiser
+        causal, prompt = denoiser.attention == "block", len(text.prompt_ids)
+        unit = denoiser.block_length if causal else writing.method.options.get("block_length")
         unit, before = unit or 1, 0 if causal else prompt
         if unit > self.max_context:
             raisable = self.max_context < self.denoiser.max_length
@@ -259,8 +396,8 @@ class DiffusionEngine:
             raise ConfigError(
                 f"a block of {unit} slots is longer than the context, which holds {self.max_context} tokens; {do}"
             )
-        wanted = -(-(prompt - before + request.max_tokens) // unit) * unit
-        slots = min(wanted, (self.max_context - before) // unit * unit) + before - prompt
+        wanted = whole_blocks(prompt, text.max_tokens, denoiser, unit)
+        slots = min(wanted, (self.max_context - before) // unit * unit + before - prompt)
         if slots < 1:
             raise PromptError(
                 f"the prompt has {prompt} tokens, but the context holds {self.max_context} including at least one "
@@ -277,26 +414,32 @@ class DiffusionEngine:
 
     def _parts(self, job: Job) -> Parts:
         """The method, made for one output."""
-        params, facts = job.request.params, self.denoiser
+        return self._make(job.writing, job.outcome.canvas, job.index)
+
+    def _make(self, writing: Writing, canvas: Canvas, index: int) -> Parts:
+        text, facts = writing.text, writing.denoiser
+        params = text.params
         if params.ignore_eos:
             facts = copy(facts)
             facts.eos_token_ids = ()
-        method = ConfiguredMethod({**self.given, "temperature": 0.0 if params.greedy else params.temperature})
-        texts = self._texts if "check" in method.names else None
-        parts = method.parts(facts, job.outcome.canvas, seed=draw_seed(job.request.seed, job.index), token_text=texts)
+        texts = self._texts if "check" in writing.method.names else None
+        parts = writing.method.parts(facts, canvas, seed=draw_seed(text.seed, index), token_text=texts)
         if params.logit_bias:
             parts.layout = BiasedLayout(parts.layout, params.logit_bias)
+        given = np.flatnonzero(canvas.status[canvas.start :][: text.max_tokens] == Status.PRIOR)
+        if given.size and facts.eos_token_ids:
+            parts.layout = OpenedLayout(parts.layout, facts.eos_token_ids, canvas.start + int(given[-1]))
         return parts
 
     def _look_for_ends(self, jobs: Sequence[Job]) -> None:
         """Spare canvases whose text has ended what would be cut off; where written slots may change, all is decoded."""
         for job in jobs:
-            if self._final_once_written and not job.outcome.enough:
+            if job.writing.final_once_written and not job.outcome.enough:
                 job.outcome.enough = self._read(job)[1].finished
 
     def _read(self, job: Job) -> tuple[list[int], StopChecker]:
         """The tokens up to the first masked slot or the end of the text, and where that ends."""
-        canvas, checker = job.outcome.canvas, self._checker(job.request)
+        canvas, checker = job.outcome.canvas, self._checker(job.writing.text)
         masked = canvas.masked(canvas.start)
         tokens: list[int] = canvas.tokens[canvas.start : masked[0] if masked.size else canvas.length].tolist()
         return tokens[: checker.push(tokens)], checker
@@ -310,17 +453,23 @@ class DiffusionEngine:
     def _finish(self, job: Job) -> None:
         """Make the output of what is written, and count it."""
         request, output = job.request, job.output
-        output.token_ids, checker = self._read(job)
+        tokens, checker = self._read(job)
         if not checker.finished:
             checker.cut_off()
-        output.text, output.stop_reason = checker.text, checker.stop_reason
         output.finish_reason = checker.finish_reason or "length"
+        if job.thinks:
+            self._keep_thoughts(job)
+        else:
+            output.token_ids, output.text, output.stop_reason = tokens, checker.text, checker.stop_reason
         if job.outcome.error is not None and not checker.finished:
             output.finish_reason, output.error = "error", str(job.outcome.error)
         metrics = request.metrics
         assert isinstance(metrics, DiffusionMetrics)
-        metrics.add(job.outcome.trajectory)
-        metrics.num_generation_tokens += len(output.token_ids)
+        for outcome in (job.thought, job.outcome):
+            if outcome is not None:
+                metrics.add(outcome.trajectory)
+        metrics.num_reasoning_tokens += len(output.reasoning_token_ids)
+        metrics.num_generation_tokens += len(output.token_ids) + len(output.reasoning_token_ids)
         now = perf_counter()
         metrics.generation_time = now - (metrics.first_step_time or now)
         if metrics.time_to_first_token is None:

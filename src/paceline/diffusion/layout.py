@@ -1,4 +1,4 @@
-"""Layouts of drafts besides a call for each of them."""
+"""Layouts of drafts besides a call for each of them, and what is changed of their logits."""
 
 from __future__ import annotations
 
@@ -93,4 +93,29 @@ class BiasedLayout(Layout):
             biased = rows.clone()
             biased[:, list(self.bias)] += torch.tensor(list(self.bias.values()), dtype=rows.dtype, device=rows.device)
             found.append(biased)
+        return found
+
+
+class OpenedLayout(Layout):
+    """Bars tokens that end a text before a slot that is given, so that the text reaches what stands there.
+
+    Args:
+        inner: lays the drafts out.
+        ends: tokens that end the text.
+        before: the first slot that may hold one of them.
+    """
+
+    def __init__(self, inner: Layout, ends: Sequence[int], before: int) -> None:
+        self.inner, self.ends, self.before = inner, list(ends), before
+
+    def calls(self, drafts: Sequence[Canvas], plans: Sequence[Plan], store: SlotCache | None) -> list[Call]:
+        return self.inner.calls(drafts, plans, store)
+
+    def logits(self, outputs: list[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+        found = []
+        for rows, plan in zip(self.inner.logits(outputs, plans), plans, strict=True):
+            early = torch.from_numpy(np.flatnonzero(plan.predicted < self.before)).to(rows.device)
+            ends = torch.tensor(self.ends, device=rows.device)
+            barred = rows.new_tensor(-torch.inf)
+            found.append(rows.index_put((early[:, None], ends[None, :]), barred, accumulate=True))  # NaN stays
         return found

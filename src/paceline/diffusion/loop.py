@@ -14,6 +14,7 @@ others alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +30,8 @@ from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
 
+logger = logging.getLogger("paceline")
+
 PATIENCE = 8
 """Rounds in a row in which no slot that may be written has been computed, before a method is given up."""
 
@@ -43,6 +46,7 @@ class Parts:
 
     Attributes:
         layout: lays the drafts of one pass out as calls.
+        needs_left: of the denoiser.
     """
 
     transition: Transition
@@ -52,6 +56,7 @@ class Parts:
     store: SlotCache | None = None
     temperature: float = 0.0
     seed: int = 0
+    needs_left: bool = False
 
 
 @dataclass(slots=True)
@@ -128,6 +133,9 @@ def _advance(
         pass
     except PacelineError as error:
         outcome.error = error
+    except Exception as error:  # of a rule of a user's own
+        logger.debug("the error of a canvas", exc_info=error)
+        outcome.error = PacelineError(f"a rule of the diffusion method failed ({type(error).__name__}: {error})")
     outcome.trajectory.seconds += perf_counter() - started
 
 
@@ -198,8 +206,8 @@ def _read(logits: torch.Tensor, draft: Canvas, plan: Plan, parts: Parts) -> Pred
     """Sum up the rows that have logits, ascending by slot."""
     slots = plan.predicted
     order = np.argsort(slots, kind="stable")
-    fine = ~torch.isnan(logits[:, 0]).cpu().numpy()
-    order = order[fine[order]]
+    if parts.needs_left:  # a slot whose left neighbour was not computed has none
+        order = order[np.isin(slots[order] - 1, plan.slots) | (slots[order] == 0)]
     kept = logits[torch.from_numpy(order).to(logits.device)]
     if bool(torch.isnan(kept).any()):
         raise NumericsError("the model's logits hold NaN; load it in float32 or bfloat16 and check the checkpoint")

@@ -161,9 +161,8 @@ class ConfiguredMethod:
         setting.transition = Transition(schedule=setting.schedule, modifiers=modifiers, **rules)
         policy = setting.cache = self._make("cache", self.names["cache"], setting)
         verification = self._make("verification", self.names["verification"], setting)
-        return Parts(
-            setting.transition, policy, verification, verification.layout, setting.store, self.temperature, seed
-        )
+        made = setting.transition, policy, verification, verification.layout, setting.store
+        return Parts(*made, self.temperature, seed, denoiser.needs_left)
 
     def _make(self, kind: str, name: str, setting: Setting) -> Any:
         factory = part(kind, name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
+from paceline.config import OF_DIFFUSION, EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.errors import ConfigError
 from paceline.models.loading import GenerationDefaults
 from paceline.utils import json_object, need, shortened
@@ -40,7 +40,10 @@ SAMPLING: Mapping[str, Any] = {
 nothing.
 """
 
-SAMPLED = ("temperature", "seed", "max_tokens")
+INSTEAD = {"structured_outputs": "give regex, grammar or json_schema in diffusion_config"}
+"""What to do without some of them."""
+
+SAMPLED = ("temperature", "seed", "max_tokens", *OF_DIFFUSION)
 """Sampling parameters that are honoured, and are no options of a method."""
 
 ENGINE: Mapping[str, Any] = {
@@ -83,7 +86,19 @@ def check_sampling(params: SamplingParams) -> None:
     for key, neutral in SAMPLING.items():
         value = getattr(params, key)
         if value != neutral and not (key == "top_k" and value == -1):
-            raise ConfigError(f"{key}={shortened(value)} cannot be used with a diffusion language model; leave it out")
+            do = INSTEAD.get(key, "leave it out")
+            raise ConfigError(f"{key}={shortened(value)} cannot be used with a diffusion language model; {do}")
+
+
+def check_autoregressive(params: SamplingParams) -> None:
+    """Reject sampling parameters that an autoregressive model does not have.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    for key in OF_DIFFUSION:
+        if getattr(params, key) is not None:
+            raise ConfigError(f"{key} cannot be used with an autoregressive model; leave it out")
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -144,6 +159,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "eos_factor_max": (0.0, 1e9),
     "gap_thresholds": (-math.inf, math.inf),
     "min_exploit": (0, 1e9),
+    "max_post_edit_steps": (0, 1024),
     "answer_start": (0, 1e9),
     "answer_template": (0, 1e9),
     "end_token_ids": (0, 1e9),

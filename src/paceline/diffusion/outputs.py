@@ -30,6 +30,7 @@ class DiffusionMetrics(RequestMetrics):
 
     Attributes:
         method: of decoding.
+        num_reasoning_tokens: of the `num_generation_tokens`, those of thoughts.
         num_calls: passes of the model; drafts computed together are one.
         num_rounds: rounds of writing.
         num_slots_computed: queries, summed over passes.
@@ -37,6 +38,7 @@ class DiffusionMetrics(RequestMetrics):
     """
 
     method: str = ""
+    num_reasoning_tokens: int = 0
     num_calls: int = 0
     num_rounds: int = 0
     num_slots_computed: int = 0
@@ -61,6 +63,7 @@ class DiffusionMetrics(RequestMetrics):
             "method": self.method,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_generation_tokens": self.num_generation_tokens,
+            "num_reasoning_tokens": self.num_reasoning_tokens,
             "num_calls": self.num_calls,
             "num_rounds": self.num_rounds,
             "num_slots_computed": self.num_slots_computed,

@@ -9,8 +9,20 @@ import numpy as np
 
 from paceline.diffusion.base import Schedule, Setting
 from paceline.diffusion.canvas import Canvas
-from paceline.models.denoiser import Ints
+from paceline.models.denoiser import Denoiser, Ints
 from paceline.utils import need
+
+
+def whole_blocks(prompt: int, tokens: int, denoiser: Denoiser, block_length: int | None = None) -> int:
+    """Slots after a prompt for so many tokens, rounded up to whole blocks.
+
+    Args:
+        block_length: under full attention; a block-causal model has blocks of its own, which count from the first slot
+            of the prompt.
+    """
+    causal = denoiser.attention == "block"
+    unit, before = (denoiser.block_length if causal else block_length) or 1, prompt if causal else 0
+    return -(-(before + tokens) // unit) * unit - before
 
 
 class BlockSchedule(Schedule):
@@ -45,6 +57,8 @@ class Blocks(BlockSchedule):
 
     Args:
         block_length: slots of a block; None takes the model's, or the whole text for a model without blocks.
+    Attributes:
+        whole: the text is one block because nobody says otherwise.
     Raises:
         ConfigError: a length below 1, blocks that do not divide the text, or are not those of a block-causal model.
     Source: Large Language Diffusion Models (arXiv:2502.09992); Block Diffusion (arXiv:2503.09573).
@@ -58,6 +72,7 @@ class Blocks(BlockSchedule):
         origin = 0 if causal else canvas.start
         slots = canvas.length - origin
         own = denoiser.block_length if causal and denoiser.block_length else slots
+        self.whole = not causal and block_length is None
         self.length = own if block_length is None else block_length
         if causal:
             rule = f"divide the model's block length {own} (attention is causal between its blocks)"
@@ -109,6 +124,9 @@ class HeldBlocks(Blocks):
         return range(self.held.start, min(self.held.stop, canvas.length))
 
 
+PROGRESSION = (4, 8, 16, 32, 64)
+
+
 class ProgressiveBlocks(BlockSchedule):
     """Blocks of the lengths given, from left to right, the last length repeated.
 
@@ -118,27 +136,30 @@ class ProgressiveBlocks(BlockSchedule):
     begins, long ones once it is under way.
 
     Args:
-        block_lengths: one at least. In a block-causal model no block may cross a border of its blocks.
+        block_lengths: one at least; None is 4, 8, 16, 32, 64, in a block-causal model cut at the borders of its blocks,
+            which those that are given may not cross.
     Raises:
         ConfigError: no length, one below 1, a block across a border of a block-causal model.
     Source: TDAR (arXiv:2602.09555).
     """
 
-    def __init__(self, setting: Setting, *, block_lengths: Sequence[int] = (4, 8, 16, 32, 64)) -> None:
-        lengths = [int(length) for length in block_lengths]
+    def __init__(self, setting: Setting, *, block_lengths: Sequence[int] | None = None) -> None:
+        lengths = list(PROGRESSION if block_lengths is None else block_lengths)
         rule = "be one length or more, each at least 1"
-        need(bool(lengths) and min(lengths) >= 1, "block_lengths", rule, list(block_lengths))
+        need(bool(lengths) and min(lengths) >= 1, "block_lengths", rule, lengths)
         causal = setting.denoiser.attention == "block"
+        own = setting.denoiser.block_length if causal else None
         edges = [0 if causal else setting.canvas.start]
         while edges[-1] < setting.canvas.length:
-            edges.append(edges[-1] + lengths[min(len(edges) - 1, len(lengths) - 1)])
+            edge = edges[-1] + lengths[min(len(edges) - 1, len(lengths) - 1)]
+            border = (edges[-1] // own + 1) * own if own and block_lengths is None else edge
+            edges.append(min(edge, border))
         edges[-1] = setting.canvas.length
         self.edges = np.asarray(edges, np.int64)
-        if causal and setting.denoiser.block_length:
-            own = setting.denoiser.block_length
+        if own:
             crosses = self.edges[:-1] // own != (self.edges[1:] - 1) // own
             rule = f"make blocks that do not cross the model's, of {own} slots each"
-            need(not crosses.any(), "block_lengths", rule, list(block_lengths))
+            need(not crosses.any(), "block_lengths", rule, lengths)
 
 
 def ascending_rounds(slots: int) -> int:
@@ -151,14 +172,16 @@ class AscendingBlocks(BlockSchedule):
     takes the small powers.
 
     Args:
-        ascending_blocks: how many blocks, the left one included; 1 is the whole text.
+        ascending_blocks: how many blocks, the left one included; 1 is the whole text, None is 4 or fewer, as many as
+            there are rounds.
     Raises:
         ConfigError: more blocks than rounds, a block-causal model.
     """
 
-    def __init__(self, setting: Setting, *, ascending_blocks: int = 4) -> None:
+    def __init__(self, setting: Setting, *, ascending_blocks: int | None = None) -> None:
         masked = setting.canvas.masked()
         rounds = ascending_rounds(masked.size)
+        ascending_blocks = min(4, rounds) if ascending_blocks is None else ascending_blocks
         rule = f"lie in 1..{rounds}, the rounds for {masked.size} slots"
         need(1 <= ascending_blocks <= rounds, "ascending_blocks", rule, ascending_blocks)
         rule = "see the whole text for blocks that grow by powers of two"

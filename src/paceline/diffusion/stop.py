@@ -11,7 +11,7 @@ from paceline.diffusion.base import Ending, Setting, Step, Stop
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.errors import ConfigError
 from paceline.models.denoiser import Ints
-from paceline.utils import need
+from paceline.utils import need, shortened
 
 
 class EndOfTextStop(Stop):
@@ -74,11 +74,10 @@ class ProphetStop(Stop):
         gap_thresholds: bars in logit units, one more than `gap_progress`; infinite bars are the method without Prophet.
         gap_progress: shares of the rounds at which the next bar holds.
         monitor: "masked", all masked slots; "last", the last `answer_length` slots of the text; "span", `answer_length`
-            slots from `answer_start`; "template", `answer_length` slots after `answer_template`, which is in the text
-            as a prior.
+            slots from `answer_start`; "template", `answer_length` slots after a text that is given in the canvas.
         answer_length: slots of the answer, where not all masked slots are monitored.
         answer_start: its first slot, counted from the end of the prompt, for "span".
-        answer_template: tokens before the answer, for "template".
+        answer_template: tokens of that text, for "template"; empty is whatever the last slot to fill is given after.
         denoising_steps: rounds for a block, from which the number of rounds follows; None is a round for each slot.
     Raises:
         ConfigError: bars that do not go with shares, a span outside the text, a template that is not in it.
@@ -150,11 +149,15 @@ def _predicting(ends: Ints, step: Step, slots: Ints) -> Ints:
 
 
 def _after(canvas: Canvas, template: Sequence[int]) -> int:
-    """First slot after the last occurrence of the template as a prior."""
+    """First slot after the last occurrence of the template as a prior; without one, after the last text given."""
+    if not len(template):
+        gaps = canvas.masked(1)
+        begun = gaps[canvas.status[gaps - 1] == Status.PRIOR]
+        need(begun.size > 0, "canvas", "give the text before the answer, which this model's method monitors", None)
+        return int(begun[-1])
     tokens = np.asarray(template, np.int64)
-    need(tokens.size > 0, "answer_template", "hold the tokens before the answer", list(template))
     for start in range(canvas.length - tokens.size, canvas.start - 1, -1):
         part = slice(start, start + tokens.size)
         if (canvas.status[part] == Status.PRIOR).all() and (canvas.tokens[part] == tokens).all():
             return start + int(tokens.size)
-    raise ConfigError(f"answer_template must be in the text as a prior (Canvas.of(priors=...)), got {list(template)}")
+    raise ConfigError(f"canvas must hold answer_template, got a text without the tokens {shortened(list(template))}")

@@ -20,7 +20,8 @@ import torch
 from paceline.diffusion.base import NONE
 from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import ConfiguredMethod
+from paceline.diffusion.methods import ConfiguredMethod, options_of, part
+from paceline.diffusion.schedule import whole_blocks
 from paceline.models.denoiser import Call, Denoiser, SlotCache
 from paceline.utils import need
 
@@ -65,13 +66,32 @@ class ReblockedDenoiser:
         return replace(call, mask=keys[None, :] <= (call.slots // self.block_length)[:, None])
 
 
+def thinking(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `diffusion_config` of phase one: that of the answer without its constraint."""
+    constraint = options_of(part("check", "grammar"))
+    return {key: value for key, value in config.items() if key not in constraint} | {"check": None}
+
+
+def answering(config: Mapping[str, Any], denoiser: Denoiser) -> dict[str, Any]:
+    """That of phase two: slot by slot, with the constraint."""
+    constraint = options_of(part("check", "grammar"))
+    kept = {key: value for key, value in config.items() if key in constraint}
+    cache = "block" if denoiser.attention == "block" else "none"
+    return {"method": "static", "block_length": 1, "cache": cache, **kept}
+
+
+def answering_denoiser(denoiser: Denoiser) -> Denoiser:
+    """What phase two is decoded by: the same weights, with blocks of one slot where they have blocks."""
+    return ReblockedDenoiser(denoiser, 1) if denoiser.attention == "block" else denoiser
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
     """How to think and how to answer.
 
     Attributes:
-        thinking_length: most slots of thoughts.
-        answer_length: most slots of the answer.
+        thinking_length: most tokens of thoughts; decoded in whole blocks, what is beyond is cut off.
+        answer_length: most tokens of the answer.
         check_prompt: tokens appended after the thoughts.
         end_of_thinking: tokens, any of which ends phase one; it stays in the text. The end of a text ends phase one
             too, and is taken out of it.
@@ -109,6 +129,8 @@ def think_then_answer(
 ) -> list[Answer]:
     """Both phases for each prompt; prompts are decoded side by side and do not depend on each other.
 
+    `SamplingParams.think` is the same for texts, with the ends and limits of any request.
+
     Args:
         prompts: token ids.
         denoiser: block-causal for autoregressive answers; with full attention phase two goes from left to right, one
@@ -119,14 +141,13 @@ def think_then_answer(
             its own error.
     """
     ends = tuple(phases.end_of_thinking) + tuple(denoiser.eos_token_ids)
-    thinking = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}
-    thought = _decode(prompts, phases.thinking_length, denoiser, thinking, seed)
+    coarse = {"stop": "end_of_text", "end_token_ids": ends, **_mapping(phases.thinking)}
+    thought = _decode(prompts, phases.thinking_length, denoiser, coarse, seed)
     texts = [_thoughts(outcome, denoiser, phases) for outcome in thought]
     given = [[*prompt, *text, *phases.check_prompt] for prompt, text in zip(prompts, texts, strict=True)]
-    answering = {"stop": "end_of_text", "block_length": 1, **_mapping(phases.answering)}
-    need(answering["block_length"] == 1, "block_length of phase two", "be 1", answering["block_length"])
-    fine = ReblockedDenoiser(denoiser, 1) if denoiser.attention == "block" else denoiser
-    answered = _decode(given, phases.answer_length, fine, answering, seed)
+    fine = {"stop": "end_of_text", "block_length": 1, **_mapping(phases.answering)}
+    need(fine["block_length"] == 1, "block_length of phase two", "be 1", fine["block_length"])
+    answered = _decode(given, phases.answer_length, answering_denoiser(denoiser), fine, seed)
     each = zip(texts, thought, answered, strict=True)
     return [Answer(text, after.canvas.output, before, after) for text, before, after in each]
 
@@ -134,11 +155,12 @@ def think_then_answer(
 def _decode(
     prompts: Sequence[Sequence[int]], length: int, denoiser: Denoiser, config: Mapping[str, Any], seed: int
 ) -> list[Outcome]:
-    ids, method = (
-        {"mask_token_id": denoiser.mask_token_id, "eos_token_ids": denoiser.eos_token_ids},
-        ConfiguredMethod(config),
-    )
-    canvases = [Canvas.of(prompt, length, **ids) for prompt in prompts]  # type: ignore[arg-type]  # ids are of several types
+    method, mask, ends = ConfiguredMethod(config), denoiser.mask_token_id, denoiser.eos_token_ids
+    sizes = [whole_blocks(len(prompt), length, denoiser, method.options.get("block_length")) for prompt in prompts]
+    canvases = [
+        Canvas.of(prompt, size, mask_token_id=mask, eos_token_ids=ends)
+        for prompt, size in zip(prompts, sizes, strict=True)
+    ]
     parts = [method.parts(denoiser, canvas, seed=seed + i) for i, canvas in enumerate(canvases)]
     outcomes = decode(canvases, denoiser, parts)
     for outcome in outcomes:
@@ -148,8 +170,8 @@ def _decode(
 
 
 def _thoughts(outcome: Outcome, denoiser: Denoiser, phases: Phases) -> list[int]:
-    """Without an end of text that is no end of thinking."""
-    text = outcome.canvas.output
+    """Without what is beyond their length, and without an end of text that is no end of thinking."""
+    text = outcome.canvas.output[: phases.thinking_length]
     if text and text[-1] in denoiser.eos_token_ids and text[-1] not in phases.end_of_thinking:
         return text[:-1]
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,8 @@ from paceline.drafters import Context
 from paceline.errors import PromptError
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.sampling.steering import Steering
+
+logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(slots=True)
@@ -89,13 +92,16 @@ class Companion:
     Attributes:
         taps: layers of the target whose states are wanted.
         seconds: second sequences, as `Steering.companions` lists them.
-        failure: what went wrong when the root's row was shaped last, or None.
     """
 
     method: Steering
     taps: tuple[int, ...] = ()
     seconds: tuple[Second, ...] = ()
-    failure: str | None = None
+
+    def said(self, error: Exception) -> str:
+        """What a request that steering ends is told."""
+        logger.debug("the error of steering method %s", self.method.name, exc_info=error)
+        return f"steering method {self.method.name!r} failed ({type(error).__name__}: {error})"
 
     def fresh(self) -> Companion:
         """The same without caches."""

@@ -4,14 +4,16 @@ States of layers come with the scoring pass. Second sequences are scored over th
 paths: those of the target are a part of its pass, those of other models have a pass of their own behind it. Their
 caches are made and filled when rows are first wanted, and whenever they lag behind, so that they can be given up with
 those of the first sequences at any time.
+
+What fails of a second sequence ends the one that it goes along with (`Sequence.fail`), and no other.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from paceline.drafters import Models
     from paceline.engine.request import Request
     from paceline.engine.sequence import Sequence as Decoding
-
-logger = logging.getLogger("paceline.engine")
 
 T = TypeVar("T")
 
@@ -146,13 +146,12 @@ class Companions:
         """What the next scoring pass of the target must hold for these sequences besides."""
         if all(sequence.companion is None for sequence in batch):
             return NOTHING_ADDED
-        taps = {layer for sequence in batch if sequence.companion is not None for layer in sequence.companion.taps}
-        own = [one for runner, some in _by_runner(zip(batch, trees, strict=True)) if runner is self.runner
-               for one in some]  # fmt: skip
+        self._fill(self.runner, _seconds(self.runner, zip(batch, trees, strict=True)))
+        own = _seconds(self.runner, zip(batch, trees, strict=True))
+        taps = {layer for sequence in batch if _steered(sequence) for layer in _companion(sequence).taps}
         if not (taps or own):
             return NOTHING_ADDED
-        caches, roots = self._filled(self.runner, own), [_root(one) for one in own]
-        return Added(caches, roots, [one.beside for one in own], sorted(taps))
+        return Added(_caches(own), [_root(one) for one in own], [one.beside for one in own], sorted(taps))
 
     def shape(
         self, batch: Sequence[Decoding], trees: Sequence[TokenTree], scores: Scores, second: Sequence[torch.Tensor]
@@ -162,34 +161,44 @@ class Companions:
         Args:
             second: logits of the target's second sequences, in the order of `added`.
         """
-        steered = [i for i, sequence in enumerate(batch) if sequence.companion is not None]
+        pairs = list(zip(batch, trees, strict=True))
+        own = _seconds(self.runner, pairs)
+        found: dict[int, Sequence[Others]] = {id(one.second): [[rows]] for one, rows in zip(own, second, strict=True)}
+        found |= self._elsewhere(pairs)
+        steered = [i for i, sequence in enumerate(batch) if _steered(sequence)]
         if not steered:
             return scores
         logits = scores.logits.to(torch.float32, copy=True)
-        rows = self._elsewhere([(batch[i], trees[i]) for i in steered])
-        rows[id(self.runner)] = iter([[[one]] for one in second])
         for i in steered:
             companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
-            others = [next(rows[id(one.runner)]) for one in companion.seconds]
             early = _Early(companion.method, self.runner, companion.taps, scores, span)
-            _shape_rows(companion, logits[span], scores.logits[span], [early, *chain(*others)])
+            others = [early, *chain(*(found[id(one)] for one in companion.seconds))]
+            given_rv, shaped_rv = scores.logits[span], logits[span]
+            failure = _shape_rows(companion, shaped_rv, given_rv, others)
+            failure = failure or _blame(companion, given_rv, shaped_rv, others)
+            if failure is not None:
+                batch[i].fail(failure)
         return replace(scores, logits=logits, best=None)
 
-    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Iterator[Sequence[Others]]]:
-        """Logits of the second sequences of other models, and what their layers predict, by the id of their runner."""
-        found = dict[int, Iterator[Sequence[Others]]]()
-        for runner, some in _by_runner(pairs):
+    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Sequence[Others]]:
+        """Logits of the second sequences of other models, and what their layers predict, by the id of each."""
+        found: dict[int, Sequence[Others]] = {}
+        for runner in _runners(pairs):
             if runner is not self.runner:
-                caches, roots = self._filled(runner, some), [_root(one) for one in some]
-                trees = [_known(one.beside, runner.info.vocab_size) for one in some]
-                taps = sorted({layer for one in some for layer in one.second.taps})
-                found[id(runner)] = _each(some, runner.score(caches, roots, trees, taps=taps))
+                self._fill(runner, _seconds(runner, pairs))
+                _each(_seconds(runner, pairs), partial(_score, runner, found))
         return found
 
     def commit(self, batch: Sequence[Decoding], verdicts: Sequence[Verdict]) -> None:
         """Second sequences keep the accepted paths of these, which go on."""
-        for runner, some in _by_runner(zip(batch, verdicts, strict=True)):
-            runner.commit([one.second.cache for one in some], [one.beside.path for one in some])
+        pairs = list(zip(batch, verdicts, strict=True))
+        for runner in _runners(pairs):
+            some = _seconds(runner, pairs)
+            try:
+                runner.commit(_caches(some), [one.beside.path for one in some])
+            except Exception as error:
+                for one in some:
+                    _end(one, error)
 
     def fork(self, first: Decoding, others: Sequence[Decoding]) -> None:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
@@ -197,13 +206,16 @@ class Companions:
             return
         for i, second in enumerate(first.companion.seconds):
             if second.runner.capabilities.fork:
-                (cache,) = self._filled(second.runner, [Beside(first, second, None)])
-                for other in others:
-                    _companion(other).seconds[i].hold(second.runner.fork(cache))
+                self._fill(second.runner, [Beside(first, second, None)])
+                for other in () if first.failed else others:
+                    _companion(other).seconds[i].hold(second.runner.fork(second.cache))
 
-    def _filled(self, runner: Runner, seconds: Sequence[Beside[Any]]) -> list[SequenceCache]:
-        """Caches of second sequences, with all but the last token of their texts."""
-        caches = [one.second.cache for one in seconds]
+    def _fill(self, runner: Runner, seconds: Sequence[Beside[Any]]) -> None:
+        """Give caches of second sequences all but the last token of their texts."""
+        _each(seconds, lambda some: self._filled(runner, some))
+
+    def _filled(self, runner: Runner, seconds: Sequence[Beside[Any]]) -> None:
+        caches = _caches(seconds)
         left = {i: one.second.missing(one.first.context) for i, one in enumerate(seconds)}
         while left := {i: tokens for i, tokens in left.items() if tokens}:
             chunks, room = dict[int, list[int]](), self._chunk
@@ -213,7 +225,6 @@ class Companions:
                     room -= len(chunks[i])
             runner.extend([caches[i] for i in chunks], list(chunks.values()))
             left |= {i: left[i][len(chunk) :] for i, chunk in chunks.items()}
-        return caches
 
 
 def _need_ability(method: Steering, ability: str, runner: Runner) -> None:
@@ -244,20 +255,58 @@ def _root(one: Beside[Any]) -> int:
     return one.second.root(one.first.context)
 
 
-def _by_runner(pairs: Iterable[tuple[Decoding, T]]) -> Iterable[tuple[Runner, list[Beside[T]]]]:
-    """The second sequences, in order, by their runner."""
-    found: dict[int, tuple[Runner, list[Beside[T]]]] = {}
-    for first, beside in pairs:
-        for second in () if first.companion is None else first.companion.seconds:
-            found.setdefault(id(second.runner), (second.runner, []))[1].append(Beside(first, second, beside))
-    return found.values()
+def _steered(sequence: Decoding) -> bool:
+    """Whether rows are to be shaped; those of a sequence that has failed are not looked at."""
+    return sequence.companion is not None and not sequence.failed
 
 
-def _each(seconds: Sequence[Beside[TokenTree]], scores: Scores) -> Iterator[Sequence[Others]]:
-    """Of each second sequence of another model its rows, and what its layers predict."""
+def _runners(pairs: Iterable[tuple[Decoding, Any]]) -> list[Runner]:
+    """Those of second sequences, each once."""
+    seconds = (one for first, _ in pairs if _steered(first) for one in _companion(first).seconds)
+    return list({id(one.runner): one.runner for one in seconds}.values())
+
+
+def _seconds(runner: Runner, pairs: Iterable[tuple[Decoding, T]]) -> list[Beside[T]]:
+    """The second sequences of a runner, in order."""
+    return [
+        Beside(first, second, beside)
+        for first, beside in pairs
+        if _steered(first)
+        for second in _companion(first).seconds
+        if second.runner is runner
+    ]
+
+
+def _caches(seconds: Sequence[Beside[Any]]) -> list[SequenceCache]:
+    return [one.second.cache for one in seconds]
+
+
+def _each(seconds: Sequence[Beside[T]], work: Callable[[Sequence[Beside[T]]], None]) -> None:
+    """Do it for all second sequences at once; if it raises, for one by one, ending those where it raises again."""
+    try:
+        if seconds:
+            work(seconds)
+    except Exception as error:
+        if len(seconds) == 1:
+            _end(seconds[0], error)
+            return
+        for one in seconds:
+            _each([one], work)
+
+
+def _end(one: Beside[Any], error: Exception) -> None:
+    one.first.fail(_companion(one.first).said(error))
+
+
+def _score(runner: Runner, found: dict[int, Sequence[Others]], seconds: Sequence[Beside[TokenTree]]) -> None:
+    """Add to `found`, by its id, the rows of each second sequence of another model, and what its layers predict."""
+    trees = [_known(one.beside, runner.info.vocab_size) for one in seconds]
+    taps = sorted({layer for one in seconds for layer in one.second.taps})
+    scores = runner.score(_caches(seconds), [_root(one) for one in seconds], trees, taps=taps)
     for i, one in enumerate(seconds):
-        method, runner, taps = _companion(one.first).method, one.second.runner, one.second.taps
-        yield [scores.of(i)], _Early(method, runner, taps, scores, slice(scores.rows[i], scores.rows[i + 1]))
+        span = slice(scores.rows[i], scores.rows[i + 1])
+        early = _Early(_companion(one.first).method, runner, one.second.taps, scores, span)
+        found[id(one.second)] = [[scores.of(i)], early]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +330,18 @@ class _Early:
             yield from self.runner.head(torch.cat(states), norm=self.method.norm).split(rows)
 
 
-def _shape_rows(companion: Companion, rows_rv: torch.Tensor, logits_rv: torch.Tensor, others: Sequence[Others]) -> None:
+def _shape_rows(
+    companion: Companion, rows_rv: torch.Tensor, logits_rv: torch.Tensor, others: Sequence[Others]
+) -> str | None:
     """Shape float32 rows in place; tokens that a second sequence's model does not have are forbidden.
 
     Where the method fails, each row is shaped alone, and those on which it fails again hold NaN: off the accepted path
-    nobody looks at them, as plain decoding never comes there; the root's ends the request, and `failure` says why.
+    nobody looks at them, as plain decoding never comes there.
 
     Args:
         logits_rv: what `rows_rv` holds, of any dtype; not written to.
+    Returns:
+        Why the root's row could not be shaped; None where it could.
     """
     width = min([rows_rv.shape[-1], *(one.runner.info.vocab_size for one in companion.seconds)])
 
@@ -299,17 +352,30 @@ def _shape_rows(companion: Companion, rows_rv: torch.Tensor, logits_rv: torch.Te
         try:
             own_rv.copy_(_checked(companion.method.shape(own_rv, fitted), own_rv))
         except Exception as error:  # whatever a class of the user's own raises
-            logger.debug("the error of steering method %s", companion.method.name, exc_info=error)
             own_rv.fill_(math.nan)
-            return f"steering method {companion.method.name!r} failed ({type(error).__name__}: {error})"
+            return companion.said(error)
         return None
 
-    companion.failure = shaped(slice(None))
-    if companion.failure is not None and len(rows_rv) > 1:
+    failure = shaped(slice(None))
+    if failure is not None and len(rows_rv) > 1:
         rows_rv.copy_(logits_rv)
-        root, *_ = [shaped(slice(row, row + 1)) for row in range(len(rows_rv))]
-        companion.failure = root
+        failure, *_ = [shaped(slice(row, row + 1)) for row in range(len(rows_rv))]
     rows_rv[:, width:] = -math.inf
+    return failure
+
+
+def _blame(
+    companion: Companion, given_rv: torch.Tensor, shaped_rv: torch.Tensor, others: Sequence[Others]
+) -> str | None:
+    """Why steering has left the root without a distribution; None where there is one, or was none before."""
+    largest = float(shaped_rv[0].max())
+    if math.isfinite(largest) or not math.isfinite(float(given_rv[0].max())):
+        return None
+    kind = "NaN" if math.isnan(largest) else "infinity" if largest > 0 else "nothing but -inf"
+    name = f"steering method {companion.method.name!r}"
+    if all(math.isfinite(float(other_rv[0].max())) for other_rv in chain(*others)):
+        return f"{name} made {kind} of the model's logits, which are finite; correct it"
+    return f"{name} got {kind} from a second model or a layer, whose logits are no numbers; check that checkpoint"
 
 
 def _checked(found: Any, rows_rv: torch.Tensor) -> torch.Tensor:

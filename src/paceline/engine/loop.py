@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.config import EngineConfig
 from paceline.controllers import Controller, Outcome, Plan, StepTimes
@@ -22,11 +22,14 @@ from paceline.engine.overlap import with_none
 from paceline.engine.record import StepRecord, TimeSplit, Watcher
 from paceline.engine.request import Request
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import Sequence, no_text
 from paceline.errors import NumericsError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree, Verdict
 from paceline.verifiers import GreedyVerifier, Verifier
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("paceline.engine")
 
@@ -314,7 +317,7 @@ class Engine:
                     [longer.get(i, trees[i]) for i in picked], rows, [batch[i].draws() for i in picked]
                 )
                 verdicts.update(zip(picked, found, strict=True))
-        return [_with_reason(verdicts[i], sequence) for i, sequence in enumerate(batch)]
+        return [_with_reason(verdicts[i], sequence, scores.of(i)[:1]) for i, sequence in enumerate(batch)]
 
     def _commit(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
@@ -327,7 +330,10 @@ class Engine:
             if isinstance(verdict, NumericsError):
                 chunks.append(sequence.close("error", str(verdict)))
                 continue
-            chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.drafter_set.names))
+            try:
+                chunks.append(sequence.advance(tree, verdict, scores, i, self.parts.drafter_set.names))
+            except Exception as error:  # of the tokenizer, about this text
+                chunks.append(sequence.close("error", no_text(error)))
             if sequence.output.finish_reason is None:
                 going.append(i)
                 picked.append(verdict)
@@ -367,10 +373,10 @@ class Engine:
             logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, chunk.finish_reason)
 
 
-def _with_reason(verdict: Verdict | NumericsError, sequence: Sequence) -> Verdict | NumericsError:
-    """The error of a sequence whose row could not be made, where what steers it or a rule knows why."""
-    if not isinstance(verdict, NumericsError):
+def _with_reason(
+    verdict: Verdict | NumericsError, sequence: Sequence, logits_1v: torch.Tensor
+) -> Verdict | NumericsError:
+    """The error of a sequence whose root has no distribution, where its request is to blame and not the model."""
+    if not isinstance(verdict, NumericsError) or (why := sequence.rules.blame(logits_1v)) is None:
         return verdict
-    steered = None if sequence.companion is None else sequence.companion.failure
-    failure = steered or sequence.rules.failure
-    return verdict if failure is None else NumericsError(failure)
+    return NumericsError(why)

@@ -152,6 +152,8 @@ class CompletionOutput:
         error: one line, for finish_reason "error"; what was produced before it is kept.
         score: by which a search has chosen it; then `cumulative_logprob` is the sum of the tokens' logprobs as the
             sampling parameters shape them.
+        reasoning: text of the thoughts before it, without the text that ends them; None where `think` asks for none.
+        reasoning_token_ids: their tokens; `token_ids` are the answer's alone.
     """
 
     index: int
@@ -163,6 +165,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     score: float | None = None
+    reasoning: str | None = None
+    reasoning_token_ids: list[int] = field(default_factory=list)
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -220,12 +224,15 @@ class RequestOutput:
         if first.logprobs is not None:
             found["cumulative_logprob"] = first.cumulative_logprob
             found["logprobs"] = [_plain(entry) for entry in first.logprobs]
+        if first.reasoning is not None:
+            found |= {"reasoning": first.reasoning, "reasoning_token_ids": first.reasoning_token_ids}
         if self.prompt_logprobs is not None:
             found["prompt_logprobs"] = [None if entry is None else _plain(entry) for entry in self.prompt_logprobs]
         if len(self.outputs) > 1:
             found["outputs"] = [
                 {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
                 | ({} if o.score is None else {"score": o.score})
+                | ({} if o.reasoning is None else {"reasoning": o.reasoning})
                 for o in self.outputs
             ]
         if self.search is not None:
@@ -251,6 +258,7 @@ class StreamChunk:
         token_ids: new tokens.
         finish_reason: set on the last chunk of an output.
         output: the whole request so far (live object), or what `SamplingParams.output_kind` asks for.
+        reasoning: new text of the thoughts before the output.
     """
 
     index: int
@@ -258,6 +266,7 @@ class StreamChunk:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     output: RequestOutput
+    reasoning: str = ""
 
     @property
     def text(self) -> str:
@@ -283,6 +292,8 @@ class Assembly:
         start = len(whole.token_ids)
         whole.token_ids = [*whole.token_ids, *chunk.token_ids]
         whole.text += chunk.text
+        if live.reasoning is not None:
+            whole.reasoning = (whole.reasoning or "") + chunk.reasoning
         new = [] if live.logprobs is None else live.logprobs[start : len(whole.token_ids)]
         if live.logprobs is not None:
             whole.logprobs = [*(whole.logprobs or ()), *new]
@@ -291,14 +302,17 @@ class Assembly:
         if chunk.finish_reason is not None:
             whole.text, whole.finish_reason = live.text, chunk.finish_reason
             whole.stop_reason, whole.error = live.stop_reason, live.error
+            whole.reasoning_token_ids = live.reasoning_token_ids
         every = list(self._seen.values())
         if self._kind is RequestOutputKind.FINAL_ONLY and not all(one.finished() for one in every):
             return None
         if self._kind is RequestOutputKind.DELTA:
             told = live.logprobs is not None
-            parts = [replace(one, text="", token_ids=[], logprobs=[] if told else None) for one in every]
+            nothing: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": [] if told else None, "reasoning": None}
+            parts = [replace(one, **nothing, reasoning_token_ids=[]) for one in every]
             part = parts[list(self._seen).index(chunk.index)]
             part.text, part.token_ids, part.logprobs = chunk.text, list(chunk.token_ids), new if told else None
+            part.reasoning = chunk.reasoning if live.reasoning is not None else None
             return replace(chunk.output, outputs=parts)
         return replace(chunk.output, outputs=[replace(one) for one in every])
 
@@ -330,5 +344,8 @@ def _finals(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
             if chunk.finish_reason is not None:
                 segments = tuple(segment for one in mine for segment in one.segments)
                 yield replace(
-                    chunk, segments=segments, token_ids=tuple(token for one in mine for token in one.token_ids)
+                    chunk,
+                    segments=segments,
+                    token_ids=tuple(token for one in mine for token in one.token_ids),
+                    reasoning="".join(one.reasoning for one in mine),
                 )

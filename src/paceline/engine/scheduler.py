@@ -21,7 +21,7 @@ from paceline.engine.companions import Companions
 from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
-from paceline.engine.sequence import Sequence, prompt_logprobs
+from paceline.engine.sequence import Sequence, no_text, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models import Runner, SequenceCache, memory_of
@@ -49,6 +49,7 @@ class Scheduler:
         paused: sequences that made way, or whose prompts did, oldest first. parked: those that wait to be told.
         filling, running: those with a cache.
         companions: what steers them.
+        absent: ids of the model that are no tokens of the tokenizer.
 
     Raises:
         ConfigError: a limit of memory for a runner that cannot count it.
@@ -66,6 +67,8 @@ class Scheduler:
     ) -> None:
         self.runner, self.drafter_set, self.config = runner, drafter_set, config
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
+        known = range(runner.info.vocab_size) if tokenizer is None else {*tokenizer.tokens(), *eos_ids}
+        self.absent = frozenset(token for token in range(runner.info.vocab_size) if token not in known)
         self.waiting: deque[Request] = deque()
         self.paused: list[Filling] = []
         self.parked: list[Filling] = []
@@ -131,6 +134,7 @@ class Scheduler:
             stop_ids=(*ends, *params.stop_token_ids),
             bad_word_ids=bad_word_token_ids(params.bad_words, encode) if params.bad_words else (),
             constraint=None if params.structured_outputs is None else self._constraint(params.structured_outputs),
+            absent=self.absent,
         )
 
     def _constraint(self, params: StructuredOutputsParams) -> LogitRule:
@@ -144,18 +148,22 @@ class Scheduler:
         rules, request.rules = request.rules or self._rules(request), None
         each = [rules, *(rules.fork() for _ in range(1, request.params.n))]
         for index, own in enumerate(each):
-            transcript = Transcript(
-                request.params,
-                request.prompt_ids,
-                self.tokenizer,
-                self.eos_ids,
-                request.max_tokens,
-                at_once=not request.streamed,
-            )
+            try:
+                transcript, failure = self._transcript(request, self.tokenizer), None
+            except Exception as error:
+                transcript, failure = self._transcript(request, None), no_text(error)
             cache = self._for_good(self.runner.open(len(request.prompt_ids))) if index == 0 else None
             made.append(Sequence(request, index, next(self._keys), rules=own, transcript=transcript, cache=cache))
+            if failure is not None:
+                made[-1].fail(failure)
         request.outputs = [sequence.output for sequence in made]
         return made[0], made[1:]
+
+    def _transcript(self, request: Request, tokenizer: Any) -> Transcript:
+        return Transcript(
+            request.params, request.prompt_ids, tokenizer, self.eos_ids, request.max_tokens,
+            at_once=not request.streamed,
+        )  # fmt: skip
 
     def _for_good(self, cache: SequenceCache) -> SequenceCache:
         """A cache whose committed tokens are never taken back."""
@@ -304,7 +312,15 @@ class Scheduler:
                 told = slice(rows.start + untold, rows.stop)
                 sequence.prompt_taps.append({layer: tap[told] for layer, tap in scores.taps.items()})
             if has_all and request.prompt_logprobs is not None:
-                request.prompt_logprobs += prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
+                try:
+                    found = prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
+                    request.prompt_logprobs += found
+                except Exception as error:
+                    for one in (sequence, *self._siblings(sequence)):
+                        one.fail(no_text(error))
+
+    def _siblings(self, first: Sequence) -> list[Sequence]:
+        return next((others for one, others in self.filling if one is first), [])
 
     def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
         """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,15 @@ from paceline.controllers import Signal
 from paceline.drafters import Context
 from paceline.engine.outputs import CompletionOutput, FinishReason, StreamChunk
 from paceline.engine.request import Request
-from paceline.engine.transcript import Transcript
+from paceline.engine.transcript import Segments, Transcript
 from paceline.models import SequenceCache
 from paceline.sampling import KeyedDraws, Logprob, Rules, draw_seed, top_logprobs
 from paceline.tree import Scores, TokenTree, Verdict
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("paceline.engine")
 
 
 class Sequence:
@@ -33,6 +36,7 @@ class Sequence:
             long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
         removed: the scheduler has taken leave of it.
+        failed: it ends in the next step.
         companion: what it is steered by, with a cache of its own; None where it is not.
     """
 
@@ -61,18 +65,20 @@ class Sequence:
             apply_rules=None if request.params.greedy and rules.trivial else rules.apply_paths,
             tenant=request.tenant,
             prediction=tuple(request.prediction),
-            forced=None if rules.constraint is None else self._forced,
+            forced=None if rules.constraint is None else rules.forced,
         )
         self.states: list[Any] = []
         self.texts: list[list[int]] = []
         self.told = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
-        self.begun = self.removed = False
+        self.begun = self.removed = self.failed = False
         self.companion = None if request.companion is None else request.companion.fresh()
         self.plain = request.params.greedy and rules.trivial and self.companion is None
 
-    def _forced(self, most: int) -> list[tuple[int, float]]:
-        return [] if self.rules.constraint is None else self.rules.constraint.forced(most)
+    def fail(self, why: str) -> None:
+        """End with an error in the next step, before which nothing else of its request's own is asked."""
+        self.rules.fail(why)
+        self.plain, self.failed = False, True
 
     @property
     def cache(self) -> SequenceCache:
@@ -160,8 +166,12 @@ class Sequence:
         return StreamChunk(self.index, segments, tokens, reason, request.result())
 
     def close(self, reason: FinishReason, error: str | None = None) -> StreamChunk:
-        """End without a verdict (cancelled or failed); what was produced is kept."""
-        segments = self.transcript.flush()
+        """End without a verdict (cancelled or failed); what was produced is kept, its text as far as it can be made."""
+        segments: Segments = ()
+        try:
+            segments = self.transcript.flush()
+        except Exception as failure:
+            reason, error = "error", error or no_text(failure)
         self.output.text = self.transcript.text
         self.output.finish_reason, self.output.error = reason, error
         return StreamChunk(self.index, segments, (), reason, self.request.result())
@@ -174,6 +184,12 @@ class Sequence:
             self.output.logprobs += found
         chosen = sum(entry[token].logprob for entry, token in zip(found, tokens, strict=True))
         self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + chosen
+
+
+def no_text(failure: Exception) -> str:
+    """What a request is told whose tokens the tokenizer cannot read."""
+    logger.debug("the error of the tokenizer", exc_info=failure)
+    return f"the text could not be made: the tokenizer failed ({type(failure).__name__}: {failure})"
 
 
 def _sources(tree: TokenTree, verdict: Verdict, names: Seq[str]) -> list[str | None]:

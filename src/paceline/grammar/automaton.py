@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
-from paceline.grammar.expression import Alt, Chars, Expr, Ranges, Ref, Seq, Star
+from paceline.grammar.expression import Alt, Chars, Expr, Ranges, Ref, Repeat, Seq, Star, unrolled
 
 Table = NDArray[np.int32]
 DEAD: Final = -1
@@ -152,6 +152,8 @@ class _Nfa:
                 self.add(inner, middle, end)
                 self.silent[end].append(middle)
                 self.silent[middle].append(last)
+            case Repeat():
+                self.add(unrolled(expr), first, last)
             case Ref(name):
                 raise AssertionError(f"a reference to {name!r} is left")
 

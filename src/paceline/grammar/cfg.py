@@ -22,12 +22,14 @@ from paceline.grammar.expression import (
     Expr,
     Grammar,
     Ref,
+    Repeat,
     Seq,
     Star,
     alternatives,
     parts_of,
     references,
     sequence,
+    unrolled,
 )
 
 Symbol = Expr | str
@@ -106,8 +108,8 @@ class _Lowering:
     """From expressions to rules over maximal regular stretches."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self.exprs = {name: _arden(name, expr) for name, expr in grammar.rules.items()}
-        self.recursive = _recursive(self.exprs)
+        self.exprs = {name: arden(name, expr) for name, expr in grammar.rules.items()}
+        self.recursive = recursive_rules(self.exprs)
         self.resolved: dict[str, Expr] = {}
         self.rules: Rules = {}
         waiting = [grammar.start]
@@ -133,6 +135,8 @@ class _Lowering:
                 name = self._fresh()
                 self.rules[name] = [(), *((*body, name) for body in self._bodies(inner))]
                 return [(name,)]
+            case Repeat():
+                return self._bodies(unrolled(expr))
             case Seq(parts):
                 return [self._sequence(parts)]
         raise AssertionError("a character is regular")
@@ -177,10 +181,12 @@ class _Lowering:
                 return alternatives(*map(self._resolve, parts))
             case Star(inner):
                 return Star(self._resolve(inner))
+            case Repeat(inner, low, high):
+                return Repeat(self._resolve(inner), low, high)
         return expr
 
 
-def _arden(name: str, expr: Expr) -> Expr:
+def arden(name: str, expr: Expr) -> Expr:
     """X = a | X b is a b*, and X = a | b X is b* a."""
     parts = expr.parts if isinstance(expr, Alt) else (expr,)
     own = [part for part in parts if name in references(part)]
@@ -201,7 +207,7 @@ def _beside(part: Expr, name: str, side: int) -> Expr | None:
     return sequence(*(parts[1:] if side == 0 else parts[:-1]))
 
 
-def _recursive(exprs: dict[str, Expr]) -> set[str]:
+def recursive_rules(exprs: dict[str, Expr]) -> set[str]:
     """Names from which recursion is reached."""
     reach = {name: references(expr) for name, expr in exprs.items()}
     for middle in exprs:

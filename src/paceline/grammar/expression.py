@@ -43,13 +43,22 @@ class Star:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """`low` to `high` times, where `high` is 2 or more."""
+
+    inner: Expr
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ref:
     """A rule by name."""
 
     name: str
 
 
-Expr = Chars | Seq | Alt | Star | Ref
+Expr = Chars | Seq | Alt | Star | Repeat | Ref
 EMPTY: Final = Seq(())
 NEVER: Final = Alt(())
 
@@ -86,8 +95,16 @@ def optional(inner: Expr) -> Expr:
 
 def repeat(inner: Expr, low: int, high: int | None) -> Expr:
     """`low` to `high` times; None is without end."""
-    rest = (Star(inner),) if high is None else (optional(inner),) * (high - low)
-    return sequence(*(inner,) * low, *rest)
+    if high is None:
+        return sequence(repeat(inner, low, low), Star(inner))
+    if high <= 1:
+        return EMPTY if high == 0 else inner if low == 1 else optional(inner)
+    return Repeat(inner, low, high)
+
+
+def unrolled(found: Repeat) -> Expr:
+    """The same without `Repeat`."""
+    return sequence(*(found.inner,) * found.low, *(optional(found.inner),) * (found.high - found.low))
 
 
 def literal(text: str) -> Expr:
@@ -120,7 +137,7 @@ def parts_of(expr: Expr) -> Iterator[Expr]:
         yield found
         if isinstance(found, Seq | Alt):
             stack.extend(found.parts)
-        elif isinstance(found, Star):
+        elif isinstance(found, Star | Repeat):
             stack.append(found.inner)
 
 

@@ -2,9 +2,9 @@
 
 Every text of the grammar parses as JSON and satisfies the schema; not every such text is in the grammar. Objects hold
 the declared properties in their order and no others, a blank may follow each colon and comma and stand nowhere else,
-strings spell what needs no escape as it is and have no lone surrogates, exponents have two digits at most, and
-enumerated values are spelled as `json.dumps` does. What a schema may say is listed in `CHECKED`, per type; what is not
-understood is rejected with an error that names it, not ignored, except words that only describe (`title`, `format`,
+strings have no lone surrogates, numbers have 21 digits before their point at most, 22 behind it and 2 in the exponent,
+and enumerated values are spelled as `json.dumps` does. What a schema may say is listed in `CHECKED`, per type; what is
+not understood is rejected with an error that names it, not ignored, except words that only describe (`title`, `format`,
 ...). References within the schema may be recursive.
 
 The meaning of words is that of JSON Schema 2020-12.
@@ -29,6 +29,7 @@ from paceline.grammar.expression import (
     Grammar,
     Ranges,
     Ref,
+    Repeat,
     Seq,
     Star,
     alternatives,
@@ -64,6 +65,11 @@ DESCRIBING: Final = (
     "format",
     "deprecated",
 )
+MOST_DIGITS, MOST_DECIMALS = 21, 22
+"""Digits before and behind the point: as many as any double has that is written without an exponent, and more than any
+64-bit integer.
+"""
+
 BLANK: Final = optional(literal(" "))
 SPECIAL: Final[Ranges] = joined([(0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF)])
 PLAIN: Final = Chars(other_characters(SPECIAL))
@@ -109,13 +115,15 @@ def read_json_schema(schema: Mapping[str, Any] | bool | str | Path) -> Any:
 
 @cache
 def _sign() -> Expr:
-    escapes = parse_regex(r'\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))')
+    pair = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    escapes = parse_regex(rf'\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF][0-9a-fA-F]{{3}}|[dD][0-7][0-9a-fA-F]{{2}}|{pair}))')
     return alternatives(PLAIN, escapes)
 
 
 @cache
 def _number() -> Expr:
-    return parse_regex(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?")
+    whole, broken = rf"[1-9][0-9]{{0,{MOST_DIGITS - 1}}}", rf"\.[0-9]{{1,{MOST_DECIMALS}}}"
+    return parse_regex(rf"-?(?:0|{whole})(?:{broken})?(?:[eE][+-]?[0-9]{{1,2}})?")
 
 
 def _spelled(value: Any) -> str:
@@ -316,6 +324,8 @@ def _within(expr: Expr) -> Expr:
             return Alt(tuple(map(_within, parts)))
         case Star(inner):
             return Star(_within(inner))
+        case Repeat(inner, low, high):
+            return Repeat(_within(inner), low, high)
     return expr
 
 
@@ -359,10 +369,10 @@ def integers(schema: Mapping[str, Any]) -> Expr:
 
 
 def _from(low: int, high: int | None) -> Expr:
-    """Integers from `low`, 0 or more, to `high`, or without end."""
+    """Integers from `low`, 0 or more, to `high`; None is none that has more digits than `low` and `MOST_DIGITS`."""
     if high is None:
         size = len(str(low))
-        return alternatives(_from(low, 10**size - 1), sequence(FIRST, repeat(DIGIT, size, None)))
+        return alternatives(_from(low, 10**size - 1), sequence(FIRST, repeat(DIGIT, size, max(size, MOST_DIGITS - 1))))
     parts = []
     for size in range(len(str(low)), len(str(high)) + 1):
         least, most = max(low, 10 ** (size - 1) if size > 1 else 0), min(high, 10**size - 1)
@@ -373,8 +383,8 @@ def _from(low: int, high: int | None) -> Expr:
 
 def _between(low: str, high: str) -> Expr:
     """Digit strings of one length, in order."""
-    if not low:
-        return sequence()
+    if set(low) <= {"0"} and set(high) <= {"9"}:
+        return repeat(DIGIT, len(low), len(low))
     if low[0] == high[0]:
         return sequence(literal(low[0]), _between(low[1:], high[1:]))
     rest = len(low) - 1

@@ -229,13 +229,15 @@ def parse_ebnf(text: str, start: str = "start", folder: Path | None = None) -> G
         raise ConfigError(f"the grammar declares {missing[0]} without saying what it matches; define it")
     blank = alternatives(*(terminals[name] for name in found.ignore_tokens)) if found.ignore_tokens else NEVER
     between = Star(blank) if found.ignore_tokens else sequence()
-    rules: dict[str, Expr] = {}
+    rules: dict[str, Expr] = {f" {name}": expr for name, expr in terminals.items()} | {" between": between}
     for rule in found.rules:
-        symbols = (sequence(terminals[s.name], between) if s.is_term else Ref(str(s.name)) for s in rule.expansion)
+        symbols = (
+            sequence(Ref(f" {s.name}"), Ref(" between")) if s.is_term else Ref(str(s.name)) for s in rule.expansion
+        )
         rules[str(rule.origin.name)] = alternatives(
             *_alternatives(rules.get(str(rule.origin.name))), sequence(*symbols)
         )
-    return Grammar({**rules, " text": sequence(between, Ref(start))}, " text")
+    return Grammar({**rules, " text": sequence(Ref(" between"), Ref(start))}, " text")
 
 
 def _alternatives(known: Expr | None) -> list[Expr]:

@@ -11,16 +11,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
 import llguidance
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
+from paceline.grammar.lexemes import is_native, library_text
+from paceline.grammar.numbers import Mask, Numbers
 from paceline.models.loading import Tokenizer, token_bytes
 from paceline.sampling import LogitRule, Paths
 from paceline.utils import shortened
@@ -33,9 +35,16 @@ LONGEST: Final = 200
 
 MORE: Final = '; leave it out, or let "strict": False ignore it'
 
+BLANKS: Final = r"(?:[ \t]|\r?\n(?: {0,32}|\t{0,8}))"
+"""What may stand once between parts of JSON: a blank, or a line break and 8 levels of 4 blanks (16 of 2) or of tabs."""
+
+LIMITS: Final = llguidance.LLParserLimits(step_max_items=1_000_000)
+"""Grammars of characters have more items than the library expects."""
+
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], llguidance.LLTokenizer]] = (
     WeakKeyDictionary()
 )
+_numbers: WeakKeyDictionary[Tokenizer, Numbers] = WeakKeyDictionary()
 
 
 class _Spelling:
@@ -85,6 +94,8 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     """
     try:
         return _text_of(params)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise _wrong(next(name for name in CONSTRAINTS if getattr(params, name) is not None), str(error)) from None
 
@@ -96,19 +107,51 @@ def _text_of(params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         return llguidance.grammar_from("choice", json.dumps(list(params.choice)))
     if params.grammar is not None:
-        return llguidance.grammar_from("grammar", params.grammar)
+        return _grammar(params.grammar)
     if params.structural_tag is not None:
-        return _tagged(params.structural_tag)
+        return _tagged(params.structural_tag, params)
     schema = {"type": "object"} if params.json is None else {} if params.json is True else params.json
-    options: Any = {"lenient": not params.strict, "coerce_one_of": not params.strict}
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
-    if params.disable_any_whitespace:
-        options |= {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_bounded(schema, params)))
 
 
-def _tagged(given: Mapping[str, Any]) -> str:
+@lru_cache(maxsize=64)
+def _grammar(text: str) -> str:
+    try:
+        return library_text(text)
+    except PacelineError as error:
+        raise ConfigError(f"structured_outputs grammar cannot be used: {error}") from None
+
+
+def _bounded(schema: Any, params: StructuredOutputsParams) -> Any:
+    pattern, compact = params.whitespace_pattern, params.disable_any_whitespace
+    return bounded_json(schema, strict=params.strict, whitespace_pattern=pattern, compact=compact)
+
+
+def bounded_json(schema: Any, *, strict: bool, whitespace_pattern: str | None = None, compact: bool = False) -> Any:
+    r"""A schema with options for the library beside it: blanks end, and strings may hold JSON's escapes, but `\/`.
+
+    Args:
+        schema: what it says itself about white space, under `x-guidance`, holds where none of the others are given.
+        strict: keywords that cannot be enforced are rejected; else they are ignored.
+        whitespace_pattern: what may stand between parts; None is `BLANKS`.
+        compact: one blank behind commas and colons and none elsewhere.
+    """
+    if not isinstance(schema, Mapping):
+        return bounded_json({}, strict=strict) if schema is True else schema
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, Mapping):
+        return schema  # which the library rejects
+    options = {"lenient": not strict, "coerce_one_of": not strict, "json_allow_general_unicode_escapes": True}
+    if compact:
+        blanks: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    elif whitespace_pattern is None and {"whitespace_pattern", "whitespace_flexible"} & own.keys():
+        blanks = {}
+    else:
+        blanks = {"whitespace_pattern": whitespace_pattern or BLANKS}
+    return {**schema, "x-guidance": {**own, **options, **blanks}}
+
+
+def _tagged(given: Mapping[str, Any], params: StructuredOutputsParams) -> str:
     """Of vLLM's structural tag."""
     try:
         triggers = [str(trigger) for trigger in given["triggers"]]
@@ -116,7 +159,7 @@ def _tagged(given: Mapping[str, Any]) -> str:
             llguidance.StructTag(
                 trigger=next(one for one in triggers if part["begin"].startswith(one)),
                 begin=part["begin"],
-                grammar=dict(part["schema"]),
+                grammar=_bounded(dict(part["schema"]), params),
                 end=part["end"],
             )
             for part in given["structures"]
@@ -159,47 +202,65 @@ def constraint(
         raise ConfigError("structured_outputs needs a tokenizer, and this model has none; use allowed_token_ids")
     vocabulary = vocabulary_of(tokenizer, vocab_size, ends)
     name = next(key for key in CONSTRAINTS if getattr(params, key) is not None)
-    matcher = llguidance.LLMatcher(vocabulary, grammar_text(params), log_level=0)
+    matcher = llguidance.LLMatcher(vocabulary, grammar_text(params), log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise _wrong(name, matcher.get_error())
-    return Constraint(matcher, ends)
+    return Constraint(matcher, ends, numbers_of(tokenizer) if _of_json(params) else None)
+
+
+def _of_json(params: StructuredOutputsParams) -> bool:
+    """Whether there is JSON in the output."""
+    if params.grammar is not None:
+        return is_native(params.grammar) and "%json" in params.grammar
+    return params.regex is None and params.choice is None
+
+
+def numbers_of(tokenizer: Tokenizer) -> Numbers:
+    """What a tokenizer's tokens do to numbers, made once."""
+    if tokenizer not in _numbers:
+        _numbers[tokenizer] = Numbers(token_bytes(tokenizer))
+    return _numbers[tokenizer]
 
 
 class Constraint(LogitRule):
     """Forbids every token that leads out of what the output must be; end tokens are allowed where it is complete.
 
+    Rows may be wider than the vocabulary: padded ids are forbidden.
+
     Args:
         matcher: llguidance's, at the start of the output.
         ends: end tokens.
+        numbers: cuts numbers off; None lets them be as long as the matcher does.
     """
 
+    name = "structured_outputs"
     needs_paths = True
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int]) -> None:
-        self._matcher, self._ends = matcher, frozenset(ends)
+    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int], numbers: Numbers | None = None) -> None:
+        self._matcher, self._ends, self._numbers = matcher, frozenset(ends), numbers
         self._beyond = 0  # committed tokens that the matcher did not take: end tokens behind a complete output
+        self._sizes = [0]  # characters of the number at the end, at the start and behind each committed token
 
     def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         for row, path in enumerate(paths):
             matcher = self._along(path) if path else self._matcher
             if matcher is None:
                 continue  # a path that the verifier never accepts
-            allowed = _mask(matcher)[: rows_rv.shape[1]]
-            failure = matcher.get_error().split("\n<state>")[0] if matcher.is_error() else None
-            if failure is not None:
-                rows_rv[row].fill_(math.nan)
-            else:
-                rows_rv[row].masked_fill_(torch.from_numpy(allowed == 0).to(rows_rv.device), -math.inf)
-            if not path:
-                self.failure = None if failure is None else f"structured_outputs failed: {shortened(failure, LONGEST)}"
+            allowed = self._mask(matcher, self._size(path), rows_rv.shape[1])
+            if matcher.is_error():
+                raise RuntimeError(shortened(matcher.get_error().split("\n<state>")[0], LONGEST))
+            rows_rv[row].masked_fill_(torch.from_numpy(~allowed).to(rows_rv.device), -math.inf)
 
     def advance(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._sizes.append(self._after(self._sizes[-1], token))
         if self._beyond or (self._matcher.is_stopped() and not self._matcher.is_error()):
             self._beyond += len(tokens)
             return
         self._beyond = len(tokens) - self._matcher.try_consume_tokens(list(tokens))
 
     def rewind(self, tokens: Sequence[int]) -> None:
+        del self._sizes[len(self._sizes) - len(tokens) :]
         left = max(0, self._beyond - len(tokens))
         back = len(tokens) - (self._beyond - left)
         self._beyond = left
@@ -207,39 +268,65 @@ class Constraint(LogitRule):
             self._matcher.rollback(back)
 
     def fork(self) -> Self:
-        twin = type(self)(self._matcher.deep_copy(), tuple(self._ends))
-        twin._beyond = self._beyond
+        twin = type(self)(self._matcher.deep_copy(), tuple(self._ends), self._numbers)
+        twin._beyond, twin._sizes = self._beyond, list(self._sizes)
         return twin
 
     def allowed(self, path: Sequence[int]) -> int:
-        taken = self._matcher.deep_copy().try_consume_tokens(list(path))
+        taken = self._take(self._matcher.deep_copy(), path)
         return taken + 1 if taken < len(path) and path[taken] in self._ends and self._complete(path[:taken]) else taken
 
     def forced(self, most: int) -> list[tuple[int, float]]:
-        found, matcher = list[tuple[int, float]](), self._matcher.deep_copy()
+        found, matcher, size = list[tuple[int, float]](), self._matcher.deep_copy(), self._sizes[-1]
         while len(found) < most:
-            only = np.flatnonzero(_mask(matcher))[:2]
+            only = np.flatnonzero(self._mask(matcher, size))[:2]
             likely = [] if len(only) == 1 else matcher.compute_ff_tokens()
             if matcher.is_error() or not (len(only) == 1 or likely):
                 break
             token, chance = (int(only[0]), 1.0) if len(only) == 1 else (likely[0], LIKELY)
             found.append((token, chance))
+            size = self._after(size, token)
             if not matcher.try_consume_tokens([token]):
                 break  # the end
         return found
 
+    def _after(self, size: int, token: int) -> int:
+        return 0 if self._numbers is None else self._numbers.after(size, token)
+
+    def _size(self, path: Sequence[int]) -> int:
+        """Characters of the number at the end of a path."""
+        size = self._sizes[-1]
+        for token in path if self._numbers is not None else ():
+            size = self._after(size, token)
+        return size
+
+    def _mask(self, matcher: llguidance.LLMatcher, size: int, width: int | None = None) -> Mask:
+        """(width or as many as the vocabulary has,) what may come next; nothing after an error."""
+        found = np.zeros(0, np.bool_)
+        if not matcher.is_error():
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            found = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        if width is not None:
+            found = found[:width] if len(found) >= width else np.pad(found, (0, width - len(found)))
+        return found if self._numbers is None else self._numbers.cut(found, size)
+
+    def _take(self, matcher: llguidance.LLMatcher, path: Sequence[int]) -> int:
+        """Let a matcher take what is allowed of a path: how many tokens that is."""
+        size, begin = self._sizes[-1], 0
+        for at, token in enumerate(path if self._numbers is not None else ()):
+            if self._numbers is not None and self._numbers.too_long(size, token):
+                taken = matcher.try_consume_tokens(list(path[begin:at]))
+                if taken < at - begin or not self._mask(matcher, size)[token]:
+                    return begin + taken
+                begin = at
+            size = self._after(size, token)
+        return begin + matcher.try_consume_tokens(list(path[begin:]))
+
     def _along(self, path: Sequence[int]) -> llguidance.LLMatcher | None:
         """The state behind a path; None where the constraint forbids it."""
         matcher = self._matcher.deep_copy()
-        return matcher if matcher.try_consume_tokens(list(path)) == len(path) else None
+        return matcher if self._take(matcher, path) == len(path) else None
 
     def _complete(self, path: Sequence[int]) -> bool:
         matcher = self._along(path)
         return matcher is not None and matcher.is_accepting()
-
-
-def _mask(matcher: llguidance.LLMatcher) -> npt.NDArray[np.uint8]:
-    """(v or more,) 1 for each token that may come next; all 0 after an error."""
-    if matcher.is_error():
-        return np.zeros(0, np.uint8)
-    return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")

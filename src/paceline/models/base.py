@@ -53,7 +53,7 @@ class ModelInfo:
     Attributes:
         name: folder or hub id, for messages.
         family: `model_type` of the checkpoint.
-        vocab_size: rows of the head; token ids lie below it.
+        vocab_size: columns of the logits; token ids lie below it.
         hidden_size, num_layers: shape.
         max_context: most tokens a sequence may have.
         device, dtype: where and in what the model computes.
@@ -63,6 +63,8 @@ class ModelInfo:
         declared_context: most tokens that the checkpoint allows a sequence; None where it does not say.
         rope_border: a prompt of at most so many tokens does not outgrow that length, since the rotary angles of the
             whole text would be others there; None where no text has such a border.
+        stored_rows: of embedding and head in its files, where those from `vocab_size` on, which are no tokens, are left
+            out; else None.
     """
 
     name: str
@@ -78,6 +80,7 @@ class ModelInfo:
     quantization: str | None = None
     declared_context: int | None = None
     rope_border: int | None = None
+    stored_rows: int | None = None
 
 
 class SequenceCache(Protocol):
@@ -327,6 +330,20 @@ def check_score(info: ModelInfo, caches: Sequence[SequenceCache], trees: Sequenc
     for cache, tree in zip(caches, trees, strict=True):
         if cache.length + 1 + len(tree.tokens) > info.max_context < cache.length + 1 + tree.max_depth:
             raise _too_long(info, cache.length, 1 + tree.max_depth)
+
+
+def check_tokens(info: ModelInfo, tokens: Sequence[int], rows: int) -> None:
+    """Reject tokens without a row in the embedding, which compiled passes would read from beyond it.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    if tokens and not 0 <= min(tokens) <= max(tokens) < rows:
+        wrong = next(token for token in tokens if not 0 <= token < rows)
+        raise ConfigError(
+            f"{info.name} was fed token {wrong}, and its ids lie in 0..{rows - 1}; use a model that has all tokens of "
+            "the text"
+        )
 
 
 def _too_long(info: ModelInfo, length: int, count: int) -> ConfigError:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
@@ -57,6 +59,7 @@ def load_runner(
     head_rows: Sequence[int] | None = None,
     group_size: int | None = None,
     lora: str | Path | None = None,
+    tokens: int | None = None,
 ) -> Runner:
     """Load a model.
 
@@ -76,6 +79,8 @@ def load_runner(
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
             passes.
         lora: folder of a LoRA adapter, merged into the weights before they are rounded (models.loading.lora).
+        tokens: ids that are tokens lie below; rows of embedding and head beyond, by which many checkpoints are padded,
+            are left out. None: all rows stay.
     Raises:
         CheckpointError: missing, incomplete or inconsistent files.
         UnsupportedModelError: what is not supported.
@@ -85,7 +90,9 @@ def load_runner(
     target = resolve_device(device)
     name, strict = name or str(model), exactness == "strict"
     adapter = None if lora is None else Path(lora).expanduser()
-    wanted = _LoadRequest(name, dtype, target, max_context, strict, quantization, head_rows, group_size, adapter)
+    wanted = _LoadRequest(
+        name, dtype, target, max_context, strict, quantization, head_rows, group_size, adapter, tokens
+    )
     return _load(
         resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
     )
@@ -104,6 +111,7 @@ class _LoadRequest:
     head_rows: Sequence[int] | None
     group_size: int | None = None
     lora: Path | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.quantization not in {None, NOT_QUANTIZED, *QUANTIZATIONS}:
@@ -182,12 +190,13 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
     spec = untie_if_different(checkpoint, spec)
-    blocks = _blocks(checkpoint, spec, wanted, chosen)
+    size = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
+    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, size)
+    blocks = _blocks(checkpoint, spec, wanted, chosen, np.arange(size) if rows is None else rows.kept)
     form = _form(checkpoint, spec, wanted, told=blocks is None)
     if wanted.lora is not None:
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
-    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, spec.vocab_size)
     wide = padded_spec(spec)
     kinds = form.values() if isinstance(form, Mapping) else [form]
     if wide is not spec and not all(fits(wide, chosen, device, quantization=kind) for kind in set(kinds)):
@@ -196,9 +205,10 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
     kept = blocks or {}
     weights = load_weights(
-        checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, wide, None if kept else form, rows),
+        checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, wide, None if kept else form, rows, size),
         elsewhere=kept.keys(),
     )  # fmt: skip
+    wide = wide if size == spec.vocab_size else replace(wide, vocab_size=size, stored_rows=spec.vocab_size)
     spec = wide if rows is None else rows.spec(wide)
     if wanted.group_size is not None:
         from paceline.models.decoder.grouped import GroupedRunner
@@ -217,17 +227,19 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
 
 
 def _blocks(
-    checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, dtype: torch.dtype
+    checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, dtype: torch.dtype, kept: npt.NDArray[np.int64]
 ) -> dict[str, BlockRows] | None:
-    """The matrices of a GGUF file where compiled passes multiply them as they are, else None."""
+    """The matrices of a GGUF file where compiled passes multiply them as they are, else None.
+
+    Args:
+        kept: rows of the head.
+    """
     whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None
     if not (whole and isinstance(checkpoint, GgufCheckpoint)) or padded_spec(spec) is not spec:
         return None
     if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (found := block_rows(checkpoint, spec)) is None:
         return None
-    head = found["embed.weight" if spec.tied else "head.weight"]
-    if wanted.head_rows is not None:
-        head = head.take(HeadRows.of(wanted.head_rows, spec.vocab_size).kept)
+    head = found["embed.weight" if spec.tied else "head.weight"].take(kept)
     return found | {"head.weight": head}
 
 
@@ -255,11 +267,16 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told
     return forms
 
 
-def _instead(spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRows | None) -> Replacement:
-    """What takes the place of each canonical weight: the tensors of a smaller head, padded to `wide`, all rounded."""
+def _instead(spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRows | None, size: int) -> Replacement:
+    """What takes the place of each canonical weight: the tensors of a smaller head, padded to `wide`, all rounded.
+
+    Args:
+        size: rows of embedding and head that are tokens.
+    """
     smaller = spec if rows is None else rows.spec(spec)
 
     def instead(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        weight = weight[:size] if name in {"embed.weight", "head.weight"} else weight
         parts: Iterable[tuple[str, torch.Tensor]] = [(name, weight)]
         for own, part in parts if rows is None else rows.weights(name, weight, spec):
             fitting = part if wide is spec else padded(own, part, spec)
@@ -291,6 +308,7 @@ def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:
         dtype="auto" if dtype is None else dtype,
         trust_remote_code=code,
         max_context=wanted.max_context,
+        tokens=wanted.tokens,
     )
     return cast(Runner, runner)  # see _native
 

@@ -114,6 +114,8 @@ class ModelSpec:
             * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
         max_context: longest sequence that the checkpoint declares.
         dtype: the checkpoint's ("float32", "bfloat16", "float16").
+        stored_rows: of embedding and head in the files, where those from `vocab_size` on, which are no tokens, are left
+            out; else None.
     """
 
     family: str
@@ -152,6 +154,7 @@ class ModelSpec:
     logit_multiplier: float = 1.0
     tied: bool = False
     moe: MoeSpec | None = None
+    stored_rows: int | None = None
 
     @property
     def num_layers(self) -> int:

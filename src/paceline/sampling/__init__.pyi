@@ -4,6 +4,7 @@ from .draws import gumbel_noise as gumbel_noise
 from .filters import filter_rows as filter_rows
 from .logit_rules import AllowedTokens as AllowedTokens
 from .logit_rules import BadWords as BadWords
+from .logit_rules import ForbiddenTokens as ForbiddenTokens
 from .logit_rules import LogitRule as LogitRule
 from .logit_rules import Paths as Paths
 from .logit_rules import Processors as Processors

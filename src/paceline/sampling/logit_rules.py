@@ -9,8 +9,6 @@ so are grammars.
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -20,21 +18,21 @@ import torch
 from paceline.config import LogitsProcessor, processor_form
 from paceline.errors import ConfigError, PromptError
 
-logger = logging.getLogger("paceline")
-
 Paths = Sequence[Sequence[int]]
 
 
 class LogitRule:
     """One rule of one sequence; the defaults are those of a rule without a state.
 
+    Whatever a rule raises ends its own request (`sampling.rules`).
+
     Attributes:
+        name: what messages call it.
         needs_paths: rows at different paths may come out differently.
-        failure: what went wrong when the root's row was made last, or None.
     """
 
+    name: str = "a rule of its own"
     needs_paths = False
-    failure: str | None = None
 
     def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         """Change (r, v) float32 rows in place.
@@ -45,6 +43,10 @@ class LogitRule:
             generated: the committed tokens after the prompt.
         """
         raise NotImplementedError
+
+    def parts(self) -> Sequence[LogitRule]:
+        """The rules that it consists of, to be applied one after the other to the root's row."""
+        return [self]
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Tokens were committed."""
@@ -81,8 +83,8 @@ class _Constant:
 class Processors(LogitRule):
     """Functions of the user's own, one after the other, each row with the text along its own path.
 
-    One that fails leaves a row of NaN: off the accepted path nobody looks at it, as plain decoding never comes there;
-    at the root it ends the request, and `failure` says why.
+    Attributes:
+        name: of the one that was asked last.
 
     Args:
         processors: see `SamplingParams`.
@@ -92,29 +94,21 @@ class Processors(LogitRule):
     needs_paths = True
 
     def __init__(self, processors: Sequence[LogitsProcessor], prompt: Sequence[int]) -> None:
-        self._processors = [(one, processor_form(one)) for one in processors]
+        self._processors = [(one, processor_form(one), _name(one)) for one in processors]
         self._prompt = list(prompt)
 
-    def fork(self) -> Self:
-        return copy.copy(self)
+    def parts(self) -> Sequence[LogitRule]:
+        return [Processors([one], self._prompt) for one, _, _ in self._processors]
 
     def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         for row, path in enumerate(paths):
-            failure = self.process(rows_rv[row], [*generated, *path])
-            if not path:
-                self.failure = failure
+            self.process(rows_rv[row], [*generated, *path])
 
-    def process(self, row_v: torch.Tensor, output: list[int]) -> str | None:
-        """Change one row; returns what went wrong."""
-        for processor, form in self._processors:
-            try:
-                row_v.copy_(_checked(self._call(processor, form, list(output), row_v.clone()), row_v))
-            except Exception as error:  # whatever a function of the user's own raises
-                name = getattr(processor, "__qualname__", type(processor).__qualname__)
-                logger.debug("the error of logits processor %s", name, exc_info=error)
-                row_v.fill_(math.nan)
-                return f"logits processor {name} failed ({type(error).__name__}: {error})"
-        return None
+    def process(self, row_v: torch.Tensor, output: list[int]) -> None:
+        """Change one row."""
+        for processor, form, name in self._processors:
+            self.name = name
+            row_v.copy_(_checked(self._call(processor, form, list(output), row_v.clone()), row_v))
 
     def _call(self, processor: LogitsProcessor, form: str, output: list[int], row_v: torch.Tensor) -> Any:
         if form == "output":
@@ -123,6 +117,10 @@ class Processors(LogitRule):
             return processor(list(self._prompt), output, row_v)
         whole = torch.tensor([[*self._prompt, *output]], device=row_v.device)
         return processor(whole, row_v[None])[0]
+
+
+def _name(processor: LogitsProcessor) -> str:
+    return f"logits processor {getattr(processor, '__qualname__', type(processor).__qualname__)}"
 
 
 def _checked(found: Any, row_v: torch.Tensor) -> torch.Tensor:
@@ -140,6 +138,8 @@ class AllowedTokens(LogitRule):
         tokens: those that stay possible.
     """
 
+    name = "allowed_token_ids"
+
     def __init__(self, tokens: Iterable[int]) -> None:
         self._ids = _Constant(sorted(set(tokens)), torch.int64)
 
@@ -149,12 +149,30 @@ class AllowedTokens(LogitRule):
         rows_rv.fill_(-math.inf).index_copy_(1, ids, kept)
 
 
+class ForbiddenTokens(LogitRule):
+    """Forbids some ids: those of the model that are no tokens of its tokenizer.
+
+    Args:
+        tokens: the ids.
+    """
+
+    name = "the tokenizer's vocabulary"
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._ids = _Constant(tokens, torch.int64)
+
+    def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
+        rows_rv.index_fill_(1, self._ids.on(rows_rv.device), -math.inf)
+
+
 class LogitBias(LogitRule):
     """Adds a number to the logits of some tokens.
 
     Args:
         bias: token id -> what is added.
     """
+
+    name = "logit_bias"
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._ids, self._bias = _Constant(bias, torch.int64), _Constant(bias.values(), torch.float32)
@@ -171,6 +189,7 @@ class MinTokens(LogitRule):
         stop_ids: end and stop tokens.
     """
 
+    name = "min_tokens"
     needs_paths = True
 
     def __init__(self, min_tokens: int, stop_ids: Iterable[int]) -> None:
@@ -196,6 +215,8 @@ class BadWords(LogitRule):
     Args:
         words: token sequences (see `bad_word_token_ids`).
     """
+
+    name = "bad_words"
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._always = _Constant(sorted({word[0] for word in words if len(word) == 1}), torch.int64)

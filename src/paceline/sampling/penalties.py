@@ -29,6 +29,7 @@ class Penalties(LogitRule):
         prompt: the prompt's token ids, all below the vocabulary's size.
     """
 
+    name = "penalties"
     needs_paths = True
 
     def __init__(self, presence: float, frequency: float, repetition: float, prompt: Sequence[int]) -> None:

@@ -20,7 +20,6 @@ from .message import hide_message as hide_message
 from .message import read_message as read_message
 from .methods import NGrams as NGrams
 from .methods import last_number as last_number
-from .methods import learned_threshold as learned_threshold
 from .methods import program_of as program_of
 from .results import SearchTree as SearchTree
 from .sandbox import Sandbox as Sandbox
@@ -33,3 +32,5 @@ from .scoring import UniEncoder as UniEncoder
 from .scoring import candidate_logprobs as candidate_logprobs
 from .scoring import candidate_mask as candidate_mask
 from .search_config import SearchConfig as SearchConfig
+from .threshold import entropies_of as entropies_of
+from .threshold import learned_threshold as learned_threshold

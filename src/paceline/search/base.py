@@ -11,7 +11,7 @@ from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
-    from paceline.engine import DraftModels
+    from paceline.engine import DraftModels, Request
     from paceline.models import Runner
     from paceline.models.loading import Tokenizer
 
@@ -34,6 +34,10 @@ class Search(ABC):
 
     Attributes:
         name: of the method. one_text: whether it makes a single text, so that `n` must be 1.
+        drops_dead_ends: whether it goes on with other branches where a row is -inf throughout, because the request's
+            rules allow no token there; else that ends it with an error, as a rule that fails always does.
+        keeps_spellings: whether a text that was found in several spellings (other tokens) comes back in each of them;
+            else in the best one alone.
         alive: branches that go on; with `found`, what there is where the budget ends early.
         found: texts so far.
         kept: branches that will be asked for later, whose caches stay meanwhile where memory allows.
@@ -45,6 +49,8 @@ class Search(ABC):
 
     name: ClassVar[str]
     one_text: ClassVar[bool] = False
+    drops_dead_ends: ClassVar[bool] = False
+    keeps_spellings: ClassVar[bool] = False
     tokenizer: Tokenizer
     runner: Runner
     models: DraftModels
@@ -71,6 +77,11 @@ class Search(ABC):
             PacelineError: one line for the caller of `generate`.
         """
 
+    def most_rows(self, request: Request) -> int | None:
+        """That it computes where no `budget_tokens` is given; None for a search that ends by itself."""
+        del request
+        return None
+
     @abstractmethod
     def steps(self, root: Branch) -> Steps[None]:
         """Search from a prompt; what was found is in `found`."""
@@ -81,7 +92,8 @@ class Search(ABC):
             yield from self.steps(root)
         except BudgetSpentError:
             self.found += [Found(one, self.score(one)) for one in self.alive if one.length]
-        return sorted(self.found, key=lambda one: -one.score)
+        found = sorted(self.found, key=lambda one: -one.score)
+        return found if self.keeps_spellings else different_texts(found, root.request.params.n)
 
     def score(self, branch: Branch) -> float:
         """Of a text that has not ended, in the same measure as those of `found`: by default the mean log-probability of
@@ -102,6 +114,16 @@ def need_draws(method: str, params: SamplingParams) -> None:
 def mean_logprob(branch: Branch) -> float:
     """Of its tokens, as the request's parameters shape them; 0 without any."""
     return branch.logprob / max(1, branch.length)
+
+
+def different_texts(found: Sequence[Found], most: int) -> list[Found]:
+    """The first `most` of them that differ in their texts."""
+    made: dict[str | tuple[int, ...], Found] = {}
+    for one in found:
+        if len(made) == most:
+            break
+        made.setdefault(one.branch.said(), one)
+    return list(made.values())
 
 
 def continued(

@@ -143,6 +143,10 @@ class Branch:
         """The text of `told`."""
         return self.told().text
 
+    def said(self) -> str | tuple[int, ...]:
+        """What tells it from other texts: its text, whatever its tokens; they, where it has none."""
+        return self.written() or tuple(self.tokens())
+
     def draw(self, logprobs: torch.Tensor, index: int) -> int:
         """The next token for output number `index` of the request, from log-probabilities (v,): the likeliest at
         temperature 0, above it the one that decoding this output would draw here.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from paceline.config import ALL_DRAFTS
 from paceline.engine import CompletionOutput, DraftModels, Engine, Request, StopChecker, Turns, tell
-from paceline.errors import NumericsError, PacelineError
+from paceline.errors import PacelineError
 from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Origin, Rows
-from paceline.search.forest import Forest
+from paceline.search.forest import DeadEndError, Errors, Forest
 from paceline.search.results import SearchTree
 from paceline.utils import need
 
@@ -31,7 +31,7 @@ class SearchBudget:
     """What a search may spend on a prompt; it then ends with what it has.
 
     Attributes:
-        tokens: rows that are computed for it. seconds: of wall time since it began.
+        tokens: rows that are computed for it; None is the method's own limit. seconds: of wall time since it began.
     """
 
     tokens: int | None = None
@@ -47,17 +47,19 @@ class _Running:
         self.asked: Sequence[Branch] = ()  # each once
         self._places: list[int] = []  # in these, of what it asked for
         self.ended = False
+        self._most = search.most_rows(self.request) if budget.tokens is None else budget.tokens
+        self._dead_end: PacelineError | None = None  # the first one that the search has dropped
         self.start = perf_counter()
         self._take(lambda: next(self.steps))
 
-    def send(self, rows: Rows) -> None:
-        """Hand it what it asked for."""
+    def send(self, rows: Rows, errors: Errors) -> None:
+        """Hand it what it asked for, or end it where that is no distribution."""
         self.tree.num_tokens += len(self.asked)
         self.tree.num_passes += 1
         spent = self._spent()
-        bad = bool(rows.logits.isnan().any())
-        if bad:
-            self._take(lambda: self.steps.throw(NumericsError("the model's logits are not numbers")))
+        fatal = self._fatal(errors)
+        if fatal is not None:
+            self._take(lambda: self.steps.throw(fatal))
         elif spent:
             self.tree.budget_spent = True
             self._take(lambda: self.steps.throw(BudgetSpentError()))
@@ -71,9 +73,17 @@ class _Running:
         self.steps.close()
         self._end([], str(error))
 
+    def _fatal(self, errors: Errors) -> PacelineError | None:
+        """The first error that ends the search; where it drops dead ends, the first of those is only noted."""
+        for error in [errors[one] for one in self.asked if one in errors]:
+            if not (self.search.drops_dead_ends and isinstance(error, DeadEndError)):
+                return error
+            self._dead_end = self._dead_end or error
+        return None
+
     def _spent(self) -> bool:
-        tokens, seconds = self.budget.tokens, self.budget.seconds
-        out_of_tokens = tokens is not None and self.tree.num_tokens + self.search.own_rows >= tokens
+        seconds = self.budget.seconds
+        out_of_tokens = self._most is not None and self.tree.num_tokens + self.search.own_rows >= self._most
         return out_of_tokens or (seconds is not None and perf_counter() - self.start >= seconds)
 
     def _take(self, step: Callable[[], Sequence[Branch]]) -> None:
@@ -101,8 +111,12 @@ class _Running:
         self.tree.outputs, self.tree.scores = [self.tree.note(one.branch) for one in best], [one.score for one in best]
         request.outputs = [output_of(one, index) for index, one in enumerate(best)]
         if not best:
-            spent = ", and its budget is spent; raise it" if self.tree.budget_spent else ""
-            why = error or f"the search has found nothing{spent}"
+            nothing = "the search has found nothing"
+            if self.tree.budget_spent:
+                nothing += ", and its budget is spent; raise budget_tokens or budget_seconds"
+            elif self._dead_end is not None:
+                nothing = str(self._dead_end)
+            why = error or nothing
             request.outputs = [CompletionOutput(0, finish_reason="error", error=why)]
         metrics = request.metrics
         metrics.num_steps = self.tree.num_passes
@@ -114,8 +128,9 @@ class _Running:
 def output_of(found: Found, index: int) -> CompletionOutput:
     """A text as an output of its request; one that has not ended was ended by the search."""
     branch, told = found.branch, found.branch.told()
+    text = told.text if branch.request.params.detokenize else ""
     return CompletionOutput(
-        index, told.text, branch.tokens(), branch.logprob, None, told.finish_reason or "abort", told.stop_reason,
+        index, text, branch.tokens(), branch.logprob, None, told.finish_reason or "abort", told.stop_reason,
         score=found.score,
     )  # fmt: skip
 
@@ -174,9 +189,12 @@ def _begun(engine: Engine, request: Request, search: Search, budget: SearchBudge
     rules, scheduler = request.rules, engine.scheduler
     assert rules is not None
 
+    params = request.params
+    read = params if params.detokenize else replace(params, detokenize=True)  # functions judge texts, wanted or not
+
     def checker(text: bool) -> StopChecker:
         return StopChecker(
-            request.params, scheduler.eos_ids, scheduler.tokenizer if text else None, request.prompt_ids,
+            read if text else params, scheduler.eos_ids, scheduler.tokenizer if text else None, request.prompt_ids,
             max_new_tokens=request.max_tokens, at_once=True,
         )  # fmt: skip
 
@@ -190,7 +208,7 @@ def _step(forest: Forest, running: Sequence[_Running]) -> None:
     while going:
         try:
             kept = [one for run in going for one in run.search.kept]
-            rows = forest.rows([one for run in going for one in run.asked], kept)
+            rows, errors = forest.rows([one for run in going for one in run.asked], kept)
             break
         except PacelineError as error:
             widest = max(going, key=lambda one: len(one.asked))
@@ -201,6 +219,6 @@ def _step(forest: Forest, running: Sequence[_Running]) -> None:
     for run in going:
         at = slice(start, start + len(run.asked))
         start = at.stop
-        run.send(Rows(rows.logits[at], rows.logprobs[at]))
+        run.send(Rows(rows.logits[at], rows.logprobs[at]), errors)
         if run.ended:
             forest.close(run.request.id)

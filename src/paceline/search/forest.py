@@ -7,23 +7,32 @@ nobody wanted it or memory ran short, the branch is computed anew from the neare
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from math import inf, isfinite, nan
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from paceline.errors import PromptError
+from paceline.errors import NumericsError, PromptError
 from paceline.models import HasEmbedding, HasHead, RunsLayers, memory_of
 from paceline.models.decoder import ALL_LAYERS
 from paceline.search.branch import Branch, Rows
 from paceline.tree import EMPTY_TREE
+from paceline.verifiers import bad_row
 
 if TYPE_CHECKING:
     from paceline.models import Runner, SequenceCache
 
 MOST_ROWS: Final = 256
 """Branches of a pass."""
+
+Errors = Mapping[Branch, NumericsError]
+"""Why what may follow a branch is no distribution: what plain decoding says there."""
+
+
+class DeadEndError(NumericsError):
+    """The request's rules allow no token."""
 
 
 class Forest:
@@ -42,12 +51,14 @@ class Forest:
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
-    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> Rows:
+    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[Rows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
         Args:
             kept: branches whose caches stay; those of all others are freed.
+        Returns:
+            Their rows, and the errors of those that hold no distribution (see `shaped`).
         Raises:
             PromptError: memory for keys and values that they do not fit into.
         """
@@ -67,9 +78,12 @@ class Forest:
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
-        return Rows(logits, self._shape(branches, logits, stay))
+        logprobs, errors = self._shape(branches, logits, stay)
+        return Rows(logits, logprobs), errors
 
-    def _shape(self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]) -> torch.Tensor:
+    def _shape(
+        self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
+    ) -> tuple[torch.Tensor, Errors]:
         """Log-probabilities under each branch's rules, of which only those of branches in `stay` are kept."""
         found = shaped(branches, logits)
         self._shaped |= set(branches)
@@ -218,9 +232,34 @@ def _cache(branch: Branch) -> SequenceCache:
     return branch.cache
 
 
-def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> torch.Tensor:
-    """(b, v) log-probabilities from the model's logits (b, v), as the request's parameters shape them."""
-    if all(one.origin.rules.trivial for one in branches):
-        return logits.log_softmax(-1)
-    shaped = [one.rules.apply(logits[i : i + 1], EMPTY_TREE) for i, one in enumerate(branches)]
-    return torch.cat(shaped).log_softmax(-1)
+def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:
+    """What may follow branches, as their requests' parameters shape it.
+
+    Args:
+        logits: (b, v) of the model.
+    Returns:
+        (b, v) log-probabilities; and errors of the branches whose row is no distribution. Such a row is -inf throughout
+        at a `DeadEndError`, NaN where the model or a rule failed.
+    """
+    weights = logits
+    if not all(one.origin.rules.trivial for one in branches):
+        weights = torch.cat([_weights(one, logits[i : i + 1]) for i, one in enumerate(branches)])
+    logprobs, largest, errors = weights.log_softmax(-1), weights.amax(-1).tolist(), dict[Branch, NumericsError]()
+    for i, (one, top) in enumerate(zip(branches, largest, strict=True)):
+        if not isfinite(top):
+            why = one.rules.blame(logits[i : i + 1]) or str(bad_row(top, 0))
+            errors[one] = DeadEndError(why) if top == -inf else NumericsError(why)
+            logprobs[i] = top if top == -inf else nan
+    return logprobs, errors
+
+
+def _weights(branch: Branch, logits: torch.Tensor) -> torch.Tensor:
+    """(1, v) log-weights from the logits (1, v); there are no rules for what follows a mixture."""
+    return logits if branch.mixture is not None else branch.rules.apply(logits, EMPTY_TREE)
+
+
+def raise_failure(errors: Errors) -> None:
+    """Raise the first error that is no dead end."""
+    for error in errors.values():
+        if not isinstance(error, DeadEndError):
+            raise error

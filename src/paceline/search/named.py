@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -37,28 +37,24 @@ def named(option: str, given: F | str | None, default: F | None = None) -> F:
     return found  # type: ignore[no-any-return]
 
 
-def numbers(option: str, what: str, fits: Callable[[float], bool], scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """What a function of a user's makes of texts.
+def numbers(option: str, given: Iterable[Any], count: int, *, high: float | None = None) -> list[float]:
+    """What a function of a user's, or a model, made of so many texts: a finite number for each.
 
+    Args:
+        high: they lie in 0..`high`; None is no limit.
     Raises:
-        ConfigError: not a number that fits for each.
+        ConfigError: they are not. Strings are no numbers, whatever they say.
     """
-    given = scorer(texts)
     try:
-        found = [float(one) for one in given]
-    except (TypeError, ValueError):
+        found = [float(one) for one in given if not isinstance(one, str | bytes)]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one, of a tensor of several numbers
         found = []
-    need(
-        len(found) == len(texts) and all(map(fits, found)), option, f"give {what} for each of {len(texts)} texts", given
-    )
+    fine = len(found) == count and all(isfinite(one) and (high is None or 0.0 <= one <= high) for one in found)
+    what = "a finite number" if high is None else f"a number in 0..{high:g}"
+    need(fine, option, f"give {what} for each of {count} texts", given)
     return found
 
 
 def rewards(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """What a reward makes of texts; see `numbers`."""
-    return numbers("reward", "a number in 0..1", lambda one: 0.0 <= one <= 1.0, scorer, texts)
-
-
-def values(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """What a value makes of texts; see `numbers`."""
-    return numbers("value", "a finite number", isfinite, scorer, texts)
+    """What a reward makes of texts, numbers in 0..1; see `numbers`."""
+    return numbers("reward", scorer(texts), len(texts), high=1.0)

@@ -21,7 +21,8 @@ Json = dict[str, Any]
 def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
     """Token counts of a request, drafts included."""
     prompt = sum(len(one.prompt_token_ids) for one in outputs)
-    made = 0 if hidden else sum(len(each.token_ids) for one in outputs for each in one.outputs)
+    thoughts = sum(len(each.reasoning_token_ids) for one in outputs for each in one.outputs)
+    made = 0 if hidden else thoughts + sum(len(each.token_ids) for one in outputs for each in one.outputs)
     drafted, accepted, drafters = 0, 0, dict[str, list[int]]()
     for one in outputs:
         metrics = one.metrics
@@ -40,6 +41,7 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
         "completion_tokens_details": {
             "accepted_prediction_tokens": followed[1],
             "rejected_prediction_tokens": followed[0] - followed[1],
+            "reasoning_tokens": thoughts,
         },
         "speculative": {
             "num_draft_tokens": drafted,
@@ -111,6 +113,8 @@ class CompletionAnswer:
             "finish_reason": reason_of(chunk.finish_reason),
             "stop_reason": live.stop_reason if chunk.finish_reason else None,
         }
+        if chunk.reasoning:
+            choice["reasoning_content"] = chunk.reasoning
         if self.request.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         return self.answer.frame([choice])
@@ -139,6 +143,8 @@ class CompletionAnswer:
             "finish_reason": "length" if job.hidden else reason_of(one.finish_reason),
             "stop_reason": one.stop_reason,
         }
+        if one.reasoning is not None:
+            choice["reasoning_content"] = one.reasoning
         if self.request.prompt_logprobs is not None:
             choice["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
         if self.request.return_token_ids:
@@ -192,8 +198,8 @@ class ChatAnswer:
         added = reader.feed(chunk.text, last=ended)
         if added.content:
             delta["content"] = added.content
-        if added.reasoning:
-            delta["reasoning_content"] = added.reasoning
+        if reasoning := chunk.reasoning + added.reasoning:
+            delta["reasoning_content"] = reasoning
         if added.calls:
             delta["tool_calls"] = added.calls
         live, start = chunk.output.outputs[index], self._tokens.get(index, 0)
@@ -229,7 +235,7 @@ class ChatAnswer:
         reader = self._reader()
         found = reader.feed(one.text, last=True)
         message: Json = {"role": "assistant", "content": found.content or (None if found.calls else "")}
-        message |= {"refusal": None, "reasoning_content": found.reasoning or None}
+        message |= {"refusal": None, "reasoning_content": (one.reasoning or "") + found.reasoning or None}
         if found.calls:
             message["tool_calls"] = [
                 {key: value for key, value in call.items() if key != "index"} for call in found.calls

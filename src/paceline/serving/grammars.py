@@ -14,7 +14,7 @@ from paceline.serving.workers import Workers
 
 COMPILE_SECONDS, CHECK_SECONDS = 2.0, 1.0
 MAX_GRAMMAR: Final = 256 * 1024
-"""Characters of a constraint in the library's notation."""
+"""Characters of a grammar as it is given, or of another constraint in the library's notation."""
 
 KNOWN: Final = 1024
 """Constraints that are remembered to compile."""
@@ -40,7 +40,7 @@ class Grammars:
             ApiError: it does not compile, is too large, or takes too long.
         """
         try:
-            text = grammar_text(params)
+            text = params.grammar or grammar_text(params)  # a grammar is translated where it can be stopped
         except (ConfigError, RecursionError) as error:
             raise ApiError(str(error) or "the constraint is nested too deeply", param=param) from None
         if len(text) > MAX_GRAMMAR:
@@ -49,7 +49,8 @@ class Grammars:
         if key in self._known:
             self._known.move_to_end(key)
             return
-        found = await self.workers.ask({"grammar": text}, COMPILE_SECONDS)
+        asked = {"grammar": text} if params.grammar is None else {"notation": text}
+        found = await self.workers.ask(asked, COMPILE_SECONDS)
         if found is None:
             raise ApiError("the constraint takes too long to compile, or too much memory; make it simpler", param=param)
         if not found["error"]:  # what the error is, the engine says in its own words

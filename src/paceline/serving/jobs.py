@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from paceline.config import SamplingParams, ServerConfig
+from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.serving.limits import tenant_of
@@ -197,7 +197,7 @@ class JobFactory:
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
         calls = bool(request.tools) and request.tool_choice != "none"
-        thinking = prompt.rstrip().endswith(THINK)
+        thinking = request.think is None and prompt.rstrip().endswith(THINK)
         most = 1 if request.parallel_tool_calls is False else None
         return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking, most=most)
 
@@ -269,13 +269,17 @@ class JobFactory:
         self._short("bad_words", request.bad_words or ())
         try:
             bound = self._constraint(request)
-            return self._llm.default_sampling_params(
+            params = self._llm.default_sampling_params(
                 **given,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
                 **({} if bound is None else {"structured_outputs": bound}),
             )
         except PacelineError as error:
             raise named(error, request) from None
+        most, think = self._config.max_request_tokens, ThinkParams.parse(params.think)
+        if think is not None and most is not None and think.max_tokens > most:
+            raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
+        return params
 
     def _constraint(self, request: Any) -> Json | None:
         """`structured_outputs` of whatever asks for it."""

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -31,6 +32,8 @@ SAMPLING: Final = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "canvas",
+    "think",
     "seed",
     "stop",
     "stop_token_ids",
@@ -64,6 +67,11 @@ class _Quick(FailFast):
 QUICK: Final = _Quick()
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], QUICK]
 Texts = Annotated[list[str], MaxLen(MAX_TEXTS), QUICK]
+NUMBER: Final = {"type": "integer", "minimum": 1}
+PIECE: Final = {"anyOf": [{"type": "string"}, NUMBER, {"type": "array", "items": {"type": "integer", "minimum": 0}}]}
+Pieces = Annotated[Any, WithJsonSchema({"type": "array", "items": PIECE})]
+Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [NUMBER, {"type": "object"}]})]
+"""Fields that `SamplingParams` checks, whose messages know better what was meant than those of a union."""
 
 
 class Strict(BaseModel):
@@ -131,6 +139,8 @@ class Sampled(Strict):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
+    canvas: Pieces | None = None
+    think: Thoughts | None = None
     seed: int | None = None
     stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None

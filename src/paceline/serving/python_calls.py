@@ -48,7 +48,7 @@ Schema = Any
 
 
 def python_grammar(functions: Sequence[Function], *, parallel: bool, strict: bool) -> str:
-    """In Lark's notation: a list of one call, or of several.
+    """In llguidance's notation: a list of one call, or of several.
 
     Args:
         strict: functions that do not say so are.
@@ -64,7 +64,7 @@ def python_grammar(functions: Sequence[Function], *, parallel: bool, strict: boo
         calls.append(f'{_text(f"{one.name}(")} {arguments} ")"')
         rules += made.rules
     more = " (COMMA call)*" if parallel else ""
-    return "\n".join([f'start: "[" call{more} "]"', f"call: {' | '.join(calls)}", *rules, LITERALS])
+    return "\n".join(["%llguidance {}", f'start: "[" call{more} "]"', f"call: {' | '.join(calls)}", *rules, LITERALS])
 
 
 class _Rules:

@@ -35,7 +35,7 @@ SAME: Final = (
     *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
     *("prompt_cache_key", "service_tier", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
     *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
-    *("structured_outputs", "speculative_config"),
+    *("structured_outputs", "speculative_config", "canvas", "think"),
 )
 """Fields that go to the chat as they are."""
 
@@ -142,6 +142,8 @@ class ResponseRequest(Strict):
     prediction: Any = None
     structured_outputs: Any = None
     speculative_config: Any = None
+    canvas: Any = None
+    think: Any = None
 
     @property
     def stored(self) -> bool:
@@ -258,11 +260,12 @@ class ResponseTranslation(Translation):
         chat = self.run.usage
         if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
             return None
+        apart = chat["completion_tokens_details"]["reasoning_tokens"]
         return {
             "input_tokens": chat["prompt_tokens"],
             "input_tokens_details": chat["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": chat["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self.thoughts},
+            "output_tokens_details": {"reasoning_tokens": max(self.thoughts, apart)},
             "total_tokens": chat["total_tokens"],
             "speculative": chat["speculative"],
         }

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from paceline.grammar import bounded_json
 from paceline.serving.protocol import ApiError, Tool
 from paceline.serving.python_calls import python_grammar
 
@@ -104,7 +105,7 @@ def format_of(template: str | None) -> str:
 def calls_grammar(
     tools: Sequence[Tool], format_name: str, *, only: str | None, parallel: bool, strict: bool = False
 ) -> str:
-    """In Lark's notation: one or more calls of these functions and nothing else.
+    """In llguidance's notation: one or more calls of these functions and nothing else.
 
     Args:
         only: the function that is to be called; None leaves the choice.
@@ -132,13 +133,12 @@ def calls_grammar(
     many = parallel and only is None
     if form.listed:
         schema = {"type": "array", "items": schema, "minItems": 1, **({} if many else {"maxItems": 1})}
-    if not all(strict if one.strict is None else one.strict for one in picked):
-        schema |= {"x-guidance": {"lenient": True, "coerce_one_of": True}}
-    body = f"%json {json.dumps(schema | defined)}"
+    whole = bounded_json(schema | defined, strict=all(strict if one.strict is None else one.strict for one in picked))
+    body = f"%json {json.dumps(whole)}"
     begin, end = (json.dumps(mark) if mark else "" for mark in (form.begin, form.end))
     call = f'{begin} "\\n"? call "\\n"? {end}' if form.end else f"{begin} call"
     rest = f'("\\n"? {call})*' if many and form.end else ""
-    return f"start: {call} {rest}\ncall: {body}\n"
+    return f"%llguidance {{}}\nstart: {call} {rest}\ncall: {body}\n"
 
 
 def _hoisted(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A process that works on data of strangers, so that what hangs or crashes takes nothing else along.
 
 It reads a line of JSON from standard input and writes one:
-{"grammar": text} -> {"error": text}, empty where it compiles;
+{"grammar": text in llguidance's notation} -> {"error": text}, empty where it compiles;
+{"notation": text of a grammar as a user gives it} -> the same;
 {"schema": ..., "text": ...} -> {"errors": [text, ...]}, what the text violates;
 {"template": fields of `ChatTemplate`, "messages": ..., "more": ...} -> {"text": ..., "error": ""}.
 """
@@ -13,6 +14,8 @@ import json
 import sys
 import threading
 from typing import Any, Final
+
+from paceline.grammar import library_text
 
 MOST_ERRORS: Final = 8
 STACK_BYTES: Final = 2**21
@@ -26,10 +29,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """To one line."""
     if "template" in asked:
         return {"text": _rendered(**asked), "error": ""}
-    if "grammar" in asked:
+    if "grammar" in asked or "notation" in asked:
         import llguidance
 
-        return {"error": llguidance.LLMatcher.validate_grammar(asked["grammar"])}
+        return {"error": llguidance.LLMatcher.validate_grammar(asked.get("grammar") or library_text(asked["notation"]))}
     return {"errors": _violations(**asked) if asked else []}
 
 

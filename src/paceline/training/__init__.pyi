@@ -7,11 +7,14 @@ from .batches import documents_of as documents_of
 from .batches import packed as packed
 from .conversion import FORMATS as FORMATS
 from .conversion import convert as convert
-from .head_training import Trained as Trained
+from .head_training import standing as standing
 from .head_training import train as train
 from .heads import HeadTrainer as HeadTrainer
 from .heads import Trainer as Trainer
 from .heads import trainer as trainer
+from .judging import Evaluated as Evaluated
+from .judging import Judged as Judged
+from .judging import counted as counted
 from .loop import fit as fit
 from .optimizing import Progress as Progress
 from .optimizing import groups as groups
@@ -23,6 +26,14 @@ from .optimizing import take_up as take_up
 from .optimizing import update as update
 from .processes import accelerator as accelerator
 from .processes import launched_device as launched_device
+from .report import figures as figures
+from .report import interval_words as interval_words
+from .report import of_texts as of_texts
+from .report import over_words as over_words
+from .splits import NO_INTERVAL as NO_INTERVAL
+from .splits import Size as Size
+from .splits import Split as Split
+from .splits import split as split
 from .state_shards import StateShards as StateShards
 from .steering_strength import Strength as Strength
 from .steering_strength import candidate_strengths as candidate_strengths
@@ -31,3 +42,4 @@ from .train_config import LEARN_TEXTS as LEARN_TEXTS
 from .train_config import METHODS as METHODS
 from .train_config import Fitting as Fitting
 from .train_config import TrainConfig as TrainConfig
+from .trained import Trained as Trained

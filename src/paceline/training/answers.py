@@ -1,6 +1,6 @@
 """What a target says to prompts: the texts that drafters learn from, gathered once and kept line by line.
 
-The file is JSONL, one answer a line, each on disk before the next ones are made; a killed run goes on where it stopped.
+The file is JSONL, one answer a line, each on disk as soon as it is whole; a killed run goes on where it stopped.
 Sampled answers have a temperature and a seed of their own, which follow from the prompt.
 """
 
@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tqdm.auto import tqdm
-
 from paceline.config import SamplingParams
 from paceline.errors import PromptError
+from paceline.training.shown import Shown
 from paceline.utils import Conversation, read_prompts
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
 TOGETHER: Final = 64
-"""Prompts whose answers are made, and written, together."""
+"""Prompts whose answers are made together."""
 
 TEMPERATURE: Final = 0.8
 """Of sampled answers."""
@@ -94,29 +93,51 @@ def answered(
         file: JSONL of answers, made or gone on with.
         max_tokens: of an answer. sampled_share: of prompts whose answer is drawn at temperature 0.8.
     Raises:
-        PromptError: a file of other lines, or an answer that ended with an error.
+        PromptError: a file of other lines. PacelineError: an answer that ended with an error.
     """
     known = {one.id: one for one in _read(file)}
     left = [(name, ids) for name, ids in prompts.items() if name not in known]
-    with tqdm(total=len(prompts), initial=len(prompts) - len(left), desc="answers", disable=None) as bar:
+    with Shown("answers", len(prompts), done=len(prompts) - len(left)) as shown:
+        asking = _Asking(llm, file, known, shown, max_tokens, sampled_share)
         for start in range(0, len(left), TOGETHER):
-            made = list(_made(llm, left[start : start + TOGETHER], max_tokens, sampled_share))
-            _append(file, made)
-            known |= {one.id: one for one in made}
-            bar.update(len(made))
+            asking.make(left[start : start + TOGETHER], len(prompts) - len(left) + start)
     return [known[name] for name in prompts]
 
 
-def _made(llm: LLM, prompts: Sequence[tuple[str, Ids]], max_tokens: int, sampled_share: float) -> Iterator[Answer]:
-    heat = [TEMPERATURE if int(name[:8], 16) < sampled_share * 16**8 else 0.0 for name, _ in prompts]
-    params = [
-        SamplingParams(temperature=each, seed=int(name[8:15], 16) if each else None, max_tokens=max_tokens)
-        for (name, _), each in zip(prompts, heat, strict=True)
-    ]
-    found = llm.generate([{"prompt_token_ids": ids} for _, ids in prompts], params, use_tqdm=False)
-    for (name, ids), each, output in zip(prompts, heat, found, strict=True):
-        output.raise_for_error()
-        yield Answer(name, ids, list(output.outputs[0].token_ids), each)
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Answers on their way into a file, and among those that are known."""
+
+    llm: LLM
+    file: Path
+    known: dict[str, Answer]
+    shown: Shown
+    max_tokens: int
+    sampled_share: float
+
+    def make(self, prompts: Sequence[tuple[str, Ids]], before: int) -> None:
+        """Answer prompts together; `before` were answered before them."""
+        heat = [TEMPERATURE if int(name[:8], 16) < self.sampled_share * 16**8 else 0.0 for name, _ in prompts]
+        requests = []
+        for (name, ids), each in zip(prompts, heat, strict=True):
+            seed = int(name[8:15], 16) if each else None
+            params = SamplingParams(temperature=each, seed=seed, max_tokens=self.max_tokens)
+            request, decoder = self.llm.request({"prompt_token_ids": ids}, params)
+            requests.append(request)
+
+        def advance(done: int, _: int) -> None:
+            for (name, ids), each, request in zip(prompts, heat, requests, strict=True):
+                if request.finished and name not in self.known:
+                    output = request.result()
+                    output.raise_for_error()
+                    self.keep(Answer(name, ids, list(output.outputs[0].token_ids), each))
+            self.shown.update(before + done, f"{before + done} of {int(self.shown.total)}")
+
+        decoder.run(requests, advance)
+
+    def keep(self, one: Answer) -> None:
+        _append(self.file, one)
+        self.known[one.id] = one
 
 
 def _ids(llm: LLM, one: Conversation) -> Ids:
@@ -137,10 +158,10 @@ def _name(ids: Sequence[int]) -> str:
     return sha256(json.dumps(list(ids)).encode()).hexdigest()
 
 
-def _append(file: Path, answers: Sequence[Answer]) -> None:
+def _append(file: Path, one: Answer) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as out:
-        out.write("".join(json.dumps(asdict(one)) + "\n" for one in answers).encode())
+        out.write(f"{json.dumps(asdict(one))}\n".encode())
         out.flush()
         os.fsync(out.fileno())
 

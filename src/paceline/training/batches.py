@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from paceline.models.heads import target_rows
 from paceline.training.answers import Answer
+from paceline.training.shown import Shown
 from paceline.training.state_shards import States, StateShards
 
 if TYPE_CHECKING:
@@ -167,13 +167,17 @@ class TargetView:
         if not self.reads:
             return
         missing = [one for one in dict.fromkeys(documents) if not shards.has(one.tokens)]
-        with tqdm(total=sum(len(one.tokens) for one in missing), desc="states", unit="token", disable=None) as bar:
-            for start in range(0, len(missing), AT_ONCE):
-                part = missing[start : start + AT_ONCE]
-                for one, states in zip(part, self._computed(part), strict=True):
-                    shards.put(one.tokens, states)
-                    bar.update(len(one.tokens))
-        shards.write()
+        total, done = sum(len(one.tokens) for one in missing), 0
+        try:
+            with Shown("states", total, unit="token") as shown:
+                for start in range(0, len(missing), AT_ONCE):
+                    part = missing[start : start + AT_ONCE]
+                    for one, states in zip(part, self._computed(part), strict=True):
+                        shards.put(one.tokens, states)
+                        done += len(one.tokens)
+                    shown.update(done, f"{done} of {total} tokens")
+        finally:
+            shards.write()
 
     def embedding(self) -> Tensor:
         """(vocabulary, d) float32 embeddings of all tokens."""

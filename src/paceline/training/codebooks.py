@@ -92,5 +92,5 @@ class CodebookTrainer(NextTokenTrainer):
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """A checkpoint like the target's, with its tokenizer, and the codebooks."""
         config = {**read_config(llm.folder), "paceline_codebooks": dict(facts)}
-        write_checkpoint(folder, llm, config, with_layers(llm.folder, self.model))
         write_books(folder, self.books)
+        write_checkpoint(folder, llm, config, with_layers(llm.folder, self.model))

@@ -28,7 +28,7 @@ from paceline.models.heads import target_rows, write_folder
 from paceline.models.loading import Checkpoint, read_config
 from paceline.training.batches import Batch, TargetView
 from paceline.training.next_token import NextTokenTrainer, decoded
-from paceline.utils import need
+from paceline.utils import need, replacing
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -84,8 +84,9 @@ class DraftModelTrainer(NextTokenTrainer):
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """A checkpoint, with the target's tokenizer."""
         config, tensors = self.checkpoint(llm)
+        with replacing(folder / VOCABULARY) as fresh:
+            fresh.write_text(json.dumps(view.vocabulary.tolist()), encoding="utf-8")
         write_checkpoint(folder, llm, config | {"paceline_draft": dict(facts)}, tensors)
-        (folder / VOCABULARY).write_text(json.dumps(view.vocabulary.tolist()), encoding="utf-8")
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
         trimmed = {"draft_vocab_size": len(self.rows), "draft_vocab_file": str(folder / VOCABULARY)}
@@ -227,8 +228,8 @@ def with_layers(folder: Path, model: nn.Module) -> Tensors:
 
 
 def write_checkpoint(folder: Path, llm: LLM, config: Mapping[str, Any], tensors: Tensors) -> None:
-    """A checkpoint in the target's dtype, with the target's tokenizer."""
-    write_folder(folder, config, {name: one.to(llm.runner.info.dtype) for name, one in tensors.items()})
+    """A checkpoint in the target's dtype, with the target's tokenizer; its config.json comes last."""
     for name in COPIED:
         if (llm.folder / name).is_file():
             shutil.copyfile(llm.folder / name, folder / name)
+    write_folder(folder, config, {name: one.to(llm.runner.info.dtype) for name, one in tensors.items()})

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,22 +14,26 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from paceline.errors import CapabilityError, ConfigError, PacelineError
+from paceline.models.loading import RUN_SETTINGS
 from paceline.training.answers import Answer, Ids, answered, prompts_of, texts_of
-from paceline.training.batches import Document, TargetView, documents_of, draft_vocabulary, packed
+from paceline.training.batches import Document, TargetView, draft_vocabulary
 from paceline.training.heads import Trainer, trainer
-from paceline.training.loop import Curve, fit
+from paceline.training.loop import STATE, fit
+from paceline.training.optimizing import steps_of
 from paceline.training.processes import accelerator
 from paceline.training.report import write_report
 from paceline.training.speed import measured
+from paceline.training.splits import LEAST, split
 from paceline.training.state_shards import StateShards
 from paceline.training.train_config import TrainConfig
-from paceline.utils import need
+from paceline.training.trained import Trained
+from paceline.utils import need, replacing
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
-SETTINGS: Final = "training.json"
-"""In a run's folder: what it is made of, so that another run does not go on with it."""
+SPLIT: Final = "training, validation, test"
+"""Parts of a run's texts. Earlier versions had two, so that what these runs have learned may be tested on."""
 
 ANSWERS: Final = "answers.jsonl"
 """In a run's folder: what the model said."""
@@ -45,35 +48,20 @@ TIMED: Final = 64
 """Most tokens of a timed answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What a run has made.
-
-    Attributes:
-        folder: of what was trained, with report.json and report.html. curve: its judgements.
-        speculative_config: how it is drafted with; empty for what does not draft.
-        model: the folder, where it is a model in place of the target.
-        speed: what `measured` says of it, where it was timed.
-    """
-
-    folder: Path
-    curve: Curve
-    speculative_config: Mapping[str, Any]
-    model: Path | None
-    speed: Mapping[str, Any] | None
-
-
 def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "", speed_prompts: int = 8) -> Trained:
     """Train a head for a model; a run that was stopped goes on where it was. Of several processes all call it; the
-    first one makes the answers, writes and times.
+    first one makes the answers, writes and times. While it learns, Ctrl-C and SIGTERM wait until its state is on the
+    disk.
 
     Args:
         llm: the model, in bfloat16 or float32, on a CPU or GPU.
         output: folder of the head; the run's own files are in its folder `run`.
         command: how it was asked for, for the report.
-        speed_prompts: held-out prompts on which it is timed in the end, in turn with plain decoding; 0 for none.
+        speed_prompts: prompts of the test texts on which it is timed in the end, in turn with plain decoding; 0 for
+            none.
     Raises:
-        ConfigError: the folder holds a run of other settings, or of more or fewer processes, or what no run has made.
+        ConfigError: the folder holds a run of other settings, or of more or fewer processes, or what no run has made;
+            too few texts.
         PromptError: prompts that cannot be used.
         CapabilityError: a model that does not give what the method needs.
     """
@@ -84,29 +72,35 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     with processes.main_process_first():
         asked = _asked(llm, config)
         made_by = {"model": llm.runner.info.fingerprint, "processes": processes.num_processes}
-        new = _claim(folder, {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data]})
+        settings = {**made_by, **config.as_json(), "sha256": [_sum(path) for path in config.data], "split": SPLIT}
+        new = _claim(folder, settings, command)
         with _left_free(run, new):
             answers = _answers(llm, config, asked, run / ANSWERS)
-            training, held_out = split(answers, config.held_out_share, length)
-            head, view = _begun(llm, config, training)
+            texts = split(answers, config.held_out_share, length)
+            head, view = _begun(llm, config, texts.training)
     if config.feature_disk_bytes:
         with processes.main_process_first():
-            view.shards = _shards(view, [*training, *held_out], config, run, writes=processes.is_main_process)
-    head.prepare(view, training, length, config.fitting.seed)
-    curve = fit(head, view, (packed(training, length), packed(held_out, length)), config.fitting, run)
+            every = [*texts.training, *texts.validation, *texts.test]
+            view.shards = _shards(view, every, config, run, writes=processes.is_main_process)
+    head.prepare(view, texts.training, length, config.fitting.seed)
+    curve = fit(head, view, texts, config.fitting, run)
     if view.shards is not None and config.feature_folder is None and processes.is_main_process:
         view.shards.remove()
     drafter, speed = head.speculative_config(folder), None
+    facts = _facts(llm, config, answers, command)
     if processes.is_main_process:
-        facts = _facts(llm, config, answers, command)
         head.write(folder, llm, view, facts)
         if speed_prompts and head.drafts:
-            prompts = [prompt_of(one) for one in held_out[:speed_prompts]]
+            prompts = [prompt_of(one) for one in texts.test[:speed_prompts]]
             target = replaced(llm, folder) if head.replaces_target else llm
             speed = measured(target, drafter, prompts, depths=head.depths, max_tokens=min(TIMED, config.max_tokens))
-        write_report(folder, config.as_json(), curve, facts, speed, drafts=head.drafts)
+    before, test = curve.tests
+    model = folder if head.replaces_target else None
+    made = Trained(folder, test, before, curve, texts.sizes(), drafter, model, speed)
+    if processes.is_main_process:
+        write_report(made, config.as_json(), facts)
     processes.wait_for_everyone()
-    return Trained(folder, curve, drafter, folder if head.replaces_target else None, speed)
+    return made
 
 
 def replaced(llm: LLM, folder: Path) -> LLM:
@@ -121,29 +115,13 @@ def prompt_of(document: Document) -> tuple[int, ...]:
     return document.tokens[: document.first if document.first > 2 else half]
 
 
-def split(answers: Sequence[Answer], share: float, length: int) -> tuple[list[Document], list[Document]]:
-    """Documents to train on, and those to judge by: of the prompts that come first by id, the greedy ones.
-
-    Raises:
-        ConfigError: nothing is left on one side.
-    """
-    ordered = sorted(answers, key=lambda one: one.id)
-    greedy = [one for one in ordered if one.temperature == 0.0]
-    apart = greedy[: max(1, round(share * len(answers)))]
-    names = {one.id for one in apart}
-    training = documents_of([one for one in answers if one.id not in names], length)
-    held_out = documents_of(apart, length)
-    rule = f"give texts of at least three tokens to learn within {length} tokens, on both sides of held_out_share"
-    need(bool(training and held_out), "data", rule, f"{len(training)} to train on and {len(held_out)} held out")
-    return training, held_out
-
-
 def _asked(llm: LLM, config: TrainConfig) -> list[Answer] | dict[str, Ids]:
     """Texts as they are, or prompts."""
     if config.texts:
         return texts_of(llm, config.data, most=config.most_prompts)
     found = prompts_of(llm, config.data, most=config.most_prompts, longest=config.fitting.row_tokens // 2)
-    need(len(found) > 1, "data", "hold two prompts at least, for one is held out", len(found))
+    rule = f"hold {LEAST} prompts or more: one to learn, one to choose the best state by, one to test it on"
+    need(len(found) >= LEAST, "data", rule, len(found))
     return found
 
 
@@ -206,26 +184,37 @@ def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _claim(folder: Path, settings: Mapping[str, Any]) -> bool:
+def _claim(folder: Path, settings: Mapping[str, Any], command: str) -> bool:
     """Make a folder this run's, and say whether it was new.
 
     Raises:
         ConfigError: it holds a run of other settings, or a model or head that no run has made.
     """
-    path = folder / "run" / SETTINGS
+    path = folder / RUN_SETTINGS
     need(folder.is_dir() or not folder.exists(), "output", "be a folder", str(folder))
     made = [name for name in MADE if (folder / name).exists()]
     if made and not path.exists():
-        raise ConfigError(f"{str(folder)!r} holds {made[0]} and no run/{SETTINGS} to go on with; name another output")
-    known = json.loads(path.read_text()) if path.is_file() else {}
+        raise ConfigError(f"{str(folder)!r} holds {made[0]} and no {RUN_SETTINGS} to go on with; name another output")
+    known = {"split": "training, held out", **json.loads(path.read_text())} if path.is_file() else {}
+    known.pop("command", None)
     now = json.loads(json.dumps(settings))
     if other := list(_differing(known, now)):
         raise ConfigError(
             f"{str(folder)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(now, indent=2))
+    with replacing(path) as fresh:
+        fresh.write_text(json.dumps({**now, "command": command}, indent=2))
     return not known
+
+
+def standing(folder: Path) -> str:
+    """How far the run in an output's folder is, as "step 12", or "" where there is nothing to go on from."""
+    run = folder / RUN_SETTINGS.parent
+    if (run / STATE).is_file():
+        return f"step {steps_of(run / STATE)}"
+    answers = (run / ANSWERS).read_bytes().count(b"\n") if (run / ANSWERS).is_file() else 0
+    return f"{answers} answers" if answers else ""
 
 
 @contextmanager

@@ -4,15 +4,17 @@ What a step does depends on its number and the seed alone: the order of rows, th
 goes on from its state on disk ends in the weights of one that was never stopped, bit for bit on one machine with as
 many threads. In a run of so many minutes the learning rate follows the clock.
 
+The state is on disk before every judgement, every minute, and before Ctrl-C or SIGTERM has its effect. What is judged
+follows from the state, so that a judgement that was cut off is made again.
+
 Of several processes (paceline.training.processes) each takes rows of its own in every step and judges a part of the
-held-out ones; the first one writes.
+texts that choose the best state; the first one writes.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,54 +22,42 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from paceline.training.batches import Batch, Document, TargetView
+from paceline.training.batches import Document, TargetView, packed
 from paceline.training.heads import Trainer
-from paceline.training.optimizing import Progress, groups, keep, learning_rate, set_rate, take_up
+from paceline.training.judging import Evaluated, Judged, counted, words
+from paceline.training.optimizing import groups, keep, learning_rate, put, set_rate, take_up
 from paceline.training.processes import accelerator, agreed
+from paceline.training.shown import Shown
+from paceline.training.splits import Split
+from paceline.training.stopping import Deferred
 from paceline.training.train_config import Fitting
+from paceline.utils import replacing
 
 BAR: Final = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 STATE, BEST, CURVE = "state.safetensors", "best.safetensors", "curve.json"
 
-Rows = Sequence[Sequence[Document]]
+SAVED: Final = 60.0
+"""Seconds after which the state is put on the disk, where that takes at most `SAVING` of them."""
 
+SAVING: Final = 0.05
+"""Most of the time that goes into that."""
 
-@dataclass(slots=True)
-class Judged:
-    """What a head can do on held-out texts.
-
-    Attributes:
-        step, tokens: when, and after how many tokens of training, those of later epochs included.
-        loss: of training since the last time.
-        acceptance: by depth, the share of drafts that are right where all before them are.
-    """
-
-    step: int
-    tokens: int
-    loss: float
-    acceptance: list[float]
-
-    @property
-    def length(self) -> float:
-        """Tokens that a pass gives with a chain of all depths: one, and those drafts that are right from the first."""
-        total, reach = 1.0, 1.0
-        for share in self.acceptance:
-            reach *= share
-            total += reach
-        return total
+Rows = list[list[Document]]
 
 
 @dataclass(slots=True)
 class Curve:
-    """A run: its judgements, and seconds so far."""
+    """A run: its judgements, seconds so far, and what was found on the texts for testing, before training and, of the
+    best state, after it.
+    """
 
     judged: list[Judged] = field(default_factory=list)
     seconds: float = 0.0
+    tests: list[Evaluated] = field(default_factory=list)
 
     @property
     def best(self) -> Judged:
@@ -75,76 +65,93 @@ class Curve:
         return max(self.judged, key=lambda one: (one.length, one.step))
 
     def save(self, path: Path) -> None:
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self)))
-        fresh.replace(path)
+        with replacing(path) as fresh:
+            fresh.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Curve:
         if not path.is_file():
             return cls()
         found = json.loads(path.read_text())
-        return cls([Judged(**one) for one in found["judged"]], found["seconds"])
+        judged, tests = [Judged(**one) for one in found["judged"]], [Evaluated(**one) for one in found["tests"]]
+        return cls(judged, found["seconds"], tests)
 
 
-def fit(head: Trainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> Curve:
+def fit(head: Trainer, view: TargetView, texts: Split, how: Fitting, folder: Path) -> Curve:
     """Train a head, or go on where a run that was stopped has left its state in `folder`.
 
     Args:
         head: ends with the weights that were judged best.
-        texts: rows of documents to train on, and rows to judge by.
+        texts: to learn, to judge by, and to test it on before and after.
     """
+    for torn in folder.glob(".tmp*"):  # of a save that was killed
+        torn.unlink()
     run = _Run(head, view, texts, how, folder)
     run.go()
     run.processes.wait_for_everyone()
     head.load_state_dict(load_file(folder / BEST), strict=False)
+    run.curve.tests.append(run.tested())
     return run.curve
 
 
 class _Run:
-    def __init__(self, head: Trainer, view: TargetView, texts: tuple[Rows, Rows], how: Fitting, folder: Path) -> None:
-        self.head, self.view, self.how, (self.training, self.held_out) = head, view, how, texts
+    def __init__(self, head: Trainer, view: TargetView, texts: Split, how: Fitting, folder: Path) -> None:
+        self.head, self.view, self.how, self.texts = head, view, how, texts
+        self.training, self.validation = (packed(part, how.row_tokens) for part in (texts.training, texts.validation))
         self.folder, self.rate = folder, how.learning_rate or head.rate
         self.device, self.processes = head.rows.device, accelerator()
         self.head.to(self.device)
         self.optimizer = torch.optim.AdamW(groups(head, how.weight_decay), lr=self.rate, betas=(0.9, 0.95))
         self.curve = Curve.load(folder / CURVE)
         self.at = take_up(folder / STATE, head, self.optimizer)
-        self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]  # a kill between the two
+        self.curve.judged = [one for one in self.curve.judged if one.step <= self.at.step]
+        if self.curve.judged and self.curve.judged[-1].step == self.at.step:
+            self.at.losses = []  # they are in that judgement
         self.seconds, self.start = 60 * self.at.minutes, perf_counter()
-        self.losses: list[float] = []
+        self.due = perf_counter() + SAVED
         self.bf16 = bool(agreed(bf16_is_faster(self.device))) if how.bf16 is None else how.bf16
         self.loss = self.processes.prepare_model(head, device_placement=False)
         self.done = self._progress()
+        self.signals = Deferred()
 
     @property
     def spent(self) -> float:
         return self.seconds + perf_counter() - self.start
 
     def go(self) -> None:
-        quiet = None if self.processes.is_main_process else True
-        with tqdm(total=100, desc="training", unit="%", disable=quiet, bar_format=BAR) as bar:
-            if not self.curve.judged:
-                self._judge()
-            while self.done < 1.0 and not self._stale():
-                self._step()
+        """Train to the end, judging on the way."""
+        quiet, done = not self.processes.is_main_process, 100 * min(1.0, self.done)
+        with self.signals, Shown("training", 100, done=done, quiet=quiet, bar_format=BAR) as shown:
+            while True:
+                if not self.curve.judged or self._to_be_judged():
+                    self._judge()
+                if self.done >= 1.0 or self._stale():
+                    return
+                loss = self._step()
                 self.done = self._progress()
-                bar.update(min(100.0, 100 * self.done) - bar.n)
-                if self.at.step % self.how.eval_steps == 0 or self.done >= 1.0:
-                    words = f"step {self.at.step}, {self._judge().length:.2f} tokens a pass"
-                    bar.set_postfix_str(words)
-                    if not sys.stderr.isatty() and self.processes.is_main_process:
-                        tqdm.write(f"training: {min(self.done, 1.0):.0%}, {words}", file=sys.stderr)
+                self._keep_in_time()
+                can = words(self.curve.judged[-1].acceptance, drafts=self.head.drafts)
+                shown.update(100 * min(1.0, self.done), f"step {self.at.step}, loss {loss:.3f}, judged {can}")
+
+    def tested(self) -> Evaluated:
+        """What the head can do now on the texts for testing, of which every process looks at all."""
+        rows = packed(self.texts.test, self.how.row_tokens)
+        return Evaluated.of(torch.cat([*self._counts(rows)], -1), self.texts.sizes()["test"].tokens)
 
     def _progress(self) -> float:
         """How much of the run is done, from 0 on."""
         return self.at.step / self.how.steps if self.how.steps else agreed(self.spent / 60 / self.how.minutes)
 
+    def _to_be_judged(self) -> bool:
+        step = self.at.step
+        return step > self.curve.judged[-1].step and (step % self.how.eval_steps == 0 or self.done >= 1.0)
+
     def _stale(self) -> bool:
         lengths = [one.length for one in self.curve.judged]
         return len(lengths) - 1 - lengths.index(max(lengths)) >= self.how.patience
 
-    def _step(self) -> None:
+    def _step(self) -> float:
+        """Learn from one batch; returns its loss."""
         head, step = self.head, self.at.step
         rows = [self.training[i] for i in self._picked(step)]
         batch = self.view.batch(rows, self.how.row_tokens).to(self.device)
@@ -156,8 +163,9 @@ class _Run:
         torch.nn.utils.clip_grad_norm_(head.parameters(), self.how.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(loss.item())
+        self.at.losses.append(loss.item())
         self.at.step = step + 1
+        return self.at.losses[-1]
 
     def _picked(self, step: int) -> list[int]:
         """Rows of a step, of this process: every epoch has an order of its own."""
@@ -173,34 +181,49 @@ class _Run:
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
-    def _judge(self) -> Judged:
-        """Judge, and put state and curve on the disk; the best weights so far too."""
-        with torch.no_grad(), self._precision():
-            counts = counted(self.head.eval(), self._batches())
+    def _judge(self) -> None:
+        """Judge the state, which is put on the disk before, and the curve and the best weights so far after it."""
+        self._keep()
+        if not self.curve.tests:
+            self.curve.tests.append(self.tested())
+        own = self.validation[self.processes.process_index :: self.processes.num_processes]
+        counts = sum((one.sum(-1) for one in self._counts(own)), torch.zeros(2, self.head.depths, device=self.device))
         right, reached = self.processes.reduce(counts)
-        shares = (right / reached.clamp(min=1)).tolist()
         tokens = self.at.step * self.processes.num_processes * self.how.batch_rows * self.how.row_tokens
-        made = Judged(self.at.step, tokens, sum(self.losses) / max(1, len(self.losses)), shares)
-        self.losses = []
+        loss = sum(self.at.losses) / max(1, len(self.at.losses))
+        made = Judged(self.at.step, tokens, loss, (right / reached.clamp(min=1)).tolist())
+        self.at.losses = []
         self.curve.judged.append(made)
         self.curve.seconds = self.spent
         if self.processes.is_main_process:
-            self._save(best=made is self.curve.best)
-        return made
+            if made is self.curve.best:
+                weights = {name: one.detach().clone() for name, one in self.head.named_parameters()}
+                put(self.folder / BEST, weights)
+            self.curve.save(self.folder / CURVE)
 
-    def _save(self, *, best: bool) -> None:
-        if best:
-            fresh = self.folder / f"{BEST}.new"
-            save_file({name: one.detach().clone() for name, one in self.head.named_parameters()}, fresh)
-            fresh.replace(self.folder / BEST)
-        self.curve.save(self.folder / CURVE)
-        keep(self.folder / STATE, self.head, self.optimizer, Progress(self.at.step, self.spent / 60))
+    def _keep_in_time(self) -> None:
+        """Put the state on the disk where it is time, or a signal came, which then has its effect."""
+        came = int(agreed(self.signals.came))
+        if came or perf_counter() >= self.due:
+            self._keep()
+        if came:
+            self.signals.came = came
+            self.signals.deliver()
 
-    def _batches(self) -> Iterator[Batch]:
-        size = self.how.batch_rows
-        held_out = self.held_out[self.processes.process_index :: self.processes.num_processes]
-        for i in range(0, len(held_out), size):
-            yield self.view.batch(held_out[i : i + size], self.how.row_tokens).to(self.device)
+    def _keep(self) -> None:
+        began, self.at.minutes = perf_counter(), self.spent / 60
+        if self.processes.is_main_process:
+            keep(self.folder / STATE, self.head, self.optimizer, self.at)
+        self.due = perf_counter() + max(SAVED, (perf_counter() - began) / SAVING)
+
+    def _counts(self, rows: Rows) -> Iterator[Tensor]:
+        """(2, depths, n) of the texts of each batch, as `counted` says."""
+        size, head = self.how.batch_rows, self.head.eval()
+        for i in range(0, len(rows), size):
+            self.signals.deliver()
+            batch = self.view.batch(rows[i : i + size], self.how.row_tokens).to(self.device)
+            with torch.no_grad(), self._precision():
+                yield counted(head, batch)
 
 
 def bf16_is_faster(device: torch.device) -> bool:
@@ -217,22 +240,3 @@ def bf16_is_faster(device: torch.device) -> bool:
             taken.append(perf_counter() - start)
         seconds[dtype] = min(taken)
     return seconds[torch.bfloat16] < seconds[torch.float32]
-
-
-def counted(head: Trainer, batches: Iterator[Batch]) -> Tensor:
-    """(2, depths) float32: how many of the likeliest drafts are the text's own token where all before them are, and how
-    many there are; a token that the draft vocabulary lacks is never drafted.
-    """
-    right, reached = counts = torch.zeros(2, head.depths, device=head.rows.device)
-    for batch in batches:
-        alive = torch.ones(batch.tokens.numel(), dtype=torch.bool, device=counts.device)
-        for depth, (at, guessed) in enumerate(head.guesses(batch)):
-            _, columns = batch.learned(depth + 2)
-            hit = torch.zeros_like(alive)
-            hit[at] = guessed == columns
-            inside = torch.zeros_like(alive)
-            inside[at] = True
-            reached[depth] += (alive & inside).sum()
-            alive = alive & hit
-            right[depth] += alive.sum()
-    return counts

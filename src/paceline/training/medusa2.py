@@ -111,12 +111,6 @@ class Medusa2Trainer(NextTokenTrainer):
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
         """A checkpoint like the target's, with its tokenizer, and the heads in a folder in it."""
         info = llm.runner.info
-        write_checkpoint(
-            folder,
-            llm,
-            {**read_config(llm.folder), "paceline_medusa2": dict(facts)},
-            with_layers(llm.folder, self.model),
-        )
         config = HeadConfig(
             method="medusa",
             hidden_size=info.hidden_size,
@@ -134,6 +128,12 @@ class Medusa2Trainer(NextTokenTrainer):
         if config.draft_vocab_size < config.vocab_size:
             tensors["draft_to_target"] = self.vocabulary
         write_head(folder / HEAD, config, tensors)
+        write_checkpoint(
+            folder,
+            llm,
+            {**read_config(llm.folder), "paceline_medusa2": dict(facts)},
+            with_layers(llm.folder, self.model),
+        )
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
         return {"method": "medusa", "model": str(folder / HEAD)}

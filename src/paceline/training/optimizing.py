@@ -5,16 +5,19 @@ of beginning again: one safetensors file in full precision, replaced as a whole.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from paceline.utils import replacing
 
 
 def learning_rate(progress: float, step: int, peak: float, warmup: int = 100) -> float:
@@ -46,10 +49,11 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, mos
 
 @dataclass(slots=True)
 class Progress:
-    """Steps done, and minutes that they took."""
+    """Steps done, minutes that they took, and losses that nobody has averaged yet."""
 
     step: int = 0
     minutes: float = 0.0
+    losses: list[float] = field(default_factory=list)
 
 
 def paced(
@@ -86,9 +90,21 @@ def keep(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progres
     for name, value in model.named_parameters():
         tensors[f"model.{name}"] = value.detach().cpu()
         tensors.update({f"optimizer.{name}.{key}": part.cpu() for key, part in optimizer.state[value].items()})
-    fresh = path.with_suffix(".new")
-    save_file(tensors, fresh, {"step": str(progress.step), "minutes": str(progress.minutes)})
-    fresh.replace(path)
+    facts = {"step": progress.step, "minutes": progress.minutes, "losses": progress.losses}
+    put(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
+
+
+def put(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+    """Write tensors; what is there stays whole until they are on the disk.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    with replacing(path) as fresh:
+        try:
+            save_file(dict(tensors), fresh, facts)
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
 
 
 def take_up(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
@@ -106,4 +122,10 @@ def take_up(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> P
             }
         torch.set_rng_state(file.get_tensor("rng"))
         facts = file.metadata()
-    return Progress(int(facts["step"]), float(facts["minutes"]))
+    return Progress(int(facts["step"]), float(facts["minutes"]), json.loads(facts.get("losses", "[]")))
+
+
+def steps_of(path: Path) -> int:
+    """Steps done when `keep` wrote a file."""
+    with safe_open(path, "pt") as file:
+        return int(file.metadata()["step"])

@@ -8,10 +8,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from paceline.training.loop import Curve
+from paceline.bench import ENOUGH
+from paceline.training.judging import Evaluated, Judged
+from paceline.training.splits import NO_INTERVAL
+from paceline.training.trained import Trained
+from paceline.utils import replacing
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -25,106 +28,143 @@ img {{ max-width: 100%; background: #fff }} pre {{ overflow-x: auto; padding: 1r
 {judged}{speed}{plot}<h2>Where it comes from</h2><pre>{facts}</pre></body></html>
 """
 
-DRAFTS = """<p>On held-out texts of the target, a chain of {depths} drafts gives <b>{length:.2f}</b> tokens a pass
-(at best, after {step} steps; {first:.2f} before training). {minutes:.0f} minutes of training.</p>
+DRAFTS = """<p>On {seen}, a chain of {depths} drafts gives <b>{figure}</b> tokens a pass{interval};
+{first} before training. It is the state after {step} steps; {minutes:.1f} minutes of training.</p>
 <table><tr><th>draft</th>{depth_cells}</tr><tr><th>before training</th>{before_cells}</tr>
 <tr><th>after it</th>{after_cells}</tr></table>
-<p>Each cell: the share of drafts that are right where all before them are.</p>
+<p>Each cell: the share of drafts that are right where all before them are, and of how many drafts that is.</p>
 """
 
-TEXTS = """<p>Of the tokens of held-out texts, <b>{share:.1%}</b> are the likeliest ones (at best, after {step} steps;
-{first:.1%} before training). {minutes:.0f} minutes of training.</p>
+TEXTS = """<p>Of {seen}, <b>{figure}</b> are the likeliest ones{interval}; {first} before training. It is the
+state after {step} steps; {minutes:.1f} minutes of training.</p>
 """
 
+UNSEEN = "which neither the weights nor the choice of the best state have seen"
 
-def write_report(
-    folder: Path,
-    settings: Mapping[str, Any],
-    curve: Curve,
-    facts: Mapping[str, Any],
-    speed: Mapping[str, Any] | None,
-    *,
-    drafts: bool = True,
-) -> None:
-    """Write both files into a head's folder; the plot is left out where matplotlib is not installed.
+
+def write_report(made: Trained, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write both files into the folder of what was trained; the plot is left out where matplotlib is not installed.
 
     Args:
-        drafts: it is a head; otherwise what is judged is how well texts are predicted.
-        settings: of the run. facts: where the head comes from. speed: of `measured`, where it was timed.
+        settings: of the run. facts: where the head comes from.
     """
-    best, first = curve.best, curve.judged[0]
+    drafts, curve = bool(made.speculative_config), made.curve
     found = {
         "method": settings["method"],
-        "acceptance": best.acceptance,
-        "tokens_per_pass": best.length,
-        "before": {"acceptance": first.acceptance, "tokens_per_pass": first.length},
-        "steps": best.step,
+        **figures(made.test, drafts=drafts),
+        "before": figures(made.before, drafts=drafts),
+        "texts": {name: asdict(size) for name, size in made.sizes.items()},
+        "steps": curve.best.step,
         "minutes": curve.seconds / 60,
-        "speed": speed,
-        "curve": [asdict(one) | {"tokens_per_pass": one.length} for one in curve.judged],
+        "speed": made.speed,
+        "curve": [_judged(one, drafts=drafts) for one in curve.judged],
         "settings": settings,
         "provenance": facts,
     }
-    (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+    with replacing(made.folder / "report.json") as fresh:
+        fresh.write_text(json.dumps(found, indent=2) + "\n")
     page = PAGE.format(
         title=f"{escape(settings['method'])} for {escape(str(facts['target']['name']))}",
-        judged=_judged(curve)
-        if drafts
-        else TEXTS.format(
-            share=best.acceptance[0], step=best.step, first=first.acceptance[0], minutes=curve.seconds / 60
-        ),
-        plot=_plot(curve),
-        speed="" if speed is None else _speed(speed),
+        judged=_tested(made, drafts=drafts),
+        plot=_plot(made, drafts=drafts),
+        speed="" if made.speed is None else _speed(made.speed),
         facts=escape(json.dumps({"provenance": facts, "settings": settings}, indent=2)),
     )
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    with replacing(made.folder / "report.html") as fresh:
+        fresh.write_text(page, encoding="utf-8")
 
 
-def _judged(curve: Curve) -> str:
-    """What a head can do, before and after training."""
-    best, first = curve.best, curve.judged[0]
+def figures(found: Evaluated, *, drafts: bool) -> dict[str, Any]:
+    """JSON-ready, with what they rest on: how often drafts are right, and tokens a pass; or, of what drafts nothing,
+    how many tokens are the likeliest.
+    """
+    ends = None if found.interval is None else [round(end - (not drafts), 6) for end in found.interval]
+    interval = {"no_interval": NO_INTERVAL} if ends is None else {"interval": ends}
+    rest = {**interval, "test_texts": found.texts, "test_tokens": found.tokens}
+    if not drafts:
+        return {"right": found.acceptance[0], **rest}
+    return {"acceptance": found.acceptance, "drafts": found.drafts, "tokens_per_pass": found.length, **rest}
 
-    def cells(shares: list[float]) -> str:
-        return "".join(f"<td>{share:.2f}</td>" for share in shares)
 
-    return DRAFTS.format(
-        depths=len(best.acceptance),
-        length=best.length,
+def _judged(one: Judged, *, drafts: bool) -> dict[str, Any]:
+    """A point of the curve."""
+    kept = asdict(one)
+    shares = kept.pop("acceptance")
+    return kept | ({"acceptance": shares, "tokens_per_pass": one.length} if drafts else {"right": shares[0]})
+
+
+def interval_words(found: Mapping[str, Any], *, share: bool = False) -> str:
+    """As in " (95 % interval 1.20 to 1.45)" of what `figures` or `figure` gives, or in brackets why there is none."""
+    if "no_interval" in found:
+        return f" ({found['no_interval']})"
+    low, high = found.get("interval") or (found["low"], found["high"])
+    ends = (f"{end:.1%}" if share else f"{end:.2f}" for end in (low, high))
+    return f" (95 % interval {' to '.join(ends)})"
+
+
+def over_words(found: Mapping[str, Any] | None) -> str:
+    """A ratio of `figure`'s, with its interval where it has one."""
+    if found is None:
+        return "not measured"
+    return f"{found['value']:.2f}{interval_words(found) if 'low' in found else ''}"
+
+
+def of_texts(found: Evaluated) -> str:
+    """As in "24 test texts (3100 tokens)"."""
+    return f"{found.texts} test text{'s' * (found.texts != 1)} ({found.tokens} tokens)"
+
+
+def _tested(made: Trained, *, drafts: bool) -> str:
+    """What it can do, before and after training."""
+    test, before, best = made.test, made.before, made.curve.best
+
+    def cells(one: Evaluated) -> str:
+        pairs = zip(one.acceptance, one.drafts, strict=True)
+        return "".join(f"<td>{share:.2f} of {count}</td>" if count else "<td>of none</td>" for share, count in pairs)
+
+    form = DRAFTS if drafts else TEXTS
+    return form.format(
+        seen=f"{of_texts(test)}, {UNSEEN}" if drafts else f"the tokens of {of_texts(test)}, {UNSEEN}",
+        depths=len(test.acceptance),
+        figure=f"{test.length:.2f}" if drafts else f"{test.acceptance[0]:.1%}",
+        first=f"{before.length:.2f}" if drafts else f"{before.acceptance[0]:.1%}",
+        interval=interval_words(figures(test, drafts=drafts), share=not drafts),
         step=best.step,
-        first=first.length,
-        minutes=curve.seconds / 60,
-        depth_cells="".join(f"<th>{depth}</th>" for depth in range(1, len(best.acceptance) + 1)),
-        before_cells=cells(first.acceptance),
-        after_cells=cells(best.acceptance),
+        minutes=made.curve.seconds / 60,
+        depth_cells="".join(f"<th>{depth}</th>" for depth in range(1, len(test.acceptance) + 1)),
+        before_cells=cells(before),
+        after_cells=cells(test),
     )
 
 
 def _speed(found: Mapping[str, Any]) -> str:
     """A table of what was timed."""
     names = {"plain": "plain decoding", "chain": f"{found['drafts']} drafts", "auto": "as many as pay (auto)"}
-    rows = []
+    rows, prompts = [], found["prompts"]
     for key, name in names.items():
-        one, over = found[key], found[key].get("over_plain")
-        rate = one["tokens_per_second"]
+        one, rate = found[key], found[key]["tokens_per_second"]
         cells = [
             name,
             f"{rate['value']:.0f}" if rate else "",
-            f"{over['value']:.2f} ({over['low']:.2f} to {over['high']:.2f})" if over else "",
+            "" if key == "plain" else over_words(one["over_plain"]).replace("95 % interval ", ""),
             f"{one['tokens_per_pass']:.2f}" if "tokens_per_pass" in one else "",
-            f"{one['equal']} of {found['prompts']}" if "equal" in one else "",
+            f"{one['equal']} of {prompts}" if "equal" in one else "",
         ]
         rows.append("".join(f"<td>{cell}</td>" for cell in cells))
-    heads = ("", "tokens/s", "over plain (95 % interval)", "tokens a pass", "answers as plain decoding's")
+    over = "over plain" if prompts < ENOUGH else "over plain (95 % interval)"
+    heads = ("", "tokens/s", over, "tokens a pass", "answers as plain decoding's")
+    why = f" {NO_INTERVAL[0].upper()}{NO_INTERVAL[1:]}." if prompts < ENOUGH else ""
     return (
-        f"<h2>Speed</h2><p>Greedy, {found['prompts']} held-out prompts in turn, {found['max_tokens']} tokens each.</p>"
-        f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
+        f"<h2>Speed</h2><p>Greedy, {prompts} test prompt{'s' * (prompts != 1)} in turn, {found['max_tokens']} tokens "
+        f"each.{why}</p><table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
         + "".join(f"<tr>{row}</tr>" for row in rows)
         + "</table>\n"
     )
 
 
-def _plot(curve: Curve) -> str:
+def _plot(made: Trained, *, drafts: bool) -> str:
     """The learning curves as an image element, or nothing."""
+    curve, size = made.curve, made.sizes["validation"]
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -133,13 +173,19 @@ def _plot(curve: Curve) -> str:
     left, right = figure.subplots(1, 2)
     tokens = [one.tokens / 1000 for one in curve.judged]
     for depth in range(len(curve.judged[0].acceptance)):
-        left.plot(tokens, [one.acceptance[depth] for one in curve.judged], label=f"draft {depth + 1}")
-    left.set(xlabel="thousand tokens trained", ylabel="right where all before are", ylim=(0, 1))
+        label = f"draft {depth + 1}" if drafts else "tokens"
+        left.plot(tokens, [one.acceptance[depth] for one in curve.judged], marker=".", label=label)
+    what = "right where all before are" if drafts else "are the likeliest"
+    left.set(xlabel="thousand tokens trained", ylabel=what, ylim=(0, 1))
     left.legend(fontsize=8)
-    right.plot(tokens[1:], [one.loss for one in curve.judged[1:]], color="#d98c3f")
+    right.plot(tokens[1:], [one.loss for one in curve.judged[1:]], marker=".", color="#d98c3f")
     right.set(xlabel="thousand tokens trained", ylabel="training loss")
     for axis in (left, right):
         axis.grid(color="#eeeeee")
     data = io.BytesIO()
     figure.savefig(data, format="svg")
-    return f'<img alt="Learning curves" src="data:image/svg+xml;base64,{base64.b64encode(data.getvalue()).decode()}">\n'
+    image = base64.b64encode(data.getvalue()).decode()
+    return (
+        f'<img alt="Learning curves" src="data:image/svg+xml;base64,{image}">\n<p>Left: on {size.texts} validation '
+        f"texts ({size.tokens} tokens), by which the best state was chosen, so that they flatter it.</p>\n"
+    )

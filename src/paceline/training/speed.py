@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from paceline.bench import in_turn, speedup, tokens_per_second
+from paceline.bench import ENOUGH, Estimate, in_turn, speedup, tokens_per_second
 from paceline.config import SamplingParams
+from paceline.training.splits import NO_INTERVAL
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -28,8 +29,9 @@ def measured(
         drafter: its speculative_config. depths: most drafts of a chain.
         max_tokens: of an answer, of which the model's ends are no end.
     Returns:
-        "plain", "chain" and "auto", each with tokens_per_second and, but for plain, over_plain (as `Estimate.to_dict`),
-        tokens_per_pass, and equal: how many answers are those of plain decoding.
+        "plain", "chain" and "auto", each with tokens_per_second and, but for plain, over_plain (as `figure` gives
+        them), tokens_per_pass, and equal: how many answers are those of plain decoding. "prompts" and "max_tokens" say
+        what all of them rest on.
     """
     length = min(CHAIN, depths)
     fixed = {**drafter, "controller": "fixed", "num_speculative_tokens": length}
@@ -53,18 +55,27 @@ def measured(
     found: dict[str, Any] = {"prompts": len(prompts), "max_tokens": max_tokens, "drafts": length}
     for name in llms:
         rate = tokens_per_second(tokens[name], seconds[name])
-        found[name] = {"tokens_per_second": None if rate is None else rate.to_dict()}
+        found[name] = {"tokens_per_second": figure(rate)}
         if name == "plain":
             continue
         over = speedup(tokens["plain"], seconds["plain"], tokens[name], seconds[name])
         outputs, plain = ([turn.outputs[one] for turn in turns] for one in (name, "plain"))
         pairs = zip(outputs, plain, strict=True)
         found[name] |= {
-            "over_plain": None if over is None else over.to_dict(),
+            "over_plain": figure(over),
             "tokens_per_pass": float(np.mean([one.metrics.mean_acceptance_length for one in outputs])),
             "equal": sum(one.outputs[0].token_ids == other.outputs[0].token_ids for one, other in pairs),
         }
     return found
+
+
+def figure(found: Estimate | None) -> dict[str, Any] | None:
+    """Its value and number of prompts, with low and high ends of its interval, or why it has none."""
+    if found is None:
+        return None
+    if found.n < ENOUGH:
+        return {"value": found.value, "n": found.n, "no_interval": NO_INTERVAL}
+    return found.to_dict()
 
 
 def _column(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

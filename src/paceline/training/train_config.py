@@ -50,7 +50,7 @@ class Fitting:
         minutes: of training, judging included; or steps, where these are given.
         batch_rows, row_tokens: rows of a step, tokens of a row.
         learning_rate: peak; None is the method's. warmup_steps, weight_decay, max_grad_norm: as usual.
-        eval_steps: steps between two judgements, after each of which the state is on disk.
+        eval_steps: steps between two judgements, by which the best state is chosen.
         patience: judgements without a better one, after which training ends.
         bf16: products are computed in bfloat16, weights and their averages in float32; None: where that is faster here.
         seed: of the order of rows and of noise.
@@ -94,7 +94,8 @@ class TrainConfig:
             conversations that end with an answer only that; otherwise the model answers first, and only its answers
             are learned.
         most_prompts: of each file. max_tokens: of an answer. sampled_share: of answers that are drawn at temperature
-            0.8. held_out_share: of prompts that are judged by and not trained on; their answers are greedy.
+            0.8. held_out_share: of prompts, of each of two parts that are not learned and answered greedily: one
+            chooses the best state, the other tests it; of few prompts they are larger (`training.splits`).
         draft_vocab_size: tokens that the head can draft, those that are written most often; kangaroo and layer_skip can
             draft all.
         depths: tokens ahead; None is the method's.
@@ -145,7 +146,7 @@ class TrainConfig:
         need(bool(self.data), "data", "name at least one file", self.data)
         integer("max_tokens", self.max_tokens, 4)
         number("sampled_share", self.sampled_share, 0.0, 1.0, "be in 0..1")
-        number("held_out_share", self.held_out_share, 0.0, 0.5, "be above 0 and at most 0.5", open_low=True)
+        number("held_out_share", self.held_out_share, 0.0, 0.4, "be above 0 and at most 0.4", open_low=True)
         integer("draft_vocab_size", self.draft_vocab_size, 16)
         if self.depths is not None:
             integer("depths", self.depths, 1, 16)

@@ -40,3 +40,5 @@ from .validation import shortened as shortened
 from .validation import strings as strings
 from .validation import tokens as tokens
 from .validation import unknown_names as unknown_names
+from .whole_files import replacing as replacing
+from .whole_files import sync_folder as sync_folder

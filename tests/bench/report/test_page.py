@@ -95,7 +95,7 @@ def test_everything_of_a_document_is_in_the_page() -> None:
         "llama.cpp plain",
         "80 [72, 88]",
         "Our fastest setting here: ngram.",
-        "5.00 [5.00, 5.00]",
+        "5.00 (of 1)",
         "paceline bench peers install vllm",
         "40.0 GB/s (a sum)",
     ):
@@ -112,6 +112,8 @@ def test_the_best_setting_is_one_that_is_shown_to_be_faster(low: float, n: int, 
     gain = {**estimate(1.2), "low": low, "high": 1.5, "n": n}
     made = document([cell("plain"), cell("ngram", 1.2) | {"speedup": gain}, cell("auto", 1.0)], peers=[peer("p")])
     page, told = report_html(made), list(document_remarks(made))
+    assert ("1.20 (of 5)" in page) is (n < ENOUGH)  # no interval of so few
+    assert (f"1.20 [{low:.2f}, 1.50]" in page) is (n >= ENOUGH)
     assert ("Best: ngram" in page) is shown
     assert ("No setting shown faster than plain" in page) is not shown
     assert f"Our fastest setting here: {'ngram' if shown else 'plain'}." in page

@@ -22,9 +22,11 @@ TASKS = 6
 
 
 def interval(estimate: Mapping[str, Any] | None, digits: int = 2) -> str:
-    """A figure with its interval, or a dash."""
+    """A figure with its interval, or of how few prompts or batches it is, or a dash."""
     if estimate is None:
         return NOTHING
+    if estimate["n"] < ENOUGH:
+        return f"{estimate['value']:.{digits}f} (of {estimate['n']})"
     return f"{estimate['value']:.{digits}f} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 

@@ -9,18 +9,20 @@ import numpy as np
 from paceline.diffusion.base import BlockProgress, Commit, Setting, Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.predictions import uniform
-from paceline.diffusion.schedule import AscendingBlocks, ascending_rounds
+from paceline.diffusion.schedule import AscendingBlocks, Blocks, ascending_rounds
 from paceline.models.denoiser import Ints
 from paceline.utils import need
 
 
 def checked_steps(setting: Setting, denoising_steps: int | None) -> int | None:
-    """Rounds for a block, if it has so many slots.
+    """Rounds for a block, if it has so many slots; where the text is one block by default, at most its slots.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: a block of a length that was chosen, or is the model's, has fewer.
     """
     size = len(setting.first_block())
+    if denoising_steps is not None and isinstance(setting.schedule, Blocks) and setting.schedule.whole:
+        denoising_steps = min(denoising_steps, size)
     rule = f"lie in 1..{size}, the slots of a block (each round writes one at least)"
     need(denoising_steps is None or 1 <= denoising_steps <= size, "denoising_steps", rule, denoising_steps)
     return denoising_steps
@@ -31,7 +33,8 @@ class QuotaCommit(Commit):
 
     Args:
         denoising_steps: rounds for a full block; None is a round for each slot, one slot at a time. A block that begins
-            with fewer masked slots takes the same number of rounds, or as many as it has slots.
+            with fewer masked slots takes the same number of rounds, or as many as it has slots, as does a text that is
+            one block for want of a `block_length`.
     Raises:
         ConfigError: more rounds than a block has slots.
     Source: Large Language Diffusion Models (arXiv:2502.09992).

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.cpu.eligibility import fits
 from paceline.models.cuda.graphs import ScoringGraphs
 from paceline.models.decoder.arena import Arena
@@ -85,6 +85,8 @@ class NativeRunner:
         read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
         weight_bytes = bytes_read(spec, weights) + read
         quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
+        table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
+        self._rows = 0 if table is None else len(table)
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
@@ -116,6 +118,7 @@ class NativeRunner:
             + (f"-{quantization}" if quantization else "")
             + ("-mixed" if mixed else ""),
             quantization=quantization,
+            stored_rows=spec.stored_rows,
         )
 
     def _prepare(
@@ -191,6 +194,8 @@ class NativeRunner:
         all_logits: bool,
     ) -> Scores:
         check_extend(self.info, caches, rows)
+        if not isinstance(inputs, torch.Tensor):
+            check_tokens(self.info, inputs, self._rows)
         segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
         at = offsets(segments)
         wanted = None if all_logits else [stop - 1 for stop in at[1:]]
@@ -220,6 +225,12 @@ class NativeRunner:
         self._before_step(caches, roots, trees)
         return self._score(caches, roots, trees, taps, computed)
 
+    def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        check_tokens(self.info, roots, self._rows)
+        for tree in trees:
+            if len(tree):
+                check_tokens(self.info, tree.tokens.tolist(), self._rows)
+
     def _before_step(
         self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
     ) -> None:
@@ -233,6 +244,7 @@ class NativeRunner:
         taps: Sequence[int],
         computed: Sequence[int] | None,
     ) -> Scores:
+        self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
             fed = [
@@ -263,6 +275,8 @@ class NativeRunner:
         """
         if plan.first == 0:
             self._before_step(caches, roots if hidden is None else None, trees)
+        if hidden is None:
+            self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
         rows = sum(segment.rows for segment in segments)
         if hidden is None and plan.first:
@@ -360,5 +374,5 @@ def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
     """Names the shape and type of a model: what costs that were measured belong to."""
     experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
     heads = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
-    sizes = f"{spec.intermediate_size}{experts}-{spec.vocab_size}"
+    sizes = f"{spec.intermediate_size}{experts}-{spec.stored_rows or spec.vocab_size}"
     return f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{heads}-{sizes}-{str(dtype).removeprefix('torch.')}"

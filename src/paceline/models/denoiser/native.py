@@ -14,6 +14,7 @@ frequencies, and applied in float32 (float64 for a float64 model), so that long 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -293,10 +294,17 @@ class NativeDenoiser:
         self.needs_left = spec.shifted
         self._table = weights["embed.weight"]
         self.device, self.dtype = self._table.device, self._table.dtype
+        self._never = torch.tensor([spec.mask_token_id], device=self.device)
         invariant: RowInvariance = "proven" if spec.block_length is not None else True
         self._layers = [DenoiserLayer(spec, index, weights, invariant) for index in range(model.num_layers)]
         self._norm = norm(weights["final_norm.weight"], model.norm_eps)
         self._head = head(self._table if model.tied else weights["head.weight"], invariant)
+
+    def without(self, ids: Sequence[int]) -> NativeDenoiser:
+        """The same model, by which some ids are never written: their logits are -inf, as the mask token's is."""
+        other = copy(self)
+        other._never = torch.tensor([self.mask_token_id, *ids], device=self.device)
+        return other
 
     @property
     def slot_bytes(self) -> int:
@@ -360,8 +368,7 @@ class NativeDenoiser:
     def _finish(self, logits: torch.Tensor) -> torch.Tensor:
         if self.spec.model.logit_multiplier != 1.0:
             logits = logits * self.spec.model.logit_multiplier
-        logits[:, self.mask_token_id] = -torch.inf
-        return logits
+        return logits.index_fill_(1, self._never, -torch.inf)
 
 
 def _cache_of(call: Call) -> NativeSlotCache | None:

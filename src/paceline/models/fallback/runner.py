@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score
+from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
 
@@ -53,11 +54,12 @@ class TransformersRunner:
         model: an AutoModelForCausalLM, or anything that is called like one; moved to nowhere, set to evaluation.
         name: for messages.
         max_context: most tokens of a sequence; None takes the configuration's.
+        tokens: ids that are tokens lie below, and logits of those beyond are left out; None takes all.
     Raises:
         ConfigError: more context than the configuration declares.
     """
 
-    def __init__(self, model: Any, *, name: str, max_context: int | None = None) -> None:
+    def __init__(self, model: Any, *, name: str, max_context: int | None = None, tokens: int | None = None) -> None:
         model.eval()
         self.model = model
         first = next(model.parameters())
@@ -66,10 +68,15 @@ class TransformersRunner:
         if max_context is not None and not 2 <= max_context <= declared:
             raise ConfigError(f"max_model_len must lie in 2..{declared}, the context of {name}, got {max_context}")
         limit = max_context or declared
-        vocab_size = int(caller.run([0], keep=False).logits.shape[-1])
+        rows = int(caller.run([0], keep=False).logits.shape[-1])
+        vocab_size = rows if tokens is None else min(rows, tokens)
+        table = model.get_input_embeddings()
+        self._rows = rows if table is None else int(table.weight.shape[0])
         self.make_history = choose_history(caller, vocab_size, limit)
         self.history_kind = type(self.make_history()).__name__
         self.info = _describe(model, name=name, vocab_size=vocab_size, max_context=limit, first=first)
+        if vocab_size < rows:
+            self.info = replace(self.info, stored_rows=rows)
         self.capabilities = Capabilities(taps=_can_tap(caller, self.info.hidden_size), fork=True)
 
     @classmethod
@@ -82,6 +89,7 @@ class TransformersRunner:
         dtype: torch.dtype | str,
         trust_remote_code: bool = False,
         max_context: int | None = None,
+        tokens: int | None = None,
     ) -> TransformersRunner:
         """Load a checkpoint folder with transformers, from safetensors files only.
 
@@ -112,13 +120,13 @@ class TransformersRunner:
         except Exception as error:  # as above
             raise _refusal(error, name) from error
         _check_complete(found, name)
-        return cls._started(model.to(device), name, max_context)
+        return cls._started(model.to(device), name, max_context, tokens)
 
     @classmethod
-    def _started(cls, model: Any, name: str, max_context: int | None) -> TransformersRunner:
+    def _started(cls, model: Any, name: str, max_context: int | None, tokens: int | None) -> TransformersRunner:
         """A runner that has run one token: a configuration that loads may still not run."""
         try:
-            runner = cls(model, name=name, max_context=max_context)
+            runner = cls(model, name=name, max_context=max_context, tokens=tokens)
             runner.extend([runner.open()], [[0]])
         except PacelineError:
             raise
@@ -147,10 +155,11 @@ class TransformersRunner:
                 raise ConfigError(
                     "extend needs at least one token for each sequence, got none; leave that sequence out"
                 )
+            check_tokens(self.info, new, self._rows)
             history = _cut(cache, cache.length)
             fed.append(history.feed([int(token) for token in new], last_only=not all_logits, taps=taps))
             cache.length += len(new)
-        return _scores(fed, taps)
+        return _scores(fed, taps, self.info.vocab_size)
 
     def score(
         self,
@@ -178,6 +187,7 @@ class TransformersRunner:
         fed = []
         for i, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):
             inputs, done = [int(root), *tree.tokens.tolist()], 0 if computed is None else computed[i]
+            check_tokens(self.info, inputs, self._rows)
             again = len(cache.opened().tokens) > cache.length
             history = _cut(cache, cache.length + done)
             if done >= len(inputs) or history.tokens[cache.length :] != inputs[:done]:
@@ -189,7 +199,7 @@ class TransformersRunner:
                 history.mark()
                 cache.marked = True
             fed.append(history.feed(inputs[done:], taps=taps))
-        return _scores(fed, taps)
+        return _scores(fed, taps, self.info.vocab_size)
 
     def commit(self, caches: Sequence[FallbackCache], paths: Sequence[Sequence[int]]) -> None:
         """See `Runner.commit`."""
@@ -252,10 +262,10 @@ def _cut(cache: FallbackCache, length: int) -> History:
     return history
 
 
-def _scores(fed: Sequence[PassOutput], taps: Sequence[int]) -> Scores:
+def _scores(fed: Sequence[PassOutput], taps: Sequence[int], vocab_size: int) -> Scores:
     rows = tuple(accumulate((len(one.logits) for one in fed), initial=0))
     return Scores(
-        torch.cat([one.logits for one in fed]),
+        torch.cat([one.logits[:, :vocab_size] for one in fed]),
         rows,
         {layer: torch.cat([one.taps[layer] for one in fed]) for layer in set(taps)},
     )

@@ -176,6 +176,8 @@ def _check_target(config: HeadConfig, folder: Path, target: ModelInfo, tokenizer
         ("hidden_size", config.hidden_size, target.hidden_size),
         ("vocab_size", config.vocab_size, target.vocab_size),
     ]
+    if config.vocab_size == target.stored_rows:  # made for the rows that are no tokens as well
+        pairs.pop()
     deepest = max(config.taps, default=-1)
     if deepest > target.num_layers:
         pairs.append(("num_layers", deepest, target.num_layers))

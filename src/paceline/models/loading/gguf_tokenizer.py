@@ -111,10 +111,11 @@ def gguf_tokenizer(path: Path) -> tuple[Any, dict[str, str], str | None]:
     if len(kinds) != len(tokens):
         raise CheckpointError(f"{path}: {len(tokens)} tokens have {len(kinds)} types; download it again")
     model = file.metadata.get("tokenizer.ggml.model")
+    vocab = _vocabulary(tokens, kinds)
     if model == "gpt2":
-        inner, begins = _byte_level(file, tokens)
+        inner, begins = _byte_level(file, vocab)
     elif model == "llama":
-        inner, begins = _by_scores(file, tokens), True
+        inner, begins = _by_scores(file, tokens, vocab), True
     else:
         raise UnsupportedModelError(
             f"{path}: a tokenizer of kind {model!r} cannot be read from GGUF; known are gpt2 and llama; give "
@@ -134,7 +135,16 @@ def _list(file: GgufFile, key: str, *, least: int = 1) -> list[Any]:
     return found
 
 
-def _byte_level(file: GgufFile, tokens: Sequence[str]) -> tuple[Any, bool]:
+def _vocabulary(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
+    """Ids by token, without those that stand for rows of the embedding that are no tokens."""
+    return {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind != UNUSED or token != f"[PAD{index}]"
+    }
+
+
+def _byte_level(file: GgufFile, vocab: dict[str, int]) -> tuple[Any, bool]:
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Inner
 
@@ -146,7 +156,6 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> tuple[Any, bool]:
         )
     rule = PRE[name]
     merges = [_halves(one) for one in _list(file, "merges")]
-    vocab = {token: index for index, token in enumerate(tokens)}
     try:
         inner = Inner(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole))
     except Exception as error:  # the library raises bare Exception
@@ -164,12 +173,11 @@ def _halves(merge: str) -> tuple[str, str]:
     return merge[:at], merge[at + 1 :]
 
 
-def _by_scores(file: GgufFile, tokens: Sequence[str]) -> Any:
+def _by_scores(file: GgufFile, tokens: Sequence[str], vocab: dict[str, int]) -> Any:
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, normalizers
 
     scores = _list(file, "scores", least=len(tokens))
-    vocab = {token: index for index, token in enumerate(tokens)}
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
         raise CheckpointError(f"{file.path}: its unknown token is {unknown!r} of {len(tokens)}; download it again")

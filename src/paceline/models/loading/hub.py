@@ -17,6 +17,7 @@ from paceline.models.loading.checkpoint import INDEX, SINGLE
 from paceline.models.loading.gguf_checkpoint import gguf_config
 from paceline.models.loading.gguf_file import SPLIT, is_gguf, split_names
 from paceline.models.loading.tokenizer import read_json
+from paceline.models.loading.unfinished import refuse_unfinished
 from paceline.utils import need, shortened
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -63,7 +64,8 @@ def resolve(
         code: fetch Python files too (for `trust_remote_code`).
         gguf_file: the file meant in a folder or repository that holds GGUF files; of a split one any part.
     Raises:
-        CheckpointError: no such folder, file or repository, gated, or offline and not in the cache.
+        CheckpointError: no such folder, file or repository, gated, or offline and not in the cache; a training that
+            has not finished.
         ConfigError: a revision of a local folder.
     """
     name = str(model)
@@ -74,6 +76,7 @@ def resolve(
         raise CheckpointError(
             f"{name[:200]!r} cannot be opened ({getattr(error, 'strerror', None) or error}); check the path"
         ) from error
+    refuse_unfinished(path.parent if path.name == "head" and not is_folder else path)
     if is_folder:
         if revision is not None:
             raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
@@ -205,6 +208,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not config:
         if (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}/config.json is empty; download the checkpoint again")
+        refuse_unfinished(folder)
         raise CheckpointError(
             f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for GGUF files "
             f"gguf_file=NAME"

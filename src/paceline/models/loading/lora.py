@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, read_header, some
 from paceline.models.loading.tokenizer import read_json
+from paceline.models.loading.unfinished import refuse_unfinished
 from paceline.models.loading.weights import PREFIX
-from paceline.utils import shortened
+from paceline.utils import replacing, shortened
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OUTER = "base_model.model."
@@ -189,9 +190,11 @@ def write_adapter(
         for side, one in zip("AB", pair, strict=True)
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors lets the owner alone read it
+    with replacing(folder / CONFIG) as fresh:  # in its place behind the weights
+        fresh.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with replacing(folder / WEIGHTS) as weights:
+            save_file(tensors, weights, {"format": "pt"})
+            shutil.copymode(fresh, weights)  # safetensors lets the owner alone read it
 
 
 class StoredAdapter(Checkpoint):
@@ -208,6 +211,7 @@ def _read(folder: Path) -> _Adapter:
         raise CheckpointError(
             f"no folder {str(folder)!r}; adapters are not downloaded, give the folder that PEFT wrote"
         )
+    refuse_unfinished(folder)
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"no LoRA adapter in {folder}: {CONFIG} is missing; give the folder that PEFT wrote")
     if not (folder / WEIGHTS).is_file():

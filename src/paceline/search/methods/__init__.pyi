@@ -1,4 +1,3 @@
-from .adadec import learned_threshold as learned_threshold
 from .pg_td import program_of as program_of
 from .superposed import NGrams as NGrams
 from .voting import last_number as last_number

@@ -7,7 +7,7 @@ here. Source: A*-Decoding: Token-Efficient Inference Scaling (arXiv:2505.13672).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Final
 from paceline.search.base import Search, Steps, continued, need_draws
 from paceline.search.branch import Branch, Found
 from paceline.search.named import Scorer, named, rewards
-from paceline.utils import choice, integer, number
+from paceline.utils import choice, integer, need, number
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
+    from paceline.engine import Request
 
+TEXTS: Final = 4
+"""Of `max_tokens`, for which there are rows where no budget is given."""
+DIGITS: Final = 9
+"""Of totals, so that rounding makes no difference between equal ones."""
 LEAST: Final = 1e-6
 """A reward below counts as this where its logarithm is taken."""
 
@@ -31,18 +36,26 @@ class _Node:
     """A partial answer in the queue.
 
     Attributes:
-        path: cost of its steps so far. ahead: estimate of what is left. stream: whose randomness its first child goes
-            on with.
+        cost: sum over its steps so far. steps: their number. ahead: estimate of what is left. stream: whose randomness
+            its first child goes on with.
     """
 
     branch: Branch
-    path: float
+    cost: float
+    steps: int
     ahead: float
     stream: int
 
 
 class AStar(Search):
     """Best-first search over steps.
+
+    A text's total is `path_weight` times the cost of its path plus an estimate of what is left; of texts with the same
+    total the longest is gone on with. A path costs the mean of its steps: a sum grows with every step, however good,
+    so that the search would turn back to short texts over and over.
+
+    Without `budget_tokens`, a search computes at most as many rows as four texts of `max_tokens` need, or as many as
+    are wanted, with all that is sampled beside them.
 
     Args:
         reward: of texts so far (behind the prompt), numbers in 0..1, one each: a callable that takes a list, or
@@ -51,7 +64,8 @@ class AStar(Search):
         delimiter: where a step ends. step_tokens: after so many tokens it ends without one.
         heuristic: what is left, "shortfall" (1 - reward) or "log" (-log reward).
         cost: of a step, "shortfall" or "surprisal", the mean negative log-probability of its tokens.
-        path_weight: of the cost of the steps so far; 0 is greedy best-first search.
+        path: "mean" of the costs of its steps, or their "sum", as in A* for graphs.
+        path_weight: of the cost of the path; 0 is greedy best-first search.
         finished: end once so many ended texts were taken from the queue, and no fewer than `n`.
     Raises:
         ConfigError: a value outside its range, no reward.
@@ -68,6 +82,7 @@ class AStar(Search):
         step_tokens: int = 64,
         heuristic: str = "shortfall",
         cost: str = "shortfall",
+        path: str = "mean",
         path_weight: float = 1.0,
         finished: int = 1,
     ) -> None:
@@ -77,12 +92,16 @@ class AStar(Search):
         integer("finished", finished, 1)
         choice("heuristic", heuristic, ("shortfall", "log"))
         choice("cost", cost, ("shortfall", "surprisal"))
+        choice("path", path, ("mean", "sum"))
+        need(
+            isinstance(delimiter, str) and delimiter != "", "delimiter", "be a string of a character or more", delimiter
+        )
         number("path_weight", path_weight, 0.0, 1e6, "be 0 or more")
         self.reward, self.branching, self.delimiter = named("reward", reward), branching, delimiter
         self.longest, self.heuristic, self.cost = step_tokens, heuristic, cost
-        self.weight, self.wanted = path_weight, finished
+        self.weight, self.wanted, self.mean = path_weight, finished, path == "mean"
         self.rewarded = 0
-        self._queue: list[tuple[float, int, _Node]] = []
+        self._queue: list[tuple[float, int, int, _Node]] = []
         self._totals: dict[Branch, float] = {}
         self._order, self._streams = count(), count(1)
 
@@ -90,38 +109,43 @@ class AStar(Search):
     def check(cls, params: SamplingParams) -> None:
         need_draws(cls.name, params)
 
+    def most_rows(self, request: Request) -> int:
+        return max(TEXTS, self.wanted, request.params.n) * self.branching * request.max_tokens
+
     def steps(self, root: Branch) -> Steps[None]:
-        self._push(_Node(root, 0.0, 0.0, 0))
-        wanted = max(self.wanted, root.request.params.n)
+        self._push([_Node(root, 0.0, 0, 0.0, 0)])
+        wanted, said = max(self.wanted, root.request.params.n), set[str | tuple[int, ...]]()
         while self._queue:
             self.alive = self._best_so_far()
-            total, _, node = heappop(self._queue)
+            total, _, _, node = heappop(self._queue)
             if node.branch.ended:
                 self.found.append(Found(node.branch, -total))
-                if len(self.found) >= wanted:
+                said.add(node.branch.said())
+                if len(said) >= wanted:
                     break
                 continue
             streams = [node.stream, *(next(self._streams) for _ in range(self.branching - 1))]
             made = yield from self._sampled(node.branch, streams)
-            self._push(*self._judged(node, made))
+            self._push(self._judged(node, made))
         self.alive = self.kept = []
 
     def score(self, branch: Branch) -> float:
-        """Minus its total in the queue."""
-        return -self._totals[branch]
+        """Minus its total in the queue; within the first step, of which nothing is judged yet, as elsewhere."""
+        return -self._totals[branch] if branch in self._totals else super().score(branch)
 
     def _best_so_far(self) -> list[Branch]:
         """Where the budget ends now: the texts in the queue that have ended, or the deepest of the others."""
-        texts = [node.branch for _, _, node in self._queue]
+        texts = [node.branch for *_, node in self._queue]
         deepest = max(one.length for one in texts)
         return [one for one in texts if one.ended] or [one for one in texts if one.length == deepest]
 
-    def _push(self, *nodes: _Node) -> None:
+    def _push(self, nodes: Iterable[_Node]) -> None:
         for node in nodes:
-            total = self.weight * node.path + node.ahead
+            path = node.cost / max(1, node.steps) if self.mean else node.cost
+            total = round(self.weight * path + node.ahead, DIGITS)
             self._totals[node.branch] = total
-            heappush(self._queue, (total, next(self._order), node))
-        self.kept = [node.branch for _, _, node in self._queue if not node.branch.ended]
+            heappush(self._queue, (total, -node.steps, next(self._order), node))
+        self.kept = [node.branch for *_, node in self._queue if not node.branch.ended]
 
     def _sampled(self, branch: Branch, streams: Sequence[int]) -> Steps[dict[tuple[int, ...], tuple[Branch, int]]]:
         """Different continuations by one step, each with its stream."""
@@ -131,7 +155,11 @@ class AStar(Search):
             step = self.tokenizer.decode(one.tokens()[begin:], False)
             return one.length - begin >= self.longest or self.delimiter in step.lstrip()
 
-        made = yield from continued([branch] * len(streams), streams, until=over)
+        def note(made: list[Branch]) -> None:
+            if not begin:  # where the budget ends before a whole step is there, a part of it is better than nothing
+                self.alive = made
+
+        made = yield from continued([branch] * len(streams), streams, until=over, alive=note)
         found: dict[tuple[int, ...], tuple[Branch, int]] = {}
         for one, stream in zip(made, streams, strict=True):
             found.setdefault(tuple(one.tokens()[begin:]), (one, stream))
@@ -145,5 +173,5 @@ class AStar(Search):
             ahead = 1 - reward if self.heuristic == "shortfall" else -log(max(reward, LEAST))
             surprisal = (node.branch.logprob - branch.logprob) / max(1, branch.length - node.branch.length)
             step = 1 - reward if self.cost == "shortfall" else surprisal
-            found.append(_Node(branch, node.path + step, ahead, stream))
+            found.append(_Node(branch, node.cost + step, node.steps + 1, ahead, stream))
         return found

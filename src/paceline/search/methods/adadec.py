@@ -6,12 +6,11 @@ Source: Towards Better Code Generation: Adaptive Decoding with Uncertainty Guida
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
-import numpy as np
 import torch
 
-from paceline.errors import ConfigError
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
 from paceline.search.methods.cautious import entropy
@@ -24,7 +23,7 @@ class AdaDec(Search):
     `candidates`, each continued greedily, and takes the one whose continuation has the highest mean log-probability.
 
     Args:
-        threshold: nats, of the model's own distribution; `learned_threshold` finds it for a model.
+        threshold: nats, of the model's own distribution; `paceline tune --search adadec` finds it for a model.
         candidates: tokens tried. lookahead: most tokens that each is continued by.
         stop_lookahead: of the text behind the prompt, whether a continuation ends here (outside of a function's body,
             say): a callable or "module:function"; by default only the text's own end counts.
@@ -33,7 +32,7 @@ class AdaDec(Search):
     """
 
     name = "adadec"
-    one_text = True
+    one_text = drops_dead_ends = True
 
     def __init__(
         self,
@@ -54,13 +53,15 @@ class AdaDec(Search):
         logits, logprobs = yield from self._rows(here)
         while True:
             self.alive, self.kept = [here], []
+            if not (allowed := int(logprobs.isfinite().sum())):
+                return
             if self.candidates == 1 or self.lookahead == 0 or entropy(logits.log_softmax(-1)) < self.threshold:
                 here = here.child(*best(logprobs))
                 if here.ended:
                     break
                 logits, logprobs = yield from self._rows(here)
                 continue
-            top = logprobs.topk(min(self.candidates, int(logprobs.isfinite().sum())))
+            top = logprobs.topk(min(self.candidates, allowed))
             tried = [here.child(int(token), float(value)) for value, token in zip(*top, strict=True)]
             here, following = yield from self._ahead(tried)
             if following is None:
@@ -77,66 +78,31 @@ class AdaDec(Search):
         first = tried[0].parent
         assert first is not None
         self.kept = list(tried)
-        ends, rows_of = list(tried), {}
+        ends, rows_of, stuck = list(tried), {}, set[int]()
         for depth in range(self.lookahead):
-            going = [i for i, one in enumerate(ends) if not (one.ended or (depth and self._stops(one)))]
+            going = [i for i, one in enumerate(ends) if i not in stuck and not self._over(one, depth)]
             if not going:
                 break
             rows = yield [ends[i] for i in going]
             for row, i in enumerate(going):
                 if not depth:
                     rows_of[i] = rows.logits[row], rows.logprobs[row]
-                ends[i] = ends[i].child(*best(rows.logprobs[row]))
-        taken = max(
-            range(len(tried)), key=lambda i: (ends[i].logprob - first.logprob) / (ends[i].length - first.length)
-        )
+                token, logprob = best(rows.logprobs[row])
+                if logprob > -inf:
+                    ends[i] = ends[i].child(token, logprob)
+                else:
+                    stuck.add(i)
+        means = [(one.logprob - first.logprob) / (one.length - first.length) for one in ends]
+        taken = max(range(len(tried)), key=lambda i: (i not in stuck, means[i]))
         return tried[taken], rows_of.get(taken)
 
-    def _stops(self, branch: Branch) -> bool:
-        return self.stop is not None and bool(self.stop(branch.written()))
+    def _over(self, branch: Branch, depth: int) -> bool:
+        """Whether a continuation by so many tokens ends here."""
+        stops = depth > 0 and self.stop is not None and bool(self.stop(branch.written()))
+        return branch.ended or stops
 
 
 def best(logprobs: torch.Tensor) -> tuple[int, float]:
     """The likeliest token, and its log-probability."""
     token = int(logprobs.argmax())
     return token, float(logprobs[token])
-
-
-def learned_threshold(entropies: Sequence[float], right: Sequence[bool], *, seed: int = 0) -> float:
-    """The entropy from which on a model's likeliest token is not to be trusted.
-
-    A logistic regression of `right` on the entropy, on as many right as wrong places, and the cut q of its probability
-    in 0.01 to 0.99 that tells a held-out fifth apart best: the entropy where the probability is q.
-
-    Args:
-        entropies: nats, of the model's next-token distribution at places of texts; right: whether its likeliest token
-            was the text's.
-    Raises:
-        ConfigError: fewer than 10 places of a kind.
-    """
-    x, y = np.asarray(entropies, np.float64), np.asarray(right, bool)
-    generator = np.random.default_rng(seed)
-    size = min(int(y.sum()), int((~y).sum()))
-    if size < 10:
-        raise ConfigError(f"10 places of each kind are needed, right and wrong, got {size}; give more texts")
-    picked = np.concatenate([generator.permutation(np.flatnonzero(kind))[:size] for kind in (y, ~y)])
-    picked = generator.permutation(picked)
-    held, rest = picked[: len(picked) // 5], picked[len(picked) // 5 :]
-    slope, offset = _logistic(x[rest], y[rest])
-    chance = 1 / (1 + np.exp(-(slope * x[held] + offset)))
-    cuts = np.arange(0.01, 1.0, 0.01)
-    q = cuts[np.argmax([np.mean((chance >= cut) == y[held]) for cut in cuts])]
-    return max(0.0, float((np.log(q / (1 - q)) - offset) / slope))
-
-
-def _logistic(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Slope and offset of the likeliest logistic curve, by Newton's method with a small ridge."""
-    design, weights = np.stack([x, np.ones_like(x)], 1), np.zeros(2)
-    for _ in range(50):
-        chance = 1 / (1 + np.exp(-np.clip(design @ weights, -30, 30)))
-        slope = design.T @ (y - chance) - 1e-6 * weights
-        step = np.linalg.solve((design.T * (chance * (1 - chance))) @ design + 1e-6 * np.eye(2), slope)
-        weights += np.clip(step, -5, 5)
-        if np.abs(step).max() < 1e-10:
-            break
-    return float(weights[0]), float(weights[1])

@@ -34,6 +34,7 @@ class BeamSearch(Search):
     """
 
     name = "beam"
+    drops_dead_ends = keeps_spellings = True
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class BeamSearch(Search):
             return False
         if self.early_stopping is True:
             return True
-        best = self.alive[0]
+        best = max(self.alive, key=lambda one: one.logprob)  # in a group, the first is the best with its handicap
         late = self.early_stopping == "never" and self.length_penalty > 0.0
         reachable = best.logprob / float(max(1, most if late else best.length) ** self.length_penalty)
         return reachable <= min(one.score for one in self.found)
@@ -116,7 +117,7 @@ class DiverseBeamSearch(Search):
 
     In every step the groups choose one after the other; a token loses `diversity_penalty` for every beam of the groups
     before that has chosen it in the same step (Hamming diversity). The penalty counts in the choice alone: texts are
-    ranked by their own log-probabilities, as in `BeamSearch`. End tokens are exempt. Source: Diverse Beam Search:
+    ranked by their own log-probabilities, as in `BeamSearch`. Beams that end do not count. Source: Diverse Beam Search:
     Decoding Diverse Solutions from Neural Sequence Models (arXiv:1610.02424).
 
     Args:
@@ -128,6 +129,7 @@ class DiverseBeamSearch(Search):
     """
 
     name = "diverse_beam"
+    drops_dead_ends = keeps_spellings = True
 
     def __init__(
         self,
@@ -157,7 +159,6 @@ class DiverseBeamSearch(Search):
                 group.choose(logprobs, self.penalty * used)
                 for beam in group.alive:
                     used[beam.token] += 1.0
-                used[[token for token in root.stops.end_ids if token < len(used)]] = 0.0
             self.found = [one for group in self.groups for one in group.found]
         self.alive = []
 

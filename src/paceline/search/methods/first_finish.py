@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import UnsatisfiableError
 from paceline.search.base import Search, Steps, continued, mean_logprob, need_draws
 from paceline.search.branch import Branch, Found
 from paceline.search.named import named
@@ -27,7 +28,8 @@ def every(_: str) -> bool:
 class FirstFinish(Search):
     """Takes the first text that ends by itself; all others are given up in the same step.
 
-    Where none ends within `max_tokens`, the likeliest is taken.
+    Where none does within `max_tokens`, the likeliest of those that were cut off there is taken; where all have ended
+    and `accept` counts none of them, the search ends with an error.
 
     Args:
         num_samples: texts side by side.
@@ -51,15 +53,18 @@ class FirstFinish(Search):
 
     def steps(self, root: Branch) -> Steps[None]:
         texts, numbers = [root] * self.samples, list(range(self.samples))
-        left: list[Branch] = []
+        cut: list[Branch] = []
         while texts:
-            self.alive = texts = yield from continued(texts, numbers, until=lambda _: True)
+            texts = yield from continued(texts, numbers, until=lambda _: True)
             done = [one for one in texts if one.stops.finish_reason == "stop"]
             if taken := [one for one in done if self.accept(one.written())]:
                 self.alive, self.found = [], [Found(taken[0], mean_logprob(taken[0]))]
                 return
-            left += [one for one in texts if one.ended]
+            cut += [one for one in texts if one.stops.finish_reason == "length"]
             pairs = [(one, number) for one, number in zip(texts, numbers, strict=True) if not one.ended]
             texts, numbers = [one for one, _ in pairs], [number for _, number in pairs]
-        best = max(left, key=mean_logprob)
-        self.alive, self.found = [], [Found(best, mean_logprob(best))]
+            self.alive = texts
+        if not cut:
+            raise UnsatisfiableError(f"accept counts none of {self.samples} texts; raise num_samples or loosen accept")
+        best = max(cut, key=mean_logprob)
+        self.found = [Found(best, mean_logprob(best))]

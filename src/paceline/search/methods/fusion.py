@@ -13,11 +13,10 @@ from typing import Final
 
 import torch
 
-from paceline.errors import ConfigError
 from paceline.models.loading import token_bytes
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
-from paceline.search.named import named
+from paceline.search.named import named, numbers
 from paceline.search.scoring import ByteScorer
 from paceline.utils import integer, need, number
 
@@ -48,6 +47,7 @@ class GenerativeFusion(Search):
     """
 
     name = "gfd"
+    drops_dead_ends = True
 
     def __init__(
         self,
@@ -95,8 +95,9 @@ class GenerativeFusion(Search):
                     data = written[child.token] if child.token < len(written) else None
                     texts[child] = texts[parent] + (data or b"")
                     made.append(child)
-            if not made:
-                break
+            if not made:  # no token is allowed behind any of them
+                self.alive = []
+                return
             self._rate(made, texts)
             pool = [*(one for one in beams if one.ended), *made]
             beams = sorted(pool, key=lambda one: -self._scores[one])[: self.width]
@@ -135,9 +136,7 @@ class GenerativeFusion(Search):
             second = [total / max(1, size) for total, size in self._second.scores(asked)]
         else:
             assert self.scorer is not None
-            given = [float(one) for one in self.scorer(asked)]
-            if len(given) != len(asked):
-                raise ConfigError(f"scorer must give a number for each of {len(asked)} texts, got {len(given)}")
+            given = numbers("scorer", self.scorer(asked), len(asked))
             second = [one / branch.length for one, branch in zip(given, branches, strict=True)]
         for branch, other in zip(branches, second, strict=True):
             own = (1 - self.weight) * mean_logprob(branch)

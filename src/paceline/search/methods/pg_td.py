@@ -17,7 +17,7 @@ from functools import partial
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING
 
-from paceline.errors import ConfigError, UnsatisfiableError
+from paceline.errors import ConfigError
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
 from paceline.search.named import Scorer, named, rewards
@@ -132,6 +132,7 @@ class PgTd(Search):
         self.rollouts, self.branching = rollouts, branching
         self.exploration, self.base = exploration, exploration_base
         self.sequence_cache, self.top_k_cache = sequence_cache, top_k_cache
+        self._said: set[str | tuple[int, ...]] = set()  # what was found
         self.tried: list[Branch] = []  # of each rollout the text that it added to the tree, or came to the end of
 
     def steps(self, root: Branch) -> Steps[None]:
@@ -196,8 +197,6 @@ class PgTd(Search):
     def _noted(self, place: _Place, logprobs: torch.Tensor) -> list[tuple[int, float]]:
         top = logprobs.topk(min(self.branching, int(logprobs.isfinite().sum())))
         found = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        if not found:
-            raise UnsatisfiableError("the request's rules leave no token that the text could go on with")
         if self.top_k_cache:
             place.top = found
         return found
@@ -226,7 +225,9 @@ class PgTd(Search):
         """Its reward; a text that is new is among those found."""
         if end.reward is None:
             end.reward = judge(end.branch.written())
-            self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda one: -one.score)
+            if (said := end.branch.said()) not in self._said:
+                self._said.add(said)
+                self.found = sorted([*self.found, Found(end.branch, end.reward)], key=lambda one: -one.score)
             self.alive = []
         return end.reward
 

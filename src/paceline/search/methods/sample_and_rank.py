@@ -70,4 +70,4 @@ class SampleAndRank(Search):
     def _judged(self, root: Branch, texts: Sequence[Branch]) -> list[float]:
         assert self.named is not None
         prompt = prompt_of(root, self.tokenizer)
-        return self.named.open(self.models).scores(prompt, [one.written() for one in texts])
+        return self.named.scores(self.models, prompt, [one.written() for one in texts])

@@ -21,7 +21,7 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.registry import ABILITIES
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
-from paceline.search.forest import shaped
+from paceline.search.forest import raise_failure, shaped
 from paceline.utils import integer, need, number
 
 ORDER_WEIGHTS: Final = (0.01, 0.04, 0.15, 0.18, 0.12)
@@ -83,6 +83,7 @@ class Superposed(Search):
     """
 
     name = "superposed"
+    drops_dead_ends = True
 
     def __init__(
         self,
@@ -134,9 +135,12 @@ class Superposed(Search):
         drafts, asked, self.totals = [root], root, {root: 0.0}
         while len(self.found) < self.drafts:
             rows = yield [asked]
-            logprobs = shaped(drafts, rows.logits.expand(len(drafts), -1))
+            logprobs, errors = shaped(drafts, rows.logits.expand(len(drafts), -1))
+            raise_failure(errors)
             drafts = self._extended(drafts, logprobs)
             if not drafts:
+                if errors and not self.found:
+                    raise next(iter(errors.values()))
                 break
             self.alive = drafts
             asked = asked.mixed(self._mixture(drafts))
@@ -198,6 +202,7 @@ class Superposed(Search):
 
 def _weights(given: Any) -> tuple[float, ...]:
     listed = isinstance(given, Sequence) and not isinstance(given, str) and 1 <= len(given) <= 8
-    fine = listed and all(isinstance(one, int | float) and one >= 0 for one in given)
-    need(fine, "order_weights", "be a list of one to eight numbers of 0 or more", given)
+    need(listed, "order_weights", "be a list of one to eight numbers of 0 or more", given)
+    for one in given:
+        number("order_weights", one, 0.0, 1e6, "be a list of one to eight numbers in 0..1000000")
     return tuple(map(float, given))

@@ -10,15 +10,17 @@ are greedy and as short as in its authors' code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, expm1, inf, log
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from paceline.errors import ConfigError
 from paceline.models.loading import same_tokenizer
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
+from paceline.search.forest import raise_failure, shaped
 from paceline.search.scoring import GivenScorer, NamedScorer, prompt_of
 from paceline.tree import EMPTY_TREE
 from paceline.utils import integer, need, number
@@ -29,14 +31,20 @@ if TYPE_CHECKING:
 CHUNK: Final = 512
 """Tokens of a pass that fills a cache."""
 STEEPEST: Final = 700.0
+"""Largest exponent of what a token falls short by: its chance is 0 then."""
+LARGEST: Final = 1e300
 """Largest exponent of a weight."""
+
+Value = tuple[int, float]
+"""A sign, and the logarithm of the size; (0, -inf) is 0. Values may be larger than any float."""
 
 
 class TransferQ(Search):
     """Decodes token by token, each by log-probability plus `weight` times its value (at a temperature, both divided by
     it); nothing else than the `top_k` likeliest is tried.
 
-    The value of a token is the reward of the text with it and a greedy continuation. The text's score is its reward.
+    The value of a token is the reward of the text with it and a greedy continuation, which keeps to the request's rules
+    and ends where they allow no token. The text's score is its reward.
 
     Args:
         reward: as the `scorer` of `sample_and_rank`. baseline_reward: likewise, that with which the rollout model was
@@ -111,40 +119,46 @@ class TransferQ(Search):
 
     def score(self, branch: Branch) -> float:
         """Its reward."""
-        return self.reward.open(self.models).scores(prompt_of(branch, self.tokenizer), [branch.written()])[0]
+        return self.reward.scores(self.models, prompt_of(branch, self.tokenizer), [branch.written()])[0]
 
     def _weighed(self, here: Branch, logprobs: torch.Tensor) -> torch.Tensor:
         """(v,) log-probabilities of the next token."""
         tokens = logprobs.topk(min(self.top_k, int(logprobs.isfinite().sum()))).indices
         tried = [here.child(token, 0.0) for token in tokens.tolist()]
         texts = [one.written() for one in self._continued(here, tried)]
-        values = torch.tensor(self.values(prompt_of(here, self.tokenizer), texts), dtype=logprobs.dtype)
         params = here.request.params
-        found = torch.full_like(logprobs, float("-inf"))
-        found[tokens] = logprobs[tokens] + self.weight * values / (1.0 if params.greedy else params.temperature)
+        weight = log(self.weight) - (0.0 if params.greedy else log(params.temperature))
+        short = [exp(min(weight + one, STEEPEST)) for one in shortfalls(self.values(here, texts))]
+        found = torch.full_like(logprobs, -inf)
+        found[tokens] = (logprobs[tokens].double() - torch.tensor(short, dtype=torch.float64)).float()
         return found.log_softmax(-1)
 
-    def values(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        """What texts are worth that continue a prompt."""
-        rewards = self.reward.open(self.models).scores(prompt, texts)
-        if self.baseline is None:
-            return rewards
-        others = self.baseline.open(self.models).scores(prompt, texts)
-        return [exp(min((r - b) / self.beta, STEEPEST)) * r for r, b in zip(rewards, others, strict=True)]
+    def values(self, here: Branch, texts: Sequence[str]) -> list[Value]:
+        """What texts are worth that continue the prompt of a branch."""
+        prompt = prompt_of(here, self.tokenizer)
+        rewards = self.reward.scores(self.models, prompt, texts)
+        others = rewards if self.baseline is None else self.baseline.scores(self.models, prompt, texts)
+        return [
+            (1 if r > 0.0 else -1, log(abs(r)) + max(-LARGEST, min(LARGEST, (r - b) / self.beta))) if r else (0, -inf)
+            for r, b in zip(rewards, others, strict=True)
+        ]
 
     def _continued(self, here: Branch, tried: Sequence[Branch]) -> list[Branch]:
         """The texts tried, each with its greedy continuation."""
-        made, base = list(tried), self._base(here)
+        made, base, stuck = list(tried), self._base(here), set[int]()
         forks = [self.roller.fork(base) for _ in made]
         try:
             for _ in range(self.rollout_tokens):
-                going = [i for i, one in enumerate(made) if not one.ended]
+                going = [i for i, one in enumerate(made) if not (one.ended or i in stuck)]
                 if not going:
                     break
                 caches, trees = [forks[i] for i in going], [EMPTY_TREE] * len(going)
                 logits = self.roller.score(caches, [made[i].token for i in going], trees).logits
-                for i, token in zip(going, logits.argmax(-1).tolist(), strict=True):
-                    made[i] = made[i].child(token, 0.0)
+                logprobs, errors = shaped([made[i] for i in going], _fitted(logits, self.runner.info.vocab_size))
+                raise_failure(errors)
+                stuck |= {i for i in going if made[i] in errors}
+                for i, token in zip(going, logprobs.argmax(-1).tolist(), strict=True):
+                    made[i] = made[i] if i in stuck else made[i].child(token, 0.0)
                 self.roller.commit(caches, [()] * len(going))
                 self.own_rows += len(going)
                 self.own_passes += 1
@@ -164,3 +178,23 @@ class TransferQ(Search):
         for start in range(self._other.length, len(text), CHUNK):
             self.roller.extend([self._other], [text[start : start + CHUNK]])
         return self._other
+
+
+def shortfalls(values: Sequence[Value]) -> list[float]:
+    """Logarithms of what each value is less than the greatest of them; -inf of that itself."""
+    top_sign, top = max(values, key=lambda one: (one[0], one[0] * one[1] if one[0] else 0.0))
+    return [_difference(size, top) if sign == top_sign else float(np.logaddexp(size, top)) for sign, size in values]
+
+
+def _difference(one: float, other: float) -> float:
+    """log |exp(one) - exp(other)|."""
+    low, high = sorted((one, other))
+    return high + log(-expm1(low - high)) if low < high else -inf
+
+
+def _fitted(logits: torch.Tensor, width: int) -> torch.Tensor:
+    """(b, width) float32 from (b, w): tokens that the rollout model lacks are forbidden."""
+    found = torch.full((len(logits), width), -inf, device=logits.device)
+    most = min(width, logits.shape[1])
+    found[:, :most] = logits[:, :most]
+    return found

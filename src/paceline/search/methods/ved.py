@@ -21,7 +21,7 @@ from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
 from paceline.search.methods.beam import likeliest
 from paceline.search.methods.cautious import entropy
-from paceline.search.named import Scorer, named, values
+from paceline.search.named import Scorer, named, numbers
 from paceline.utils import integer, need, number
 
 MOST_TOKENS: Final = 1024
@@ -73,6 +73,7 @@ class Ved(Search):
     """
 
     name = "ved"
+    drops_dead_ends = True
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class Ved(Search):
         return made
 
     def _values(self, branches: Sequence[Branch]) -> list[float]:
-        return values(self.value, [one.written() for one in branches])
+        return numbers("value", self.value([one.written() for one in branches]), len(branches))
 
     def _open(self, node: _Node, logprobs: torch.Tensor) -> None:
         """Note what may follow a text, log-probabilities (v,)."""

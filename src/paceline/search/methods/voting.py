@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.search.base import Search, Steps, continued, mean_logprob, need_draws
 from paceline.search.branch import Branch, Found
-from paceline.search.named import named
+from paceline.search.named import named, numbers
 from paceline.utils import integer
 
 if TYPE_CHECKING:
@@ -112,4 +112,6 @@ class ComplexityVoting(SelfConsistency):
 
     def voters(self, texts: Sequence[Branch]) -> Sequence[Branch]:
         parsed = [one for one in texts if self.answer(one.written()) is not None]
-        return sorted(parsed, key=lambda one: -self.complexity(one.written()))[: self.keep]
+        counts = numbers("complexity", [self.complexity(one.written()) for one in parsed], len(parsed))
+        order = sorted(range(len(parsed)), key=lambda i: -counts[i])
+        return [parsed[i] for i in order[: self.keep]]

@@ -21,7 +21,7 @@ import torch
 
 from paceline.config import SamplingParams
 from paceline.engine import Request, StopChecker
-from paceline.errors import PromptError
+from paceline.errors import NumericsError, PromptError
 from paceline.models.loading import BYTE, encoder_of, token_bytes, whole_characters
 from paceline.sampling import Rules
 from paceline.search.branch import Branch, Origin
@@ -115,12 +115,15 @@ class ByteScorer:
 
         Raises:
             PromptError: a string has more tokens than the model's context.
+            NumericsError: the model's logits are not numbers.
         """
         spellings = [self._spelling(text) for text in texts]
         needed = dict.fromkeys(node for one in spellings for node in self._needed(one))
         missing = [node for node in needed if node not in self._rows]
         if missing:
-            found = self._forest.rows(missing, kept=list(self._rows))
+            found, errors = self._forest.rows(missing, kept=list(self._rows))
+            if errors:
+                raise NumericsError(f"the second model cannot go on: {next(iter(errors.values()))}")
             self._rows |= dict(zip(missing, found.logprobs, strict=True))
         scores = [self._score(one) for one in spellings]
         self._rows = {node: self._rows[node] for node in needed}

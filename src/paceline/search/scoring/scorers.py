@@ -14,7 +14,6 @@ Weights come from safetensors files, and code that lies in a folder is never run
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
 Judgement = Callable[[Sequence[str]], Sequence[float]]
 GivenScorer = Judgement | str | Mapping[str, Any]
 
+NO_TOKENS: Final = -1e4
+"""Nats a token: of a text that adds nothing to its prompt, less than any other has."""
+
 
 class Scorer(Protocol):
     """Judges texts: the higher the better."""
@@ -54,7 +56,7 @@ class FunctionScorer:
         self.option, self.function = option, function
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        return numbers(self.option, "a number", lambda one: not isnan(one), self.function, texts)
+        return numbers(self.option, self.function(texts), len(texts))
 
 
 class LikelihoodScorer:
@@ -71,7 +73,7 @@ class LikelihoodScorer:
         if not start:
             raise PromptError("prompt and texts begin with no common token under the scorer; give a longer prompt")
         rows = candidate_logprobs(self.runner, whole[0][:start], [one[start:] for one in whole])
-        return [float(one.mean()) if len(one) else float("-inf") for one in rows]
+        return [float(one.mean()) if len(one) else NO_TOKENS for one in rows]
 
 
 _OPENED: Final = WeakKeyDictionary[Any, dict[tuple[Any, ...], Scorer]]()
@@ -99,6 +101,14 @@ class NamedScorer:
         need(isinstance(self.one_pass, bool), f"{option} one_pass", "be true or false", self.one_pass)
         if self.label is not None:
             integer(f"{option} label", self.label, 0)
+
+    def scores(self, models: DraftModels, prompt: str, texts: Sequence[str]) -> list[float]:
+        """What it makes of texts that follow a prompt, the higher the better.
+
+        Raises:
+            ConfigError: not a finite number for each.
+        """
+        return numbers(self.option, self.open(models).scores(prompt, texts), len(texts))
 
     def open(self, models: DraftModels) -> Scorer:
         """The scorer; a model is opened once for all searches around a target.

@@ -1,0 +1,130 @@
+"""`paceline train` on a model of two layers: interrupted, gone on with, and what it says of how much it knows."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Command
+from safetensors import safe_open
+
+from paceline import LLM
+from paceline.errors import PacelineError
+from paceline.training import Trainer
+
+FEW = "(6 prompts or more are needed for an interval)"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.jsonl"
+    rows = ({"text": f"There are {i} of these, and {i + 1} more of those here."} for i in range(12))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def raise_in_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A signal of the list is raised in the fourth step."""
+    signals: list[int] = []
+    forward = Trainer.forward
+
+    def watched(self: Trainer, batch: Any, generator: Any) -> Any:
+        if signals and generator.initial_seed() == 3:
+            number = signals.pop()
+            assert callable(signal.getsignal(number)), "it would end this process"
+            signal.raise_signal(number)
+        return forward(self, batch, generator)
+
+    monkeypatch.setattr(Trainer, "forward", watched)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signals
+    signal.signal(signal.SIGINT, before)
+
+
+def quick(method: str, tiny: Path, texts: Path, out: Path, *more: str) -> list[str]:
+    named = ["train", method, "--model", str(tiny), "--data", str(texts), "--texts", "-o", str(out)]
+    return [*named, "--steps", "6", "--row-tokens", "32", "--batch-rows", "2", "--dtype", "float32", *more]
+
+
+@pytest.mark.parametrize(("number", "code", "words"), [
+    (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"),
+])  # fmt: skip
+def test_a_signal_keeps_the_state_and_the_same_command_goes_on(
+    run: Command, raise_in_step: list[int], tiny: Path, texts: Path, tmp_path: Path,
+    number: signal.Signals, code: int, words: str,
+) -> None:  # fmt: skip
+    out = tmp_path / "head"
+    raise_in_step.append(number)
+    found = run(*quick("medusa", tiny, texts, out, "--speed-prompts", "1", "--depths", "2"))
+    assert (found.code, found.line, found.out) == (code, words, "")
+    assert f"kept in {out}: step 4; the same command goes on" in " ".join(found.err.split())
+    with safe_open(out / "run" / "state.safetensors", "pt") as file:
+        assert file.metadata()["step"] == "4"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for refused in (
+        run("generate", "-m", str(tiny), "x", "-s", json.dumps({"method": "medusa", "model": str(out)})),
+        run("generate", "-m", str(out), "x"),
+    ):
+        assert refused.code == 2
+        assert refused.line.startswith(f"the training of {out} has not finished; go on with `paceline ")
+    found = run(*quick("medusa", tiny, texts, out, "--speed-prompts", "1", "--depths", "2"))
+    said = " ".join(found.out.split())
+    assert found.code == 0
+    assert "of 12 texts 10 are learned, 1 choose the best state and 1 test it" in " ".join(found.err.split())
+    assert re.search(r"On 1 test text \(\d+ tokens\) a chain of 2 drafts now gives \d\.\d\d tokens a pass", said)
+    assert f"tokens a pass {FEW}; 1." in said
+    assert f"Timed on 1 test prompt {FEW}: " in said
+    assert "95 %" not in said + (out / "report.html").read_text()
+    report = json.loads((out / "report.json").read_text())
+    assert report["texts"]["test"]["texts"] == report["test_texts"] == report["speed"]["auto"]["over_plain"]["n"] == 1
+    assert "low" not in report["speed"]["auto"]["over_plain"]
+
+
+def test_an_adapter_drafts_nothing_and_six_texts_have_an_interval(
+    run: Command, tiny: Path, texts: Path, tmp_path: Path
+) -> None:
+    rows = [json.dumps({"text": f"{i} and {i} are {2 * i}, and again {i}."}) + "\n" for i in range(48)]
+    texts.write_text("".join(rows))
+    found = run(*quick("lora", tiny, texts, tmp_path / "adapter", "--rank", "2"))
+    said = " ".join(found.out.split())
+    assert found.code == 0
+    assert re.search(
+        r"Of the tokens of 6 test texts \(\d+ tokens\), [\d.]+% are now the likeliest ones \(95 % interval ", said
+    )
+    page = (tmp_path / "adapter" / "report.html").read_text()
+    assert "on 6 validation texts" in page
+    assert "95 % interval" in page
+    assert "a pass" not in said + page
+
+
+def test_what_is_not_finished_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    (begun / "run").mkdir(parents=True)
+    settings = begun / "run" / "training.json"
+    settings.write_text(json.dumps({"command": "paceline train lora -o begun"}))
+    more: dict[str, Any] = {"dtype": "float32"}
+    named = {"model": str(begun)}
+    ways: list[dict[str, Any]] = [
+        {"speculative_config": {"method": "eagle3", **named}},
+        {"speculative_config": {"method": "medusa", "model": str(begun / "head")}},
+        {"speculative_config": {"method": "kangaroo", "exit_layer": 1, **named}},
+        {"speculative_config": {"method": "draft_model", **named}},
+        {"lora": begun},
+    ]
+    for way in ways:
+        with pytest.raises(PacelineError, match="has not finished; go on with `paceline train lora -o begun`, or name"):
+            LLM(str(tiny), **way, **more)
+    settings.write_text("{}")
+    with pytest.raises(PacelineError, match="has not finished; start it again, with the same settings"):
+        LLM(str(tiny), lora=begun, **more)
+    (begun / "adapter_config.json").write_text("{}")
+    with pytest.raises(PacelineError, match=r"holds no adapter_model\.safetensors"):
+        LLM(str(tiny), lora=begun, **more)
+    with pytest.raises(PacelineError, match="and not a hub id"):
+        LLM(str(tiny), speculative_config={"method": "medusa", "model": str(begun / "head")}, **more)
