@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
@@ -192,7 +191,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     spec = untie_if_different(checkpoint, spec)
     size = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
     rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, size)
-    blocks = _blocks(checkpoint, spec, wanted, chosen, np.arange(size) if rows is None else rows.kept)
+    blocks = _blocks(checkpoint, spec, wanted, chosen, HeadRows(np.arange(size), size) if rows is None else rows)
     form = _form(checkpoint, spec, wanted, told=blocks is None)
     if wanted.lora is not None:
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
@@ -227,20 +226,22 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
 
 
 def _blocks(
-    checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, dtype: torch.dtype, kept: npt.NDArray[np.int64]
+    checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, dtype: torch.dtype, head: HeadRows
 ) -> dict[str, BlockRows] | None:
     """The matrices of a GGUF file where compiled passes multiply them as they are, else None.
 
     Args:
-        kept: rows of the head.
+        head: rows of the head, among those that are tokens.
     """
     whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None
     if not (whole and isinstance(checkpoint, GgufCheckpoint)) or padded_spec(spec) is not spec:
         return None
     if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (found := block_rows(checkpoint, spec)) is None:
         return None
-    head = found["embed.weight" if spec.tied else "head.weight"].take(kept)
-    return found | {"head.weight": head}
+    return found | {
+        "embed.weight": found["embed.weight"].take(np.arange(head.vocab_size)),
+        "head.weight": found["embed.weight" if spec.tied else "head.weight"].take(head.kept),
+    }
 
 
 def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told: bool) -> Forms | None:

@@ -50,33 +50,35 @@ def _numbers(kind: int, row: int, group: int, numbers: int) -> None:
     """The 32 numbers of a group, a byte each."""
     if kind == Q8_0:
         copy_bytes(row + group * SIZES[Q8_0] + 2, numbers, GROUP)
-        return
-    block, within = row + group * SIZES[kind], group & 7
-    if kind >= Q4_K:
-        block = row + (group >> 3) * SIZES[kind]
+    elif kind < Q4_K:
+        low = row + (group + 1) * SIZES[kind] - 16
+        for i in range(GROUP // 2):
+            put_byte(numbers + i, byte_at(low + i) & 15)
+            put_byte(numbers + 16 + i, byte_at(low + i) >> 4)
+        _add_upper_bits(kind, low, group, numbers)
+    else:
+        block, within = row + (group >> 3) * SIZES[kind], group & 7
         if kind == Q6_K:
             low, shift = block + (within >> 2) * 64 + (within & 1) * 32, 4 * ((within & 3) >> 1)
         else:
             low, shift = block + (16 if kind == Q4_K else 48) + (within >> 1) * 32, 4 * (within & 1)
         for i in range(GROUP):
             put_byte(numbers + i, (byte_at(low + i) >> shift) & 15)
-    else:
-        low = block + SIZES[kind] - 16
-        for i in range(GROUP // 2):
-            both = byte_at(low + i)
-            put_byte(numbers + i, both & 15)
-            put_byte(numbers + 16 + i, both >> 4)
-    if kind == Q6_K:
-        high = block + 128 + (within >> 2) * 32
-        for i in range(GROUP):
-            put_byte(numbers + i, byte_at(numbers + i) | ((byte_at(high + i) >> (2 * (within & 3))) & 3) << 4)
-    elif kind == Q5_K:
-        for i in range(GROUP):
-            put_byte(numbers + i, byte_at(numbers + i) | ((byte_at(block + 16 + i) >> within) & 1) << 4)
-    elif kind in (Q5_0, Q5_1):
-        high = block + SIZES[kind] - 20
-        for i in range(GROUP):
-            put_byte(numbers + i, byte_at(numbers + i) | ((byte_at(high + (i >> 3)) >> (i & 7)) & 1) << 4)
+        _add_upper_bits(kind, block, group, numbers)
+
+
+@part_of_compiled
+def _add_upper_bits(kind: int, place: int, group: int, numbers: int) -> None:
+    """The bits above the fourth; `place`: of a K-quant's block, else of the lower bits."""
+    within = group & 7
+    for i in range(0 if kind in (Q4_0, Q4_1, Q4_K) else GROUP):
+        if kind == Q6_K:
+            upper = (byte_at(place + 128 + (within >> 2) * 32 + i) >> (2 * (within & 3))) & 3
+        elif kind == Q5_K:
+            upper = (byte_at(place + 16 + i) >> within) & 1
+        else:
+            upper = (byte_at(place - 4 + (i >> 3)) >> (i & 7)) & 1
+        put_byte(numbers + i, byte_at(numbers + i) | upper << 4)
 
 
 @part_of_compiled

@@ -196,10 +196,11 @@ class _BlockLoop:
                 prefetch(builder, at, AHEAD + line, 2)
         given, found = self._scales(above, at), []
         whole = self._sums(builder.add(at, ir.Constant(I64, self.kind.scale_bytes)), rows, given)
-        for place, before, one in zip(places, sums, whole, strict=True):
+        for place, before, number in zip(places, sums, whole, strict=True):
+            one = number
             if given.zero is not None:
                 both = _splat(builder, load_at(builder, place, I32, 8))
-                one = builder.sub(one, _pairs_summed(builder, both, given.zero))
+                one = builder.sub(number, _pairs_summed(builder, both, given.zero))
             factor = builder.fmul(given.factor, _splat(builder, load_at(builder, place, FLOAT)))
             after = _fused(builder, builder.sitofp(one, F32L), factor, before)
             if given.offset is not None:

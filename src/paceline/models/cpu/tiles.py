@@ -4,8 +4,8 @@ Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a 
 lives in one lane from the first input to the last, so its bits depend neither on the number of rows nor on the
 neighbours. Kinds: DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the
 weights and keeps float32 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes
-(models.cpu.integer_products), whose int32 sums travel as the bits of float32 lanes. NIBBLES and BLOCKS have loops of their own
-(models.cpu.integer_products, models.cpu.block_products).
+(models.cpu.integer_products), whose int32 sums travel as the bits of float32 lanes. NIBBLES and BLOCKS have loops of
+their own (models.cpu.integer_products, models.cpu.block_products).
 """
 
 from __future__ import annotations

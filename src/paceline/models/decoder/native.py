@@ -87,6 +87,8 @@ class NativeRunner:
         quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
         table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
         self._rows = 0 if table is None else len(table)
+        self.passes: Passes
+        self.graphs: ScoringGraphs | None
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
@@ -95,14 +97,14 @@ class NativeRunner:
                 windows=windows_of(spec, device, max_context) if let_go else (),
             )  # fmt: skip
             self.memory = ArenaMemory(self.arena)
-            self.passes, self.graphs = self._prepare(
-                weights,
-                dtype,
-                device,
-                "proven" if strict else row_invariant,
-                True if strict and compiled is None else compiled,
-                blocks,
-            )
+            if blocks:
+                from paceline.models.cpu.compiled_decoder import CompiledDecoder
+
+                self.passes, self.graphs = CompiledDecoder(spec, weights, self.arena, blocks=blocks), None
+            else:
+                invariant: RowInvariance = "proven" if strict else row_invariant
+                form = True if strict and compiled is None else compiled
+                self.passes, self.graphs = self._prepare(weights, dtype, device, invariant, form)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -128,13 +130,8 @@ class NativeRunner:
         device: torch.device,
         row_invariant: RowInvariance,
         compiled: bool | None,
-        blocks: Blocks | None,
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
-        if blocks:
-            from paceline.models.cpu.compiled_decoder import CompiledDecoder
-
-            return CompiledDecoder(self.spec, weights, self.arena, blocks=blocks), None
         form = form_of(weights)
         if compiled is not False and fits(self.spec, dtype, device, quantization=form):
             from paceline.models.cpu.choice import compiled_serves

@@ -81,7 +81,7 @@ def row_bytes(kind: str, inputs: int) -> int:
     import gguf
 
     width, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    return inputs // width * size
+    return int(inputs // width * size)
 
 
 def block_rows(checkpoint: GgufCheckpoint, spec: ModelSpec) -> dict[str, BlockRows] | None:
