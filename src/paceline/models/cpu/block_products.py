@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 
 from paceline.models.cpu.blocks import GROUP, KINDS, LANES, BlockKind, Scales
+from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
 from paceline.models.cpu.processor import features
 from paceline.models.cpu.tiles import AHEAD, STRIP, prefetch
 from paceline.models.cpu.vectors import (
@@ -36,6 +37,7 @@ from paceline.models.cpu.vectors import (
     Value,
     broadcast,
     call_named,
+    counted,
     floats,
     fma,
     larger,
@@ -60,6 +62,9 @@ ONE_STEP: Final = bool(features().get("avx512vnni") or features().get("avxvnni")
 PAIRED: Final = bool(features().get("avx2"))
 """It multiplies two, and sums of 16 bits."""
 
+SIGNED: Final = PAIRED and not ONE_STEP
+"""Numbers of 8 bits stay signed: their signs go to the activations."""
+
 MAX_ROWS: Final = 8 if LANES == 16 else 4
 """Rows of activations whose sums stay in registers."""
 
@@ -71,7 +76,7 @@ TOP, PER_GROUP = 127, 12
 the group's numbers stand for, two sums of 16 numbers as 16 bits.
 """
 
-SUBS = STRIP // LANES
+MATRIX_UNIT, SUBS = has_matrix_unit(), STRIP // LANES
 F32L, I32L = (ir.VectorType(one, LANES) for one in (FLOAT, I32))
 PAIRS, BYTES = ir.VectorType(I16, 2 * LANES), ir.VectorType(I8, 4 * LANES)
 
@@ -144,40 +149,13 @@ class _GroupScales:
     zero: Value | None = None
 
 
-class _BlockLoop:
-    """The loop over groups of one sub-strip, for a kind and a number of rows."""
+class _Groups:
+    """Reads groups of a kind of blocks."""
 
-    def __init__(self, builder: Builder, kind: BlockKind, rows: int, *, alone: bool) -> None:
-        self.builder, self.kind, self.rows, self.alone = builder, kind, rows, alone
+    def __init__(self, builder: Builder, kind: BlockKind) -> None:
+        self.builder, self.kind = builder, kind
 
-    def emit(self, weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value) -> None:
-        builder = self.builder
-        offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(self.rows)]
-        first = [load_at(builder, sums, F32L, 4 * STRIP * row) for row in range(self.rows)]
-        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index = builder.phi(I64)
-        index.add_incoming(ir.Constant(I64, 0), before)
-        kept = [builder.phi(F32L) for _ in offsets]
-        for phi, value in zip(kept, first, strict=True):
-            phi.add_incoming(value, before)
-        above, at = self._places(weights, index)
-        along = builder.add(x, builder.mul(index, ir.Constant(I64, GROUP)))
-        beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
-        found = self._group(
-            above, at, [builder.add(along, one) for one in offsets], [builder.add(beside, one) for one in offsets], kept
-        )
-        following = builder.add(index, ir.Constant(I64, 1))
-        index.add_incoming(following, builder.block)
-        for phi, value in zip(kept, found, strict=True):
-            phi.add_incoming(value, builder.block)
-        builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
-        builder.position_at_end(after)
-        for row, value in enumerate(found):
-            store_at(builder, sums, value, 4 * STRIP * row)
-
-    def _places(self, weights: Value, index: Value) -> tuple[Value, Value]:
+    def places(self, weights: Value, index: Value) -> tuple[Value, Value]:
         """Emit the addresses of what eight groups have in common, and of a group."""
         builder, kind = self.builder, self.kind
         size = ir.Constant(I64, kind.group_bytes)
@@ -189,26 +167,7 @@ class _BlockLoop:
         within = builder.mul(builder.and_(index, ir.Constant(I64, 7)), size)
         return above, builder.add(builder.add(above, within), ir.Constant(I64, kind.header_bytes))
 
-    def _group(self, above: Value, at: Value, rows: list[Value], places: list[Value], sums: list[Value]) -> list[Value]:
-        builder = self.builder
-        if self.alone:
-            for line in range(0, self.kind.group_bytes, 64):
-                prefetch(builder, at, AHEAD + line, 2)
-        given, found = self._scales(above, at), []
-        whole = self._sums(builder.add(at, ir.Constant(I64, self.kind.scale_bytes)), rows, given)
-        for place, before, number in zip(places, sums, whole, strict=True):
-            one = number
-            if given.zero is not None:
-                both = _splat(builder, load_at(builder, place, I32, 8))
-                one = builder.sub(number, _pairs_summed(builder, both, given.zero))
-            factor = builder.fmul(given.factor, _splat(builder, load_at(builder, place, FLOAT)))
-            after = _fused(builder, builder.sitofp(one, F32L), factor, before)
-            if given.offset is not None:
-                after = _fused(builder, given.offset, _splat(builder, load_at(builder, place, FLOAT, 4)), after)
-            found.append(after)
-        return found
-
-    def _scales(self, above: Value, at: Value) -> _GroupScales:
+    def scales(self, above: Value, at: Value) -> _GroupScales:
         builder, kind = self.builder, self.kind
         if kind.scales is Scales.SIXTEENTHS:
             pairs = builder.sext(load_at(builder, at, ir.VectorType(I8, 2 * LANES)), PAIRS)
@@ -225,18 +184,18 @@ class _BlockLoop:
             return _GroupScales(builder.fmul(_halves(builder, above), small[0]), builder.fneg(offset))
         if kind.scales is Scales.OFFSETS:
             return _GroupScales(_halves(builder, at), _halves(builder, at, 2 * LANES))
-        signed = kind.bits == 8 and PAIRED and not ONE_STEP
-        zero = None if signed else _all(kind.zero * 0x0001_0001)
+        zero = None if kind.bits == 8 and SIGNED else _all(kind.zero * 0x0001_0001)
         return _GroupScales(_halves(builder, at), zero=zero)
 
-    def _numbers(self, at: Value) -> Any:
+    def numbers(self, at: Value) -> Any:
         """Emit the numbers of each four inputs of all outputs, step by step."""
         builder, kind = self.builder, self.kind
         size, low, vector = 4 * LANES, _all(0x0F0F0F0F), None
         above = [load_at(builder, at, I32L, 4 * size + i * size) for i in range(kind.bits - 4 if kind.bits < 8 else 0)]
         for step in range(GROUP // 4):
             if kind.bits == 8:
-                yield load_at(builder, at, I32L, step * size)
+                whole = load_at(builder, at, I32L, step * size)
+                yield whole if SIGNED else builder.xor(whole, _all(-0x7F7F7F80))
                 continue
             if step % 2 == 0:
                 vector = load_at(builder, at, I32L, step // 2 * size)
@@ -250,18 +209,72 @@ class _BlockLoop:
                 number = builder.or_(number, builder.and_(upper, _all(0x30303030)))
             yield number
 
+    def added(self, given: _GroupScales, place: Value, before: Value, whole: Value) -> Value:
+        """Emit a row's sums with those of a group, int32, and what lies at `place` of its activations."""
+        builder = self.builder
+        if given.zero is not None:
+            both = _splat(builder, load_at(builder, place, I32, 8))
+            whole = builder.sub(whole, _pairs_summed(builder, both, given.zero))
+        factor = builder.fmul(given.factor, _splat(builder, load_at(builder, place, FLOAT)))
+        after = _fused(builder, builder.sitofp(whole, F32L), factor, before)
+        if given.offset is not None:
+            after = _fused(builder, given.offset, _splat(builder, load_at(builder, place, FLOAT, 4)), after)
+        return after
+
+
+class _BlockLoop(_Groups):
+    """The loop over groups of one sub-strip, for a kind and a number of rows."""
+
+    def __init__(self, builder: Builder, kind: BlockKind, rows: int, *, alone: bool) -> None:
+        super().__init__(builder, kind)
+        self.rows, self.alone = rows, alone
+
+    def emit(self, weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value) -> None:
+        builder = self.builder
+        offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(self.rows)]
+        first = [load_at(builder, sums, F32L, 4 * STRIP * row) for row in range(self.rows)]
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index = builder.phi(I64)
+        index.add_incoming(ir.Constant(I64, 0), before)
+        kept = [builder.phi(F32L) for _ in offsets]
+        for phi, value in zip(kept, first, strict=True):
+            phi.add_incoming(value, before)
+        above, at = self.places(weights, index)
+        along = builder.add(x, builder.mul(index, ir.Constant(I64, GROUP)))
+        beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
+        found = self._group(
+            above, at, [builder.add(along, one) for one in offsets], [builder.add(beside, one) for one in offsets], kept
+        )
+        following = builder.add(index, ir.Constant(I64, 1))
+        index.add_incoming(following, builder.block)
+        for phi, value in zip(kept, found, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
+        builder.position_at_end(after)
+        for row, value in enumerate(found):
+            store_at(builder, sums, value, 4 * STRIP * row)
+
+    def _group(self, above: Value, at: Value, rows: list[Value], places: list[Value], sums: list[Value]) -> list[Value]:
+        if self.alone:
+            for line in range(0, self.kind.group_bytes, 64):
+                prefetch(self.builder, at, AHEAD + line, 2)
+        given = self.scales(above, at)
+        whole = self._sums(self.builder.add(at, ir.Constant(I64, self.kind.scale_bytes)), rows, given)
+        return [self.added(given, *parts) for parts in zip(places, sums, whole, strict=True)]
+
     def _sums(self, at: Value, rows: list[Value], given: _GroupScales) -> list[Value]:
         """Emit int32 sums of products of every row."""
-        if PAIRED and not ONE_STEP:
+        if SIGNED:
             return self._sums_of_pairs(at, rows, given)
         builder = self.builder
         found = [_all(0)] * len(rows)
         halves = [_all(0)] * len(rows)
-        for step, number in enumerate(self._numbers(at)):
-            unsigned = builder.xor(number, _all(-0x7F7F7F80)) if self.kind.bits == 8 else number
+        for step, number in enumerate(self.numbers(at)):
             for i, row in enumerate(rows):
                 four = _splat(builder, load_at(builder, row, I32, 4 * step))
-                halves[i] = _four_summed(builder, halves[i], unsigned, four)
+                halves[i] = _four_summed(builder, halves[i], number, four)
             if given.halves is not None and step % 4 == 3:
                 factor = builder.ashr(given.halves[step // 4], _all(16))
                 found = [builder.add(one, builder.mul(half, factor)) for one, half in zip(found, halves, strict=True)]
@@ -273,7 +286,7 @@ class _BlockLoop:
         builder, room = self.builder, {4: 8, 5: 4, 6: 2, 8: 1}[self.kind.bits]
         found: list[Value | None] = [None] * len(rows)
         pairs: list[Value | None] = [None] * len(rows)
-        for step, number in enumerate(self._numbers(at)):
+        for step, number in enumerate(self.numbers(at)):
             unsigned = builder.bitcast(number, BYTES)
             if self.kind.bits == 8:
                 unsigned = call_named(
@@ -323,6 +336,66 @@ def _accumulate_blocks(
     builder.position_at_end(done)
 
 
+class _BlockTiles(_Groups):
+    """The loop over groups of all sub-strips of a strip by the matrix unit, for a kind and up to TILE_ROWS rows."""
+
+    def emit(
+        self, rows: Value, weights: Value, size: Value, groups: Value, x: Value, scales: Value, stride: Value,
+        sums: Value,
+    ) -> None:  # fmt: skip
+        builder, halved = self.builder, self.kind.scales is Scales.SIXTEENTHS
+        units = [GroupTiles(builder, rows, stride) for _ in range(2 if halved else 1)]
+        steps = GROUP // 4
+        for half, unit in enumerate(units):
+            for step in range(steps if halved else 0):
+                if step // (steps // 2) != half:
+                    unit.put(step, [_all(0)] * SUBS)
+        starts = [builder.add(weights, builder.mul(size, ir.Constant(I64, sub))) for sub in range(SUBS)]
+        with counted(builder, groups) as index:
+            given = []
+            for sub, start in enumerate(starts):
+                above, at = self.places(start, index)
+                for line in range(0, self.kind.group_bytes, 64):
+                    prefetch(builder, at, AHEAD // 2 + line, 2)
+                given.append(self.scales(above, at))
+                for step, number in enumerate(self.numbers(builder.add(at, ir.Constant(I64, self.kind.scale_bytes)))):
+                    units[step // (steps // 2) if halved else 0].put_one(step, sub, number)
+            for unit in units:
+                unit.multiply(builder.add(x, builder.mul(index, ir.Constant(I64, GROUP))))
+            beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
+            with counted(builder, rows) as row:
+                place = builder.add(beside, builder.mul(row, stride))
+                own = builder.add(sums, builder.mul(row, ir.Constant(I64, 4 * STRIP)))
+                products = [unit.products(row) for unit in units]
+                for sub, one in enumerate(given):
+                    whole = products[0][sub]
+                    if one.halves is not None:
+                        parts = [builder.ashr(half, _all(16)) for half in one.halves]
+                        both = [builder.mul(made[sub], part) for made, part in zip(products, parts, strict=True)]
+                        whole = builder.add(*both)
+                    at = 4 * LANES * sub
+                    store_at(builder, own, self.added(one, place, load_at(builder, own, F32L, at), whole), at)
+
+
+@lowered(Nothing, *[Int] * 9, outlined=True)
+def _accumulate_tiles(
+    builder: Builder, kind: Value, rows: Value,
+    weights: Value, size: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value,
+) -> Any:  # fmt: skip
+    """Add a strip, its sub-strips `size` bytes apart, to sums (rows, 64) float32; see `_BlockTiles`."""
+    if not MATRIX_UNIT:
+        return
+    done = builder.append_basic_block()
+    switch = builder.switch(kind, done)
+    for one in KINDS.values():
+        block = builder.append_basic_block()
+        switch.add_case(ir.Constant(I64, one.number), block)
+        builder.position_at_end(block)
+        _BlockTiles(builder, one).emit(rows, weights, size, groups, x, scales, stride, sums)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
 GROUP_BYTES = tuple(one.group_bytes for one in KINDS.values())
 HEADER_BYTES = tuple(one.header_bytes for one in KINDS.values())
 
@@ -340,6 +413,13 @@ def block_sums(kind: int, weights: int, groups: int, x: int, pitch: int, rows: i
     stretch = groups if passes == 1 else max(8, CHUNK // sub_bytes(kind, 8) * 8)
     for i in range(4 * rows):
         store(sums + 64 * i, broadcast(np.float32(0.0)))
+    if MATRIX_UNIT and rows > MAX_ROWS:
+        for first in range(0, rows, TILE_ROWS):
+            count, row = min(TILE_ROWS, rows - first), first * pitch
+            _accumulate_tiles(
+                kind, count, weights, size, groups, x + row, scales + row, pitch, sums + first * (4 * STRIP)
+            )
+        return
     for sub in range(SUBS):
         own, target, at = weights + sub * size, sums + 4 * LANES * sub, 0
         while at < groups:

@@ -25,7 +25,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.gguf_rows import Blocks
+from paceline.models.loading.gguf_rows import Blocks, kinds_of
 from paceline.models.loading.quantization import BLOCKS, form_of, is_mixed, is_quantized
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
@@ -117,7 +117,7 @@ class NativeRunner:
             dtype=dtype,
             weight_bytes=weight_bytes,
             fingerprint=fingerprint(spec, dtype)
-            + (f"-{quantization}" if quantization else "")
+            + (f"-{'+'.join(kinds_of(blocks))}" if blocks else f"-{quantization}" if quantization else "")
             + ("-mixed" if mixed else ""),
             quantization=quantization,
             stored_rows=spec.stored_rows,

@@ -76,6 +76,11 @@ Blocks = Mapping[str, BlockRows]
 """Matrices by canonical name."""
 
 
+def kinds_of(blocks: Blocks) -> list[str]:
+    """The types of all matrices, sorted."""
+    return sorted({NAMES[kind] for rows in blocks.values() for kind in np.unique(rows.places[:, 2])})
+
+
 def row_bytes(kind: str, inputs: int) -> int:
     """Of a row in its file."""
     import gguf
