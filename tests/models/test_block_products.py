@@ -173,6 +173,17 @@ def test_files_keep_their_numbers(tmp_path: Path, kind: Any, tied: bool, caplog:
     assert scored.best == scored.logits.argmax(-1).tolist()
 
 
+def test_types_that_share_a_strip_are_rounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Gates in one and ups in another."""
+
+    def kind_of(name: str) -> Kind:
+        return Kind.Q8_0 if name == "blk.0.ffn_up.weight" else Kind.Q4_0
+
+    runner: Any = load_runner(write(tmp_path / "m.gguf", "llama", llama(), kind_of), dtype="float32")
+    assert runner.info.quantization == "int4"
+    assert "rounded" in caplog.text
+
+
 def test_a_damaged_block_is_another_model(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", "llama", llama(), Kind.Q4_0)
     before: Any = load_runner(path, dtype="float32")

@@ -238,6 +238,10 @@ def _blocks(
         return None
     if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (found := block_rows(checkpoint, spec)) is None:
         return None
+    from paceline.models.cpu.block_packing import can_pack
+
+    if not can_pack(found, gated=spec.gated):
+        return None
     return found | {
         "embed.weight": found["embed.weight"].take(np.arange(head.vocab_size)),
         "head.weight": found["embed.weight" if spec.tied else "head.weight"].take(head.kept),

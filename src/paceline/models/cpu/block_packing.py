@@ -16,7 +16,7 @@ from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.tiles import STRIP
 from paceline.models.cpu.vectors import I8, I64, Builder, Int, Nothing, Value, load_at, lowered, read, store_at
-from paceline.models.loading.gguf_rows import BlockRows
+from paceline.models.loading.gguf_rows import BlockRows, Blocks
 from paceline.utils import part_of_compiled
 
 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) = range(8)
@@ -187,6 +187,20 @@ def pack_rows(rows: BlockRows, pages: Pages, *, paired: bool = False) -> tuple[t
         list(pool.map(pack, [range(first, len(kinds), workers) for first in range(workers)]))
     table[:, 0], table[:, 1] = torch.from_numpy(starts), torch.tensor(kinds)
     return table, [table, whole]
+
+
+def can_pack(blocks: Blocks, *, gated: bool) -> bool:
+    """Whether no strip of any matrix would hold rows of several types.
+
+    Args:
+        gated: gates are packed beside ups.
+    """
+    try:
+        for name, rows in blocks.items():
+            kinds_of_strips(in_strips(rows, paired=gated and name.endswith("gate_up.weight")))
+    except ValueError:
+        return False
+    return True
 
 
 def in_strips(rows: BlockRows, *, paired: bool) -> BlockRows:
