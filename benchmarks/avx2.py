@@ -2,8 +2,9 @@
 
 usage: avx2.py
 
-Runs the self-test of models.cpu for float32 and bfloat16 with plain, int8 and int4 weights, in a process that numba is
-told a Haswell processor in. Exits with 1 where one is wrong, or the control (another token in the reference) is right.
+Runs the self-test of models.cpu for float32 and bfloat16 with plain, int8 and int4 weights and GGUF blocks, in a
+process that is told a Haswell processor. Exits with 1 where one is wrong, or the control (another token in the
+reference) is right.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 
-HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"}
+from common import AVX2
 
 SELF_TEST = """
 import torch
@@ -23,7 +24,7 @@ from paceline.models.cpu.matrix_unit import has_matrix_unit
 torch.set_num_threads(1)
 assert not (has_bfloat() or has_dot_bytes() or has_matrix_unit())
 for dtype in (torch.float32, torch.bfloat16):
-    print(*(self_test.agrees(dtype, quantization=form) for form in (None, "int8", "int4")))
+    print(*(self_test.agrees(dtype, quantization=form) for form in (None, "int8", "int4", "blocks")))
 right = self_test.expected
 self_test.expected = lambda weights, ids: right(weights, [*ids[:4], ids[4] ^ 1, *ids[5:]])
 print(self_test.agrees(torch.bfloat16), features().get("avx2"))
@@ -32,9 +33,9 @@ print(self_test.agrees(torch.bfloat16), features().get("avx2"))
 
 def main() -> None:
     command = [sys.executable, "-c", SELF_TEST]
-    done = subprocess.run(command, env=os.environ | HASWELL, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | AVX2, capture_output=True, text=True, check=False)
     print(done.stdout or done.stderr)
-    sys.exit(int(done.stdout.split() != ["True"] * 6 + ["False", "True"]))
+    sys.exit(int(done.stdout.split() != ["True"] * 8 + ["False", "True"]))
 
 
 if __name__ == "__main__":

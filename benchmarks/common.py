@@ -17,6 +17,14 @@ from paceline.bench import model_folder
 from paceline.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results"
+AVX2 = {
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
+"""Settings under which a process uses no instruction beyond AVX2."""
+
 DIGITS = 8
 """Of a stored figure."""
 

@@ -291,7 +291,7 @@ class DraftModels:
             ("adapted", lora),
             lambda: load_runner(
                 self.folder, name=name, dtype=dtype, device=device, max_context=info.max_context,
-                quantization=info.quantization, lora=lora,
+                quantization=info.quantization if info.quantization in QUANTIZATIONS else None, lora=lora,
             ),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
@@ -20,9 +21,10 @@ from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.families import declared_dtype, spec_from_config
 from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
 from paceline.models.loading.gguf_file import is_gguf
+from paceline.models.loading.gguf_rows import BlockRows, block_rows
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.lora import AdaptedCheckpoint
-from paceline.models.loading.quantization import MATRICES, NATIVE_ONLY, Form, Forms, quantized
+from paceline.models.loading.quantization import BLOCKS, MATRICES, NATIVE_ONLY, Form, Forms, quantized
 from paceline.models.loading.weights import Replacement, load_weights, sources, untie_if_different
 from paceline.models.memory import check_files, fit_context
 from paceline.models.model_spec import ModelSpec
@@ -187,21 +189,24 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         spec = replace(spec, dtype=str(checkpoint.dtype()).removeprefix("torch."))
     chosen = resolve_dtype(wanted.dtype, spec.dtype, device)
     spec = untie_if_different(checkpoint, spec)
-    form = _form(checkpoint, spec, wanted)
+    size = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
+    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, size)
+    blocks = _blocks(checkpoint, spec, wanted, chosen, HeadRows(np.arange(size), size) if rows is None else rows)
+    form = _form(checkpoint, spec, wanted, told=blocks is None)
     if wanted.lora is not None:
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
-    size = spec.vocab_size if wanted.tokens is None else min(wanted.tokens, spec.vocab_size)
-    rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, size)
     wide = padded_spec(spec)
     kinds = form.values() if isinstance(form, Mapping) else [form]
     if wide is not spec and not all(fits(wide, chosen, device, quantization=kind) for kind in set(kinds)):
         wide = spec
     counted = wide if rows is None else replace(wide, tied=False)
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
+    kept = blocks or {}
     weights = load_weights(
-        checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, wide, form, rows, size)
-    )
+        checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, wide, None if kept else form, rows, size),
+        elsewhere=kept.keys(),
+    )  # fmt: skip
     wide = wide if size == spec.vocab_size else replace(wide, vocab_size=size, stored_rows=spec.vocab_size)
     spec = wide if rows is None else rows.spec(wide)
     if wanted.group_size is not None:
@@ -213,14 +218,38 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         )
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
         made = _runner_of(spec)(
-            spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict
-        )
+            spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict,
+            blocks=blocks,
+        )  # fmt: skip
         runner = cast(Runner, made)
     return runner if rows is None else MappedRunner.of_head(runner, rows)
 
 
-def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest) -> Forms | None:
-    """What the weights are rounded to.
+def _blocks(
+    checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, dtype: torch.dtype, head: HeadRows
+) -> dict[str, BlockRows] | None:
+    """The matrices of a GGUF file where compiled passes multiply them as they are, else None.
+
+    Args:
+        head: rows of the head, among those that are tokens.
+    """
+    whole = wanted.quantization is None and wanted.lora is None and wanted.group_size is None
+    if not (whole and isinstance(checkpoint, GgufCheckpoint)) or padded_spec(spec) is not spec:
+        return None
+    if not fits(spec, dtype, wanted.device, quantization=BLOCKS) or (found := block_rows(checkpoint, spec)) is None:
+        return None
+    from paceline.models.cpu.block_packing import can_pack
+
+    if not can_pack(found, gated=spec.gated):
+        return None
+    return found | {
+        "embed.weight": found["embed.weight"].take(np.arange(head.vocab_size)),
+        "head.weight": found["embed.weight" if spec.tied else "head.weight"].take(head.kept),
+    }
+
+
+def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told: bool) -> Forms | None:
+    """What the weights are rounded to; said where `told`.
 
     Matrices of a GGUF file are by default: to int4 where it keeps all parts of one, else to int8.
     """
@@ -234,6 +263,8 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest) -> Form
         if MATRICES.match(name) and name != "head.weight"
     }
     kind, which = checkpoint.file.kind, frozenset(forms.values())
+    if not told:
+        return forms
     log.warning(
         "%s: its weights (mostly %s) are rounded to %s; quantization='none' keeps them as they are, in bfloat16",
         wanted.name, kind, ROUNDED[which],

@@ -1,6 +1,11 @@
 from .attention_tiles import HALF_MAX_QUERIES as HALF_MAX_QUERIES
 from .attention_tiles import MAX_QUERIES as MAX_QUERIES
 from .attention_tiles import weigh as weigh
+from .block_packing import pack_rows as pack_rows
+from .block_products import PER_GROUP as PER_GROUP
+from .block_products import block_sums as block_sums
+from .block_products import row_pitch as row_pitch
+from .block_products import to_signed_bytes as to_signed_bytes
 from .compilation import machine_code as machine_code
 from .compiled_decoder import CompiledDecoder as CompiledDecoder
 from .integer_products import NIBBLE_BLOCK as NIBBLE_BLOCK

@@ -33,6 +33,7 @@ from paceline.models.decoder.eager import PassResult
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
+from paceline.models.loading.gguf_rows import BlockRows, Blocks
 from paceline.models.loading.quantization import is_quantized
 from paceline.models.model_spec import ModelSpec
 
@@ -52,6 +53,7 @@ class CompiledDecoder:
 
     Args:
         kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
+        blocks: matrices that are not among the weights, as they lie in a GGUF file.
 
     Attributes:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
@@ -59,20 +61,28 @@ class CompiledDecoder:
 
     row_invariant = True
 
-    def __init__(self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None, blocks: Blocks | None = None
+    ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
-        self.embedding = weights["embed.weight"].contiguous()
-        self.dtype = self.embedding.dtype
-        self._kind, self._quantized = best_kind(self.dtype) if kind is None else kind, is_quantized(weights)
+        self._embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
+            "embed.weight"
+        ].contiguous()
+        self.dtype = arena.kv.dtype
+        self._kind, self._quantized = (
+            best_kind(self.dtype) if kind is None else kind,
+            bool(blocks) or is_quantized(weights),
+        )
         if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
-        self._packing = Packing(spec, self.shape, weights, self._kind)
+        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {})
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
         self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
-        self._iota, self._embedded, self._aimed = np.arange(ROWS), self.embedding.data_ptr(), False
+        self._iota, self._aimed = np.arange(ROWS), False
         self._row_bytes = spec.hidden_size * self.dtype.itemsize
+        self._made = torch.empty(0)  # embeddings that the pass reads
         self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
         self._planned: LayerPlan | None = None
         self._rows = np.zeros(
@@ -83,7 +93,7 @@ class CompiledDecoder:
         halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._quantized)
         self._in_strips = halves and has_matrix_unit()
         self._pack_layers(spec)
-        weights.pop("embed.weight")
+        weights.pop("embed.weight", None)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
         self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
@@ -111,7 +121,10 @@ class CompiledDecoder:
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor, the family's multiplier included."""
-        x = self.embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
+        if isinstance(self._embedding, BlockRows):
+            x = self._embedding.values(tokens).to(self.dtype)
+        else:
+            x = self._embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
         scale = self.spec.embedding_multiplier
         return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=self.dtype).item())
 
@@ -218,8 +231,12 @@ class CompiledDecoder:
         size, scale = self._row_bytes, 1.0
         if isinstance(inputs, torch.Tensor):
             self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
+        elif isinstance(self._embedding, BlockRows):
+            self._made = self.embed(inputs)
+            self._rows[0, :count] = self._made.data_ptr() + size * np.arange(count)
         else:
-            self._rows[0, :count] = [self._embedded + size * token for token in inputs]
+            first = self._embedding.data_ptr()
+            self._rows[0, :count] = [first + size * token for token in inputs]
             scale = float(self.spec.embedding_multiplier)
         self.frame.put({at.ROWS: count, at.SCALE: scale})
 

@@ -245,7 +245,7 @@ def _outer(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
         x, pitch = read(frame + at.INNER) + first * inner_pitch, inner_pitch
         if kind >= BYTES:
             own = own_rows(frame, me)
-            convert_rows(frame, kind, x, pitch, inner, own, 0, stop - first)
+            convert_rows(frame, kind, x, pitch, inner, own, 0, stop - first, False)
             x, pitch = own, read(frame + at.NORMED_PITCH)
         weights, bias, steps = read(record + at.EXPERT_DOWN), read(record + at.EXPERT_DOWN_BIAS), steps_of(kind, inner)
         for strip in range(begin, end):

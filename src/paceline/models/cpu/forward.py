@@ -20,8 +20,7 @@ from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import LOWEST, attend, copy_row, norm_row, soft_cap
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.experts import mixture
-from paceline.models.cpu.integer_products import to_bytes
-from paceline.models.cpu.matrix import own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
+from paceline.models.cpu.matrix import convert_row, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.matrix_unit import release
 from paceline.models.cpu.sublayers import STRIP_BYTES, down, gate_up, norm_all_heads, norm_or_copy, project, qkv
 from paceline.models.cpu.threads import wait_for_all
@@ -168,10 +167,10 @@ def head_inputs(frame: int, me: int, team: int) -> int:
     spare = own_rows(frame, me) + read(frame + at.SPARE)
     for row in range(first, stop):
         source = read(frame + at.X) + read(read(frame + at.PICKED) + 8 * row) * read(frame + at.X_PITCH)
-        target = spare if kind == BYTES else x + row * pitch
+        target = spare if kind >= BYTES else x + row * pitch
         norm_or_copy(frame, source, weight, target, kind == DOT)
-        if kind == BYTES:
-            to_bytes(spare, hidden, x + row * pitch, pitch)
+        if kind >= BYTES:
+            convert_row(kind, spare, hidden, x + row * pitch, pitch)
     when_prepared(frame, team, rows)
     return x
 
@@ -220,7 +219,7 @@ def layer_pass(frame: int, layer: int, me: int, team: int) -> None:
         project(
             frame, me, team, read(layer + at.O_WEIGHT), read(layer + at.O_KIND), read(layer + at.O_BIAS),
             read(frame + at.ATTENDED), read(frame + at.ATTENDED_PITCH), read(frame + at.ATTENDED_SIZE),
-            read(layer + at.POST_ATTENTION_NORM), narrow and skipped,
+            read(layer + at.POST_ATTENTION_NORM), narrow and skipped, True,
         )  # fmt: skip
         wait_for_all(frame, team)
     if not skipped:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from paceline.models.cpu.matrix_unit import TILE_ROWS, NibbleTiles, has_matrix_unit
+from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.processor import has_dot_bytes
 from paceline.models.cpu.tiles import (
@@ -416,7 +416,7 @@ def accumulate_nibble_tiles(
     """`_accumulate_nibbles` by the matrix unit: half bytes become bytes in memory, whose products come back from it."""
     if not has_matrix_unit():
         return
-    unit = NibbleTiles(builder, builder.mul(rows, ir.Constant(I64, 2)), stride)
+    unit = GroupTiles(builder, builder.mul(rows, ir.Constant(I64, 2)), stride)
     with counted(builder, groups) as index:
         at = builder.add(weights, builder.mul(index, ir.Constant(I64, NIBBLE_BLOCK)))
         for line in range(NIBBLE_BLOCK // 64):

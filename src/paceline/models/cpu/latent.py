@@ -14,11 +14,10 @@ from typing import Any
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import copy_row, scaled_norm
 from paceline.models.cpu.compilation import machine_code, source_number
-from paceline.models.cpu.integer_products import to_bytes
-from paceline.models.cpu.matrix import own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
+from paceline.models.cpu.matrix import convert_row, own_rows, share_of, steps_of, strip_size, strip_sums, when_prepared
 from paceline.models.cpu.sublayers import STRIP_BYTES
 from paceline.models.cpu.threads import wait_for_all
-from paceline.models.cpu.tiles import BYTES, DOT, NIBBLES, STRIP
+from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import read, read_float
 from paceline.models.decoder.latent import EPS
 from paceline.models.model_spec import ModelSpec
@@ -36,7 +35,7 @@ def _normed_latents(frame: int, layer: int, me: int, team: int, kind: int) -> in
         x, out = read(frame + at.PROJECTED) + row * read(frame + at.PROJECTED_PITCH), target + row * pitch
         scaled_norm(x, size, weight, epsilon, spare if kind >= BYTES else out, kind == DOT)
         if kind >= BYTES:
-            to_bytes(spare, size, out, pitch, kind == NIBBLES)
+            convert_row(kind, spare, size, out, pitch)
     when_prepared(frame, team, rows)
     return target
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
+from paceline.models.cpu.block_products import block_sums, to_signed_bytes
 from paceline.models.cpu.integer_products import (
     HEADER,
     NIBBLE_BLOCK,
@@ -23,6 +24,7 @@ from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import (
     AHEAD,
+    BLOCKS,
     BYTES,
     DOT,
     FULL,
@@ -113,9 +115,11 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
     """Products of one strip with all rows: sums (rows, 64) float32.
 
     Rows of BYTES and NIBBLES are those of `quantized.to_bytes`; `sums` then needs twice the room. Scales of bytes lie
-    behind the strip's steps.
+    behind the strip's steps. Of BLOCKS, there are the strip's address and type, and rows of `to_signed_bytes`.
     """
-    if kind == NIBBLES:
+    if kind == BLOCKS:
+        block_sums(read(weights + 8), read(weights), steps, x, pitch, rows, sums)
+    elif kind == NIBBLES:
         nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
     elif kind == BYTES:
         _multiply(kind, weights, steps, x + HEADER, pitch // 2, 2 * rows, sums)
@@ -174,6 +178,8 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
 @part_of_compiled
 def steps_of(kind: int, inputs: int) -> int:
     """Steps of a strip."""
+    if kind == BLOCKS:
+        return inputs // WIDTH
     if kind == BYTES:
         return (inputs + WHOLE - 1) // WHOLE * GROUP
     if kind == NIBBLES:
@@ -183,7 +189,9 @@ def steps_of(kind: int, inputs: int) -> int:
 
 @part_of_compiled
 def strip_size(kind: int, steps: int) -> int:
-    """Bytes from one strip to the next."""
+    """Bytes from one strip to the next, or from what says where one is."""
+    if kind == BLOCKS:
+        return 16
     if kind == NIBBLES:
         return steps // GROUP * NIBBLE_BLOCK
     return (steps + 1) * STEP if kind == BYTES else steps * STEP
@@ -215,19 +223,34 @@ def when_prepared(frame: int, team: int, rows: int) -> None:
 
 
 @part_of_compiled
-def convert_rows(
-    frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int
-) -> None:  # fmt: skip
-    """Rows first .. stop - 1 of float32, as `integer_products.to_bytes` leaves them for a kind of product."""
-    own = read(frame + at.NORMED_PITCH)
-    for row in range(first, stop):
-        to_bytes(source + row * pitch, size, target + row * own, own, kind == NIBBLES)
+def convert_row(kind: int, source: int, size: int, target: int, pitch: int) -> None:
+    """One row of float32 in whole numbers, for a kind of product."""
+    if kind == BLOCKS:
+        to_signed_bytes(source, size, target, 0, 0, 0)
+    else:
+        to_bytes(source, size, target, pitch, kind == NIBBLES)
 
 
 @part_of_compiled
-def as_bytes(frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int) -> int:
-    """Address of rows of float32 turned into bytes for a kind of product."""
+def convert_rows(
+    frame: int, kind: int, source: int, pitch: int, size: int, target: int, first: int, stop: int, heads: bool
+) -> None:  # fmt: skip
+    """Rows first .. stop - 1; with `heads`, those that attention leaves, for BLOCKS in the order of their file."""
+    own, dim, keys = read(frame + at.NORMED_PITCH), read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
+    each = read(frame + at.HEADS) // keys if heads and read(frame + at.LATENT) == 0 else 0
+    for row in range(first, stop):
+        if kind == BLOCKS:
+            to_signed_bytes(source + row * pitch, size, target + row * own, dim, keys, each)
+        else:
+            convert_row(kind, source + row * pitch, size, target + row * own, own)
+
+
+@part_of_compiled
+def as_bytes(
+    frame: int, me: int, team: int, kind: int, source: int, pitch: int, rows: int, size: int, heads: bool
+) -> int:  # fmt: skip
+    """Address of rows of float32 in whole numbers, for a kind of product; see `convert_rows`."""
     target, first, stop = share_of(frame, me, team, rows)
-    convert_rows(frame, kind, source, pitch, size, target, first, stop)
+    convert_rows(frame, kind, source, pitch, size, target, first, stop, heads)
     when_prepared(frame, team, rows)
     return target

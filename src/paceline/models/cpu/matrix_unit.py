@@ -93,7 +93,7 @@ def _memory(builder: Builder, size: int) -> Value:
         return builder.ptrtoint(memory, I64)
 
 
-class NibbleTiles:
+class GroupTiles:
     """Emits products of bytes of one group of 32 inputs: `put` the weights of all steps, `multiply`, read `products`.
 
     Args:
@@ -110,7 +110,11 @@ class NibbleTiles:
     def put(self, step: int, columns: list[Value]) -> None:
         """The bytes of four inputs for each column."""
         for column, weight in enumerate(columns):
-            store_at(self._builder, self._weights, weight, step * STEP + WIDTH * column)
+            self.put_one(step, column, weight)
+
+    def put_one(self, step: int, column: int, weight: Value) -> None:
+        """The bytes of four inputs for one column."""
+        store_at(self._builder, self._weights, weight, step * STEP + WIDTH * column)
 
     def multiply(self, x: Value) -> None:
         """Multiply with the activations at `x`."""

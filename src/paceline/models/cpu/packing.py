@@ -12,17 +12,19 @@ import torch
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
+from paceline.models.cpu.block_packing import pack_rows
 from paceline.models.cpu.experts import routing
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
-from paceline.models.cpu.tiles import ACTIVATION, BYTES, NIBBLES, STRIP
+from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.cpu.visible_slots import address
 from paceline.models.decoder.decoder import head_order
 from paceline.models.decoder.window_slots import Ints
+from paceline.models.loading.gguf_rows import Blocks
 from paceline.models.loading.quantization import GROUP
 from paceline.models.model_spec import AttentionShape, LatentSpec, ModelSpec
 
@@ -62,10 +64,12 @@ class Packing:
 
     Args:
         kind: of the products with matrices that are not quantised.
+        blocks: matrices that are packed as they lie in a file, and are not among the weights.
     """
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights, kind: int) -> None:
+    def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights, kind: int, blocks: Blocks) -> None:
         self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
+        self._blocks = blocks
         self._pages = Pages()
         self.kept: list[torch.Tensor | Packed | Table] = []
 
@@ -83,22 +87,19 @@ class Packing:
         }
 
     def _attention(self, name: str) -> dict[int, int]:
-        order = torch.cat([self._order, torch.arange(len(self._order), self._weights[f"{name}qkv.weight"].shape[0])])
+        outputs = len(self._order) + 2 * self._spec.num_kv_heads * self._spec.head_dim
+        order = torch.cat([self._order, torch.arange(len(self._order), outputs)])
         q_norm = self._scaled(f"{name}q_norm.weight")
         if q_norm is not None and self._spec.qk_norm == "full":
             q_norm = q_norm[self._order]
         qkv_bias = self._take(f"{name}qkv.bias")
-        qkv, qkv_scale = self._take_matrix(f"{name}qkv")
-        o, o_scale = self._take_matrix(f"{name}o")
         return {
-            at.QKV_KIND: self._kind_of(qkv),
-            at.QKV_WEIGHT: self._matrix(qkv[order], None if qkv_scale is None else qkv_scale[order]),
+            **self._product(f"{name}qkv", at.QKV_KIND, at.QKV_WEIGHT, order=order),
             at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
             at.Q_NORM: self._vector(q_norm),
             at.K_NORM: self._vector(self._scaled(f"{name}k_norm.weight")),
             at.SINKS: self._sinks(f"{name}sinks"),
-            at.O_KIND: self._kind_of(o),
-            at.O_WEIGHT: self._matrix(*self._by_group(o, o_scale)),
+            **self._product(f"{name}o", at.O_KIND, at.O_WEIGHT, heads=True),
             at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
         }
 
@@ -116,18 +117,14 @@ class Packing:
             maps.append(("q_b", at.QUERY_KIND, at.QUERY_WEIGHT))
             found[at.QUERY_NORM] = self._vector(self._take(f"{name}q_norm.weight"))
         for one, kind, place in maps:
-            weight, scale = self._take_matrix(f"{name}{one}")
-            found |= {kind: self._kind_of(weight), place: self._matrix(weight, scale)}
+            found |= self._product(f"{name}{one}", kind, place)
         return found
 
     def _mlp(self, name: str) -> dict[int, int]:
-        gate_up, down = self._take_matrix(f"{name}gate_up"), self._take_matrix(f"{name}down")
         return {
-            at.GATE_UP_KIND: self._kind_of(gate_up[0]),
-            at.GATE_UP_WEIGHT: self._matrix(*gate_up, paired=self._spec.gated),
+            **self._product(f"{name}gate_up", at.GATE_UP_KIND, at.GATE_UP_WEIGHT, paired=self._spec.gated),
             at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=self._spec.gated),
-            at.DOWN_KIND: self._kind_of(down[0]),
-            at.DOWN_WEIGHT: self._matrix(*down),
+            **self._product(f"{name}down", at.DOWN_KIND, at.DOWN_WEIGHT),
             at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
         }
 
@@ -163,10 +160,38 @@ class Packing:
 
     def ends(self) -> dict[int, int]:
         """The fields of the frame that hold the final norm and the head."""
-        tied = self._spec.tied and "head.weight" not in self._weights
-        head = (self._weights["embed.weight"], None) if tied else self._take_matrix("head")
-        kind = self._kind_of(head[0])
-        return {at.FINAL_NORM: self._norm("final_norm"), at.HEAD_KIND: kind, at.HEAD: self._matrix(*head)}
+        norm = {at.FINAL_NORM: self._norm("final_norm")}
+        if self._spec.tied and "head.weight" not in self._weights.keys() | self._blocks.keys():
+            embedding = self._weights["embed.weight"]
+            return norm | {at.HEAD_KIND: self._kind_of(embedding), at.HEAD: self._matrix(embedding)}
+        return norm | self._product("head", at.HEAD_KIND, at.HEAD)
+
+    def _product(
+        self,
+        name: str,
+        kind: int,
+        place: int,
+        *,
+        order: torch.Tensor | None = None,
+        heads: bool = False,
+        paired: bool = False,
+    ) -> dict[int, int]:
+        """The fields `kind` and `place` of a matrix.
+
+        Args:
+            order: of its outputs. heads: its inputs are heads, in the order of heads that attention leaves. paired: see
+                `pack`.
+        """
+        if (rows := self._blocks.get(f"{name}.weight")) is not None:
+            table, kept = pack_rows(rows if order is None else rows.take(order.numpy()), self._pages, paired=paired)
+            self.kept += kept
+            return {kind: BLOCKS, place: table.data_ptr()}
+        weight, scale = self._take_matrix(name)
+        if order is not None:
+            weight, scale = weight[order], None if scale is None else scale[order]
+        if heads:
+            weight, scale = self._by_group(weight, scale)
+        return {kind: self._kind_of(weight), place: self._matrix(weight, scale, paired=paired)}
 
     def _kind_of(self, weight: torch.Tensor) -> int:
         return {torch.int8: BYTES, torch.uint8: NIBBLES}.get(weight.dtype, self._kind)

@@ -13,9 +13,9 @@ import numpy as np
 
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention import copy_row, norm_row, scaled_norm
-from paceline.models.cpu.integer_products import to_bytes
 from paceline.models.cpu.matrix import (
     as_bytes,
+    convert_row,
     own_rows,
     share_of,
     steps_of,
@@ -24,7 +24,7 @@ from paceline.models.cpu.matrix import (
     when_prepared,
 )
 from paceline.models.cpu.threads import wait_for_all
-from paceline.models.cpu.tiles import BYTES, DOT, NIBBLES, STRIP
+from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import (
     add,
     broadcast,
@@ -89,7 +89,7 @@ def normed_rows(frame: int, me: int, team: int, weight: int, kind: int) -> int:
         x = read(frame + at.X) + row * read(frame + at.X_PITCH)
         if kind >= BYTES:
             norm_or_copy(frame, x, weight, spare, False)
-            to_bytes(spare, read(frame + at.HIDDEN), target + row * pitch, pitch, kind == NIBBLES)
+            convert_row(kind, spare, read(frame + at.HIDDEN), target + row * pitch, pitch)
         else:
             norm_or_copy(frame, x, weight, target + row * pitch, kind == DOT)
     when_prepared(frame, team, rows)
@@ -221,13 +221,13 @@ def norm_all_heads(frame: int, layer: int, me: int, team: int) -> None:
 @part_of_compiled
 def project(
     frame: int, me: int, team: int, weights: int, kind: int, bias: int, x: int, pitch: int, inputs: int, norm: int,
-    rounded: bool,
+    rounded: bool, heads: bool,
 ) -> None:  # fmt: skip
-    """A projection back to the residual stream, normed where `norm` is not 0."""
+    """A projection back to the residual stream, normed where `norm` is not 0; `heads`: of attention's output."""
     sums, rows = read(frame + at.SUMS) + me * read(frame + at.SUMS_SIZE), read(frame + at.ROWS)
     strips, steps = (read(frame + at.HIDDEN) + STRIP - 1) // STRIP, steps_of(kind, inputs)
     if kind >= BYTES:
-        x, pitch = as_bytes(frame, me, team, kind, x, pitch, rows, inputs), read(frame + at.NORMED_PITCH)
+        x, pitch = as_bytes(frame, me, team, kind, x, pitch, rows, inputs, heads), read(frame + at.NORMED_PITCH)
     for strip in range(strips * me // team, strips * (me + 1) // team):
         strip_sums(kind, weights + strip * strip_size(kind, steps), steps, x, pitch, rows, sums)
         add_bias(sums, rows, 0 if bias == 0 else bias + strip * STRIP_BYTES)
@@ -258,5 +258,5 @@ def down(frame: int, layer: int, me: int, team: int, rounded: bool) -> None:
     project(
         frame, me, team, read(layer + at.DOWN_WEIGHT), read(layer + at.DOWN_KIND), read(layer + at.DOWN_BIAS),
         read(frame + at.INNER), read(frame + at.INNER_PITCH), read(frame + at.INTERMEDIATE),
-        read(layer + at.POST_MLP_NORM), rounded,
+        read(layer + at.POST_MLP_NORM), rounded, False,
     )  # fmt: skip

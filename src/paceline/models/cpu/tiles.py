@@ -4,8 +4,8 @@ Weights come in steps of 256 bytes: for 64 outputs one float32 input each, or a 
 lives in one lane from the first input to the last, so its bits depend neither on the number of rows nor on the
 neighbours. Kinds: DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the
 weights and keeps float32 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes
-(models.cpu.integer_products), whose int32 sums travel as the bits of float32 lanes. NIBBLES has a loop of its own
-(models.cpu.integer_products).
+(models.cpu.integer_products), whose int32 sums travel as the bits of float32 lanes. NIBBLES and BLOCKS have loops of
+their own (models.cpu.integer_products, models.cpu.block_products).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from paceline.models.cpu.vectors import (
     store_at,
 )  # fmt: skip
 
-DOT, HALF, FULL, BYTES, NIBBLES = 0, 1, 2, 3, 4
+DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS = 0, 1, 2, 3, 4, 5
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
 MAX_ROWS = 2 if features().get("avx2") and not features().get("avx512f") else 6
 """24 sums, 4 weights and an activation fill the 32 registers of AVX-512, the sums of two rows the 16 of AVX2."""
 
-INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8}
+INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32}
 """Inputs per step."""
-ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1}
+ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1}
 """Bytes of one activation."""
 
 COLUMNS = 4

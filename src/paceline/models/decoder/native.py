@@ -25,7 +25,8 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.quantization import form_of, is_mixed, is_quantized
+from paceline.models.loading.gguf_rows import Blocks, kinds_of
+from paceline.models.loading.quantization import BLOCKS, form_of, is_mixed, is_quantized
 from paceline.models.model_spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
@@ -47,6 +48,8 @@ class NativeRunner:
             gather.
         let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
             (models.decoder.window_slots).
+        blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
+            (models.cpu.eligibility).
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.decoder.eager).
     """
@@ -77,10 +80,15 @@ class NativeRunner:
         compiled: bool | None = None,
         strict: bool = False,
         let_go: bool = True,
+        blocks: Blocks | None = None,
     ) -> None:
-        weight_bytes = bytes_read(spec, weights)
-        self._rows = len(weights["embed.weight"]) if "embed.weight" in weights else 0
-        quantization, mixed = form_of(weights), is_mixed(weights)
+        read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
+        weight_bytes = bytes_read(spec, weights) + read
+        quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
+        table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
+        self._rows = 0 if table is None else len(table)
+        self.passes: Passes
+        self.graphs: ScoringGraphs | None
         self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
         with torch.inference_mode():
             self.arena = Arena(
@@ -89,13 +97,14 @@ class NativeRunner:
                 windows=windows_of(spec, device, max_context) if let_go else (),
             )  # fmt: skip
             self.memory = ArenaMemory(self.arena)
-            self.passes, self.graphs = self._prepare(
-                weights,
-                dtype,
-                device,
-                "proven" if strict else row_invariant,
-                True if strict and compiled is None else compiled,
-            )
+            if blocks:
+                from paceline.models.cpu.compiled_decoder import CompiledDecoder
+
+                self.passes, self.graphs = CompiledDecoder(spec, weights, self.arena, blocks=blocks), None
+            else:
+                invariant: RowInvariance = "proven" if strict else row_invariant
+                form = True if strict and compiled is None else compiled
+                self.passes, self.graphs = self._prepare(weights, dtype, device, invariant, form)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -108,7 +117,7 @@ class NativeRunner:
             dtype=dtype,
             weight_bytes=weight_bytes,
             fingerprint=fingerprint(spec, dtype)
-            + (f"-{quantization}" if quantization else "")
+            + (f"-{'+'.join(kinds_of(blocks))}" if blocks else f"-{quantization}" if quantization else "")
             + ("-mixed" if mixed else ""),
             quantization=quantization,
             stored_rows=spec.stored_rows,

@@ -11,6 +11,8 @@ from .generation_defaults import GenerationDefaults as GenerationDefaults
 from .gguf_blocks import block_values as block_values
 from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
 from .gguf_file import read_gguf as read_gguf
+from .gguf_rows import TYPES as TYPES
+from .gguf_rows import BlockRows as BlockRows
 from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
 from .hub import read_config as read_config

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.errors import CheckpointError, UnsupportedModelError
@@ -135,6 +137,13 @@ class GgufCheckpoint(Checkpoint):
     def is_narrow(self, name: str) -> bool:
         """Whether a tensor is stored in four bits a weight or fewer."""
         return self.file.is_narrow(self._places[name].source)
+
+    def place(self, name: str) -> tuple[str, Path, int, npt.NDArray[np.int64]]:
+        """Of a matrix its type, its file, the bytes before it, and (rows,) the order of its rows there."""
+        place = self._places[name]
+        tensor, count = self.file.tensors[place.source], self.entries[name].shape[0]
+        rows = _in_order(torch.arange(count)[:, None], place.heads)[:, 0].numpy()
+        return tensor.kind, tensor.path, tensor.start, rows
 
     def dtype(self) -> torch.dtype:
         """What is computed in, whatever the file's types are."""

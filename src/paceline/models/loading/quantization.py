@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -24,7 +24,10 @@ from paceline.errors import UnsupportedModelError
 from paceline.models.loading.weights import empty, targets
 from paceline.models.model_spec import ModelSpec
 
-Form = Literal["int8", "int4"]
+Form = Literal["int8", "int4", "blocks"]
+
+BLOCKS: Final = "blocks"
+"""Matrices of a GGUF file with the numbers that they have there (models.loading.gguf_rows)."""
 
 Forms = Form | Mapping[str, Form]
 """One form for all matrices of the layers, or each one's by its canonical name; the head is int8 always."""

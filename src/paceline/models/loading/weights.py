@@ -23,7 +23,7 @@ import logging
 import math
 import mmap
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -300,16 +300,17 @@ class StoredNames:
 
     def read(self, name: str, piece: StoredTensor) -> torch.Tensor:
         """The tensor of a piece, its shape checked."""
-        return self.checkpoint.tensor(self._checked(name, piece))
+        return self.checkpoint.tensor(self.checked(name, piece))
 
     def fill(self, name: str, piece: StoredTensor, out: torch.Tensor) -> None:
         """Copy the tensor of a piece, its shape checked, into `out`."""
         if piece.arrange is None:
-            self.checkpoint.fill(self._checked(name, piece), out)
+            self.checkpoint.fill(self.checked(name, piece), out)
         else:
             out.copy_(piece.arrange(self.read(name, piece)))
 
-    def _checked(self, name: str, piece: StoredTensor) -> str:
+    def checked(self, name: str, piece: StoredTensor) -> str:
+        """The stored name of a piece, its shape checked."""
         self.unused.discard(name)
         stored = self.stored[name]
         if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
@@ -327,7 +328,7 @@ def sources(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[str]]:
         CheckpointError, UnsupportedModelError: see `load_weights`.
     """
     names = StoredNames(checkpoint)
-    return {target.name: [names.stored[one] for _, one in _choose(names, target)] for target in targets(spec)}
+    return {target.name: [names.stored[one] for _, one in chosen_pieces(names, target)] for target in targets(spec)}
 
 
 def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
@@ -366,12 +367,14 @@ def load_weights(
     dtype: torch.dtype,
     instead: Replacement | None = None,
     lacking: Sequence[str] = (),
+    elsewhere: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
     """The canonical weights of `spec` on `device` in `dtype`, each allocated once and filled from the mapped files.
 
     Args:
         instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
         lacking: ends of canonical names that this checkpoint does without.
+        elsewhere: canonical names of what is not read here.
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors.
         UnsupportedModelError: quantised ones, or an adapter.
@@ -383,7 +386,10 @@ def load_weights(
     for target in targets(spec):
         if target.name.endswith(tuple(lacking)):
             continue
-        if instead is None:
+        if target.name in elsewhere:
+            for piece, name in chosen_pieces(names, target):
+                names.checked(name, piece)
+        elif instead is None:
             weights[target.name] = _read(names, target, dtype, device)
         else:
             weights.update(instead(target.name, _read(names, target, dtype, device)))
@@ -393,7 +399,7 @@ def load_weights(
 
 def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """One canonical weight, of which nothing else keeps a reference."""
-    recipe = _choose(names, target)
+    recipe = chosen_pieces(names, target)
     out = empty(target.shape, dtype, device)
     for piece, name in recipe:
         place = out if piece.expert is None else out[piece.expert]
@@ -401,7 +407,7 @@ def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.
     return out
 
 
-def _choose(names: StoredNames, target: Target) -> list[tuple[StoredTensor, str]]:
+def chosen_pieces(names: StoredNames, target: Target) -> list[tuple[StoredTensor, str]]:
     """The pieces of the first recipe that is stored in full, with their names."""
     missing: list[str] = []
     for recipe in target.recipes:

@@ -1,0 +1,216 @@
+"""GGUF's blocks in compiled passes: packing and products of every type, and whole models out of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from models.test_gguf import TEXT, random_blocks, values_of, write
+from models.translated_once import translated_once
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline import LLM, SamplingParams
+from paceline.models import load_runner
+from paceline.models.cpu import PER_GROUP, Pages, block_sums, pack_rows, row_pitch, to_signed_bytes
+from paceline.models.loading import TYPES, BlockRows, block_values
+from paceline.tree import EMPTY_TREE, TokenTree
+
+INPUTS = 512
+KINDS = pytest.mark.parametrize("kind", TYPES)
+
+
+@translated_once
+def _products(table, strips, groups, x, pitch, rows, sums, out):
+    for strip in range(strips):
+        block_sums(table[strip, 1], table[strip, 0], groups, x, pitch, rows, np.int64(sums.ctypes.data))
+        for row in range(rows):
+            for i in range(64):
+                out[row, 64 * strip + i] = sums[row * 64 + i]
+
+
+@translated_once
+def _converted(source, size, target, dim, outer, inner):
+    to_signed_bytes(source, size, target, dim, outer, inner)
+
+
+def converted(x: np.ndarray, heads: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
+    """(rows, bytes) of rows of float32."""
+    made = np.zeros((len(x), row_pitch(x.shape[1])), np.uint8)
+    for row, target in zip(x, made, strict=True):
+        _converted(np.ascontiguousarray(row).ctypes.data, len(row), target.ctypes.data, *heads)
+    return made
+
+
+def meant(made: np.ndarray, inputs: int = INPUTS) -> np.ndarray:
+    """(rows, inputs) float64 that converted rows stand for."""
+    groups = inputs // 32
+    numbers = made[:, :inputs].view(np.int8).astype(np.float64).reshape(len(made), groups, 32)
+    beside = np.ascontiguousarray(made[:, inputs : inputs + PER_GROUP * groups])
+    scales = beside.view(np.float32).reshape(len(made), groups, 3)[:, :, :1]
+    return (numbers * scales).reshape(len(made), inputs)
+
+
+def matrix(kind: str, outputs: int, seed: int = 0) -> tuple[BlockRows, torch.Tensor]:
+    """Rows of random blocks in memory, and the weights that they stand for."""
+    width, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = random_blocks(np.random.default_rng(seed), gguf.GGMLQuantizationType[kind], outputs * INPUTS // width)
+    raw = np.concatenate([np.zeros(7, np.uint8), blocks.ravel()])
+    size = blocks.size // outputs
+    places = np.array([(0, 7 + row * size, list(TYPES).index(kind)) for row in range(outputs)])
+    weights = block_values(torch.from_numpy(blocks.ravel().copy()), kind).view(outputs, INPUTS)
+    return BlockRows((raw,), places, INPUTS), weights
+
+
+def products(rows: BlockRows, made: np.ndarray, *, paired: bool = False) -> np.ndarray:
+    """(rows, strips of 64) products with converted rows."""
+    table, kept = pack_rows(rows, Pages(), paired=paired)
+    sums, out = np.zeros((len(made), 64), np.float32).ravel(), np.zeros((len(made), 64 * len(table)), np.float32)
+    _products(table.numpy(), len(table), rows.inputs // 32, made.ctypes.data, made.shape[1], len(made), sums, out)
+    del kept
+    return out
+
+
+def inputs_of(count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, INPUTS)).astype(np.float32)
+
+
+@KINDS
+def test_products_are_those_of_the_numbers(kind: str) -> None:
+    """Up to the rounding of float32, for every number of rows, with the same bits."""
+    rows, weights = matrix(kind, 130)
+    made = converted(inputs_of(19))
+    wanted = meant(made) @ weights.double().numpy().T
+    found = products(rows, made)
+    assert np.abs(found[:, :130] - wanted).max() < 3e-6 * np.abs(wanted).max()
+    assert not found[:, 130:].any()
+    for count in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17):
+        assert np.array_equal(products(rows, made[:count]), found[:count])
+    _, others = matrix(kind, 130, seed=2)
+    assert np.abs(found[:, :130] - meant(made) @ others.double().numpy().T).max() > 0.1 * np.abs(wanted).max()
+
+
+@KINDS
+def test_rows_are_packed_in_any_order_gates_beside_ups(kind: str) -> None:
+    rows, weights = matrix(kind, 64)
+    made = converted(inputs_of(2))
+    wanted = meant(made) @ weights.double().numpy().T
+    order = np.random.default_rng(0).permutation(64)
+    turned = products(rows.take(order), made)
+    assert np.abs(turned - wanted[:, order]).max() < 3e-6 * np.abs(wanted).max()
+    paired = products(rows.take(np.arange(20)), made, paired=True)
+    assert np.abs(paired[:, :10] - wanted[:, :10]).max() < 3e-6 * np.abs(wanted).max()
+    assert np.abs(paired[:, 32:42] - wanted[:, 10:20]).max() < 3e-6 * np.abs(wanted).max()
+    assert torch.equal(rows.values([3, 60, 3]), weights[[3, 60, 3]])
+
+
+def test_strips_may_have_types_of_their_own_but_no_strip_two() -> None:
+    first, one = matrix("Q4_K", 64)
+    second, two = matrix("Q6_K", 64, seed=3)
+    places = np.concatenate([first.places, second.places + np.array([1, 0, 0])])
+    both = BlockRows((*first.sources, *second.sources), places, INPUTS)
+    made = converted(inputs_of(3))
+    wanted = meant(made) @ torch.cat((one, two)).double().numpy().T
+    assert np.abs(products(both, made) - wanted).max() < 3e-6 * np.abs(wanted).max()
+    with pytest.raises(ValueError, match="several types"):
+        pack_rows(both.take(np.arange(32, 96)), Pages())
+
+
+def test_activations_lose_less_than_half_a_step_and_odd_numbers_are_not_hidden() -> None:
+    x = inputs_of(3) * np.geomspace(1e-3, 1e3, 3).astype(np.float32)[:, None]
+    groups = np.abs(x).reshape(3, -1, 32).max(-1)
+    assert (np.abs(meant(converted(x)) - x).reshape(3, -1, 32).max(-1) <= groups / 127 * 0.5001).all()
+    rows, _ = matrix("Q4_0", 64)
+    for odd in (np.nan, np.inf):
+        y = x.copy()
+        y[1, 300] = odd
+        found = products(rows, converted(y))
+        assert [np.isfinite(row).all() for row in found] == [True, False, True]
+    zeros = converted(np.zeros((1, INPUTS), np.float32))
+    assert not products(rows, zeros).any()
+
+
+def test_heads_are_brought_into_the_order_of_the_file() -> None:
+    """From (2 in a group, 4 groups) to (4 groups, 2)."""
+    heads = inputs_of(1).reshape(2, 4, 64)
+    made = converted(heads.reshape(1, -1), (64, 4, 2))
+    assert np.array_equal(made, converted(heads.swapaxes(0, 1).reshape(1, -1)))
+    assert not np.array_equal(made, converted(heads.reshape(1, -1)))
+
+
+def llama(**more: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=128, num_hidden_layers=2, head_dim=64, initializer_range=0.1, **sizes, **more)
+    return LlamaForCausalLM(config).eval()
+
+
+MIXED = {"blk.0.attn_v.weight": Kind.Q8_0, "blk.1.ffn_down.weight": Kind.Q5_1, "output.weight": Kind.Q5_0}
+TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, "mixed"])
+def test_files_keep_their_numbers(tmp_path: Path, kind: Any, tied: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Logits are those of the file's own values, but for the rounding of activations, whatever is scored together."""
+    kinds: Any = (lambda name: MIXED.get(name, Kind.Q4_1)) if kind == "mixed" else kind
+    path = write(tmp_path / "m.gguf", "llama", llama(tie_word_embeddings=tied), kinds)
+    runner: Any = load_runner(path, dtype="float32")
+    assert runner.info.quantization == "blocks"
+    assert "rounded" not in caplog.text
+    exact = values_of(path)
+    caches = [runner.open() for _ in range(3)]
+    found = runner.extend(caches[:1], [TEXT], all_logits=True).logits
+    assert (found - exact).norm() < 0.05 * exact.norm()
+    assert (found - exact.roll(1, 0)).norm() > 0.5 * exact.norm()
+    runner.extend(caches[1:], [TEXT, TEXT[:30]])
+    scored = runner.score(caches, [3, 3, 4], [TREE, EMPTY_TREE, TokenTree.chain([1, 2])])
+    assert torch.equal(scored.of(0)[0], scored.of(1)[0])
+    assert scored.best == scored.logits.argmax(-1).tolist()
+
+
+def test_types_that_share_a_strip_are_rounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Gates in one and ups in another."""
+
+    def kind_of(name: str) -> Kind:
+        return Kind.Q8_0 if name == "blk.0.ffn_up.weight" else Kind.Q4_0
+
+    runner: Any = load_runner(write(tmp_path / "m.gguf", "llama", llama(), kind_of), dtype="float32")
+    assert runner.info.quantization == "int4"
+    assert "rounded" in caplog.text
+
+
+def test_a_damaged_block_is_another_model(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "llama", llama(), Kind.Q4_0)
+    before: Any = load_runner(path, dtype="float32")
+    logits = before.extend([before.open()], [TEXT]).logits
+    raw = bytearray(path.read_bytes())
+    raw[-5000] ^= 0x70
+    path.write_bytes(raw)
+    after: Any = load_runner(path, dtype="float32")
+    assert not torch.equal(after.extend([after.open()], [TEXT]).logits, logits)
+
+
+def test_a_cut_head_keeps_the_rows_that_are_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "llama", llama(), Kind.Q5_0)
+    whole: Any = load_runner(path, dtype="float32")
+    cut: Any = load_runner(path, dtype="float32", head_rows=[3, 90, 17])
+    logits = [one.extend([one.open()], [TEXT]).logits for one in (whole, cut)]
+    assert torch.equal(logits[0][:, [3, 17, 90]], logits[1][:, [3, 17, 90]])
+    assert torch.isinf(logits[1]).sum() == 128 - 3
+
+
+def test_drafts_change_no_token(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "llama", llama(), Kind.Q4_0)
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [TEXT[:9], TEXT]
+    plain = LLM(str(path), speculative_config=None, threads=1)
+    expected = [out.outputs[0].token_ids for out in plain.generate(prompts, greedy)]
+    for method in ("ngram", "token_recycling", "quantized_copy"):
+        drafted = plain.with_speculative_config(method).generate(prompts, greedy)
+        assert [out.outputs[0].token_ids for out in drafted] == expected
+    assert "strict" in str(plain.exactness)
