@@ -140,6 +140,8 @@ class Rules:
                 return str(error)
             if not math.isfinite(largest := float(rows_rv.max())):
                 return _bad_rule(rule.name, largest)
+        if not math.isfinite(largest := float(rows_rv.max() / self._temperature)):
+            return _bad_rule(f"temperature {self._temperature:g}", largest)
         return None
 
     def advance(self, tokens: Sequence[int]) -> None:
