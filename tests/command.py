@@ -50,5 +50,7 @@ class Command:
         data = stdin.encode() if isinstance(stdin, str) else stdin
         self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         self.capsys.readouterr()
-        code = main([str(one) for one in arguments])
+        words = [str(one) for one in arguments]
+        self.monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        code = main(words)
         return Result(code, *self.capsys.readouterr())

@@ -28,6 +28,7 @@ def test_a_model_has_its_shape_and_distribution(tmp_path: Path) -> None:
     again = load_file(random_model.model_folder(f"random:{TINY}", tmp_path / "b") / "model.safetensors")
     assert all(torch.equal(tensors[name], again[name]) for name in tensors)
     llm = LLM(folder, speculative_config=None)
+    assert len(llm.tokenizer.tokens()) == 6200
     assert (llm.runner.info.vocab_size, llm.runner.info.num_layers, llm.runner.info.max_context) == (6200, 2, 64)
     (found,) = llm.generate("Hello", SamplingParams(temperature=0.0, max_tokens=5))
     assert len(found.outputs[0].token_ids) == 5

@@ -28,7 +28,7 @@ from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import best_tokens, draft_rows
 from paceline.engine import ExactJudge
-from paceline.errors import DrafterError
+from paceline.errors import ConfigError, DrafterError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, prune
@@ -233,10 +233,10 @@ def test_another_tokenizer_may_know_more_than_its_model(name: str, monkeypatch: 
 
 
 def test_a_model_of_the_native_runner_says_so_too(tmp_path: Path) -> None:
-    """Where its embedding would raise an error of its own."""
+    """Before the model itself refuses the token."""
     runner = load_runner(str(write(tmp_path)), dtype="float32")
     rows = runner.info.vocab_size
-    with pytest.raises((IndexError, RuntimeError)):
+    with pytest.raises(ConfigError, match=f"was fed token {rows}, and its ids lie in"):
         runner.extend([runner.open()], [[rows]])
     args = DrafterArgs(vocab_size=rows + 8, index=0, max_context=99, load_runner=lambda name: runner)
     drafter = registry.load("drafters", "draft_model")(args, model="tiny")

@@ -92,13 +92,13 @@ def test_best_tokens_of_the_short_angles_would_show(made: Any, monkeypatch: pyte
     """Negative control: the right logits beside the best tokens of angles that no longer hold."""
     kind, folder, llm = made
     runner: Any = llm.runner
-    real = type(runner)._with_long_rows
+    real = type(runner).with_long_rows
 
     def stale(self: Any, scores: Scores, *others: Any) -> Scores:
         best = scores.logits.argmax(-1).tolist()
         return replace(real(self, scores, *others), best=best)
 
-    monkeypatch.setattr(type(runner), "_with_long_rows", stale)
+    monkeypatch.setattr(type(runner), "with_long_rows", stale)
     other = llm.with_speculative_config({"method": "draft_model", "model": str(folder), "num_speculative_tokens": 5})
     assert tokens(other, prompts_of(kind)[:3]) != [expected(kind, folder, prompt) for prompt in prompts_of(kind)[:3]]
 

@@ -137,6 +137,17 @@ def test_membership_of_written_examples(text: str, truth: bool) -> None:
     assert accepted(PERSON, text) == truth
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fine", "wrong"),
+    [(r"^\d$", "7", "٣a"), (r"^\w$", "a_7", "é-"), (r"^\W$", "é-", "a"), (r"^[^\d]$", "٣a", "7")],
+)
+def test_digits_and_words_of_patterns_are_ascii(pattern: str, fine: str, wrong: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert [accepted(schema, f'"{sign}"') for sign in fine] == [True] * len(fine)
+    assert [accepted(schema, f'"{sign}"') for sign in wrong] == [False] * len(wrong)
+    assert not accepted({"type": "string", "pattern": r"^\S$"}, '"\u3000"'), "spaces are those of Unicode"
+
+
 def test_integers_without_bounds_end() -> None:
     for schema, size in (({"type": "integer"}, 21), ({"type": "integer", "minimum": 10**30}, 31)):
         assert accepted(schema, size * "7")

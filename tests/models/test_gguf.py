@@ -811,6 +811,20 @@ def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path: Path) -> None:
         Tokenizer.load(path)
 
 
+def test_words_that_users_define_write_their_letters(tmp_path: Path) -> None:
+    """Their signs stand for bytes elsewhere: "ü" alone for one that no text has, "Ċ" for a line break."""
+    words = ["für", "ü", "Ċ"]
+    named = [*(f"<spare{i}>" if token == "Ċ" else token for i, token in enumerate(TOKENS[:-3])), *words]
+
+    def tokenizer(writer: Any) -> None:
+        byte_level(writer, tokens=named, kinds=[*KINDS[:-3], *[gguf.TokenType.USER_DEFINED] * 3])
+
+    read = Tokenizer.load(write(tmp_path / "model.gguf", "llama", oracle("llama"), tokenizer=tokenizer))
+    ids = read.encode("hello für ü\n")
+    assert set(range(len(TOKENS) - 3, len(TOKENS))) <= set(ids)
+    assert read.decode(ids) == "hello für ü\n"
+
+
 @pytest.mark.parametrize(("spare", "ends"), [(("<|return|>", "<|call|>"), [2, -1, -2]), (("<|x|>", "<|y|>"), [2, -3])])
 def test_a_message_of_gpt_oss_ends_no_answer(tmp_path: Path, spare: tuple[str, str], ends: list[int]) -> None:
     """Beside its own end tokens, "<|end|>" is none; elsewhere, as in Phi, it is."""

@@ -239,8 +239,8 @@ def test_embeddings_cannot_cross(longrope: LongRopeRunner) -> None:
 
 def test_the_check_catches_a_cache_of_mixed_angles(longrope: LongRopeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = fed_in_chunks(longrope, LONG_TEXT[:20])
-    monkeypatch.setattr(LongRopeRunner, "_enter", lambda *args: None)
-    monkeypatch.setattr(LongRopeRunner, "_with_long_rows", lambda self, scores, *args: scores)
+    monkeypatch.setattr(LongRopeRunner, "enter", lambda *args: None)
+    monkeypatch.setattr(LongRopeRunner, "with_long_rows", lambda self, scores, *args: scores)
     longrope.extend([sequence], [LONG_TEXT[20:40]])
     logits = longrope.score([sequence], [9], [EMPTY_TREE]).logits
     assert not close(logits[0], [*LONG_TEXT[:40], 9])

@@ -12,9 +12,12 @@ import pytest
 import tiny_tokenizers
 import transformers
 from tiny_tokenizers import KINDS, write
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
+from paceline.config import StructuredOutputsParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
+from paceline.grammar import constraint
 from paceline.llm import BUNDLED
 from paceline.models.loading import Tokenizer, same_tokenizer, token_bytes
 
@@ -280,6 +283,51 @@ def written(tokenizer: Tokenizer, text: str) -> bytes:
 def test_byte_level_tokens_write_the_text(tokenizers: dict[str, Tokenizer], text: str) -> None:
     for tokenizer in (tokenizers["byte_level"], Tokenizer.load(BUNDLED / "target")):
         assert written(tokenizer, text) == text.encode()
+
+
+LETTERS = ("für", "đem", "Ġmark")
+"""Words whose signs all stand for bytes in byte-level vocabularies."""
+
+
+def with_added(folder: Path, *words: str, special: str | None = None) -> Tokenizer:
+    inner = tiny_tokenizers.byte_level()
+    inner.add_tokens([AddedToken(word, special=False, normalized=False) for word in words])
+    if special is not None:
+        inner.add_special_tokens([AddedToken(special, special=True, normalized=False)])
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return Tokenizer.load(folder)
+
+
+def test_added_words_of_byte_level_vocabularies_write_their_letters(tmp_path: Path) -> None:
+    ours = with_added(tmp_path, *LETTERS, special="<|über|>")
+    for word in (*LETTERS, "<|über|>"):
+        (index,) = ours.encode(word, add_special_tokens=False)
+        ids = ours.encode(f"ein {word}{word} größer", add_special_tokens=False)
+        assert ids.count(index) == 2
+        assert ours.decode(ids, skip_special_tokens=False) == f"ein {word}{word} größer"
+        assert ours.token_text(index) == word
+        assert (token_bytes(ours)[index] == word.encode()) is (word in LETTERS)
+    ids = ours.encode("a<|über|>ü", add_special_tokens=False)
+    assert ours.decode(ids) == "aü"
+
+
+def test_added_tokens_that_the_merges_make_of_text_stand_for_bytes(tmp_path: Path) -> None:
+    r"""Marking the token of a line break ("\u010a") as added makes no letter of it."""
+    ours = with_added(tmp_path, "Ċ", "Ġ", *LETTERS)
+    text = "für\ndem \n đem"
+    ids = ours.encode(text, add_special_tokens=False)
+    assert {ours.encode("\n", add_special_tokens=False)[0], ours.encode("für", add_special_tokens=False)[0]} <= set(ids)
+    assert ours.decode(ids) == text
+    assert written(ours, text) == text.encode()
+
+
+def test_words_of_an_output_that_must_be_one_of_several_may_be_added_ones(tmp_path: Path) -> None:
+    ours = with_added(tmp_path, *LETTERS)
+    rule = constraint(StructuredOutputsParams(choice=["ein für", "đem"]), ours, ours.vocab_size, [2])
+    for text, fine in (("ein für", True), ("đem", True), ("Ġmark", False)):
+        path = [*ours.encode(text, add_special_tokens=False), 2]
+        assert (rule.allowed(path) == len(path)) is fine
 
 
 @pytest.mark.parametrize("text", [TEXT, "größer 東京 🙂"])

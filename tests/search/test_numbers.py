@@ -89,11 +89,15 @@ def test_complexities_are_numbers(llm: LLM) -> None:
 
 
 def test_a_model_that_gives_no_numbers_is_named_too(llm: LLM, tmp_path: Path) -> None:
-    search = {"method": "sample_and_rank", "num_samples": 2, "scorer": {"model": str(encoder(tmp_path / "fine"))}}
+    search = {
+        "method": "sample_and_rank",
+        "num_samples": 2,
+        "scorer": {"model": str(encoder(tmp_path / "fine", pooler=True))},
+    }
     assert searched(llm, letter_params(llm, temperature=1.0), **search).outputs[0].error is None
     broken = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "fine")
     broken.classifier.bias.data.fill_(nan)
-    encoder(tmp_path / "broken")
+    encoder(tmp_path / "broken", pooler=True)
     broken.save_pretrained(tmp_path / "broken")
     search["scorer"] = {"model": str(tmp_path / "broken")}
     (found,) = llm.generate(PROMPT, letter_params(llm, temperature=1.0), search=search)

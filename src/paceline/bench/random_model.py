@@ -253,7 +253,7 @@ def _write_shards(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> 
 
 
 def _copy_tokenizer(folder: Path, vocab: int) -> None:
-    """The bundled tokenizer, whose tokens must fit the vocabulary.
+    """The bundled tokenizer, whose tokens must fit the vocabulary, with tokens that no text has for all other rows.
 
     Raises:
         ConfigError: they do not.
@@ -263,5 +263,7 @@ def _copy_tokenizer(folder: Path, vocab: int) -> None:
     source = BUNDLED / "target"
     least = int(json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"])
     need(vocab >= least, "random model vocab", f"be at least {least}, the size of the bundled tokenizer", vocab)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / name, folder)
+    shutil.copy(source / "tokenizer_config.json", folder)
+    given = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    given["model"]["vocab"] |= {f"<spare {index}>": index for index in range(least, vocab)}
+    (folder / "tokenizer.json").write_text(json.dumps(given), encoding="utf-8")

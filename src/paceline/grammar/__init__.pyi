@@ -23,6 +23,8 @@ from .json_schema import read_json_schema as read_json_schema
 from .lexemes import is_native as is_native
 from .lexemes import library_text as library_text
 from .lexing import Lexicon as Lexicon
+from .library_schema import other_texts as other_texts
+from .library_schema import rust_pattern as rust_pattern
 from .notation import parse_ebnf as parse_ebnf
 from .notation import parse_regex as parse_regex
 from .notation import read_ebnf as read_ebnf

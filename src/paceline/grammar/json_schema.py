@@ -40,7 +40,7 @@ from paceline.grammar.expression import (
     repeat,
     sequence,
 )
-from paceline.grammar.notation import parse_regex
+from paceline.grammar.notation import ASCII_WORDS, parse_regex
 from paceline.utils import shortened
 
 TYPES: Final = ("object", "array", "string", "integer", "number", "boolean", "null")
@@ -305,12 +305,15 @@ def _chain(first: Sequence[Expr], rest: Expr | None = None, low: int = 0, high: 
 
 
 def _pattern(pattern: str) -> Expr:
-    """Strings in which a pattern is found; characters that JSON escapes are left out."""
+    """Strings in which a pattern is found; characters that JSON escapes are left out.
+
+    Its notation is Python's, but with ECMA-262's digits and words.
+    """
     inner = pattern.removeprefix("^")
     inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
     before = EMPTY if pattern.startswith("^") else Star(PLAIN)
     after = EMPTY if pattern.endswith("$") and not pattern.endswith("\\$") else Star(PLAIN)
-    return sequence(before, _within(parse_regex(f"(?:{inner})")), after)
+    return sequence(before, _within(parse_regex(f"(?:{inner})", ASCII_WORDS)), after)
 
 
 def _within(expr: Expr) -> Expr:

@@ -57,16 +57,22 @@ MOST_FOLDED = 1024
 """Characters of a set whose upper and lower cases are looked for one by one."""
 
 
-def parse_regex(pattern: str) -> Expr:
+ASCII_WORDS: Final = 1 << 30
+"""A flag beside those of `re`: digits and letters of words, but not spaces, are ASCII alone, as in ECMA-262."""
+
+
+def parse_regex(pattern: str, flags: int = 0) -> Expr:
     """The tree of a pattern.
 
+    Args:
+        flags: `ASCII_WORDS` or none.
     Raises:
         ConfigError: no valid pattern, or no regular language.
     """
     try:
         tree = PARSER.parse(pattern)
         nodes = _without_anchors(list(tree))
-        return _sequence(nodes, tree.state.flags, pattern)
+        return _sequence(nodes, tree.state.flags | flags, pattern)
     except re.error as error:
         raise ConfigError(f"regex {pattern!r} is not valid: {error}") from None
     except (RecursionError, OverflowError):
@@ -127,7 +133,8 @@ def _set(items: Sequence[Any], flags: int, pattern: str) -> Ranges:
             case "RANGE":
                 found.append(value)
             case "CATEGORY":
-                found.extend(_category(str(value), bool(flags & re.ASCII)))
+                only_words = bool(flags & ASCII_WORDS) and not str(value).endswith("SPACE")
+                found.extend(_category(str(value), only_words or bool(flags & re.ASCII)))
             case other:
                 raise ConfigError(f"regex {pattern!r} uses {other.lower()} in a set; write the characters out")
     merged = _folded(joined(found), flags, pattern)

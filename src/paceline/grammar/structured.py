@@ -22,6 +22,7 @@ import torch
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
 from paceline.errors import ConfigError, PacelineError
 from paceline.grammar.lexemes import is_native, library_text, spelled
+from paceline.grammar.library_schema import library_schema
 from paceline.grammar.numbers import Mask, Numbers
 from paceline.models.loading import Tokenizer, token_bytes
 from paceline.sampling import LogitRule, Paths
@@ -150,7 +151,7 @@ def bounded_json(schema: Any, *, strict: bool, whitespace_pattern: str | None = 
         blanks = {}
     else:
         blanks = {"whitespace_pattern": whitespace_pattern or BLANKS}
-    return {**schema, "x-guidance": {**own, **options, **blanks}}
+    return {**library_schema(schema), "x-guidance": {**own, **options, **blanks}}
 
 
 def _tagged(given: Mapping[str, Any], params: StructuredOutputsParams) -> str:

@@ -137,7 +137,7 @@ class LongRopeRunner(NativeRunner):
         check_extend(self.info, caches, rows)
         own = cast(Sequence[LongRopeCache], caches)
         for cache, count in zip(own, rows, strict=True):
-            self._enter(cache, cache.length + count)
+            self.enter(cache, cache.length + count)
         scores = super()._extend(caches, rows, inputs, taps, all_logits)
         tokens = iter([UNKNOWN] * len(inputs) if isinstance(inputs, torch.Tensor) else inputs)
         for cache, count in zip(own, rows, strict=True):
@@ -155,7 +155,7 @@ class LongRopeRunner(NativeRunner):
         scores = super()._score(caches, roots, trees, taps, computed)
         for i, (cache, tree) in enumerate(zip(cast(Sequence[LongRopeCache], caches), trees, strict=True)):
             if not cache.long and cache.length + 1 + tree.max_depth > self.original:
-                scores = self._with_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
+                scores = self.with_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
         return scores
 
     def _before_step(
@@ -164,9 +164,9 @@ class LongRopeRunner(NativeRunner):
         own = cast(Sequence[LongRopeCache], caches)
         for cache, root, tree in zip(own, roots or [UNKNOWN] * len(caches), trees, strict=True):
             cache.pending = [root, *tree.tokens.tolist()]
-            self._enter(cache, cache.length + 1)
+            self.enter(cache, cache.length + 1)
 
-    def _enter(self, cache: LongRopeCache, length: int) -> None:
+    def enter(self, cache: LongRopeCache, length: int) -> None:
         """Bring the cache into the regime of a text of `length` tokens."""
         long = max(length, cache.prompt_length) > self.original
         if cache.long == long:
@@ -198,7 +198,7 @@ class LongRopeRunner(NativeRunner):
         return other
 
     @torch.inference_mode()
-    def _with_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> Scores:
+    def with_long_rows(self, scores: Scores, index: int, cache: LongRopeCache, tree: TokenTree, done: int) -> Scores:
         """Score a tree that crosses the border again in the long regime, and take the rows beyond the border from
         there.
 

@@ -10,11 +10,12 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
+from paceline.models.loading.byte_level import read_literally
 from paceline.models.loading.chat_template import ChatTemplate
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
@@ -57,6 +58,8 @@ class Backend(Protocol):
 
     def added_ids(self) -> Iterable[int]: ...
 
+    def literal_ids(self) -> Iterable[int]: ...
+
 
 class FastBackend:
     """A `tokenizers.Tokenizer`."""
@@ -67,6 +70,7 @@ class FastBackend:
         self.inner = inner
         # The clean-up joins punctuation to words for WordPiece-like models; on BPE it would eat spaces of the text.
         self.clean_up = clean_up and type(inner.model).__name__ != "BPE"
+        self._special, self._literal = frozenset(self.special_ids()), read_literally(inner)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG:
@@ -76,8 +80,19 @@ class FastBackend:
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        text: str = self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str
+        if self._literal.keys().isdisjoint(ids):
+            text = self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        else:
+            parts = groupby(ids, self._literal.get)
+            text = "".join(self._part(literal, list(run), skip_special_tokens) for literal, run in parts)
         return _clean_up(text) if self.clean_up else text
+
+    def _part(self, literal: str | None, ids: list[int], skip_special_tokens: bool) -> str:
+        """The text of ids that are all the same added token, or all others."""
+        if literal is None:
+            return str(self.inner.decode(ids, skip_special_tokens=skip_special_tokens))
+        return "" if skip_special_tokens and ids[0] in self._special else literal * len(ids)
 
     def vocabulary(self) -> dict[str, int]:
         vocabulary: dict[str, int] = self.inner.get_vocab(with_added_tokens=True)
@@ -99,6 +114,9 @@ class FastBackend:
 
     def added_ids(self) -> Iterable[int]:
         return list(self.inner.get_added_tokens_decoder())
+
+    def literal_ids(self) -> Iterable[int]:
+        return self._literal
 
 
 class SlowBackend:
@@ -131,6 +149,9 @@ class SlowBackend:
     def added_ids(self) -> Iterable[int]:
         return list(self.inner.added_tokens_decoder)
 
+    def literal_ids(self) -> Iterable[int]:
+        return self.added_ids()
+
 
 def _clean_up(text: str) -> str:
     for spaced, joined in CLEAN_UP:
@@ -150,6 +171,7 @@ class Tokenizer:
         name: folder it came from, for messages.
         named: "bos_token", "eos_token", ... -> token, as far as the checkpoint names them.
         special_ids: ids that `skip_special_tokens` leaves out.
+        literal_ids: ids of tokens that write what they read, though their signs also spell bytes (`byte_level`).
         bos_id, eos_id: ids of the named tokens, or None.
         vocab_size: number of tokens, added ones included (the model's head may be padded beyond it).
     """
@@ -159,7 +181,7 @@ class Tokenizer:
         self._tokens: dict[int, str] | None = None
         self._fingerprint: str | None = None
         self.vocab_size = backend.size()
-        self.special_ids = frozenset(backend.special_ids())
+        self.special_ids, self.literal_ids = frozenset(backend.special_ids()), frozenset(backend.literal_ids())
         self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
         self.eos_id = backend.index(self.named["eos_token"]) if "eos_token" in self.named else None
 

@@ -2,16 +2,18 @@
 
 A leading space is included; special tokens and unused ids have no bytes.
 
-Byte-level vocabularies (GPT-2's) spell every byte as one character; sentencepiece's write a space as U+2581 and lonely
-bytes as <0x00> .. <0xFF>; WordPiece marks what continues a word with "##". Other vocabularies are taken as they read.
+Byte-level vocabularies (GPT-2's) spell every byte as one character, except in tokens that were added to them;
+sentencepiece's write a space as U+2581 and lonely bytes as <0x00> .. <0xFF>; WordPiece marks what continues a word with
+"##". Other vocabularies are taken as they read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
+from paceline.models.loading.byte_level import BYTE_OF
 from paceline.models.loading.tokenizer import Tokenizer
 
 SPACE: Final = "\u2581"
@@ -21,24 +23,15 @@ INCOMPLETE: Final = 3
 """Most bytes of a character that lacks its end."""
 
 
-def _byte_of() -> dict[str, int]:
-    """GPT-2's spelling: printable bytes stand for themselves, the others for characters from U+0100 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTE_OF: Final[Mapping[str, int]] = _byte_of()
-
-
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     """Bytes of each id, up to the largest."""
     spelled = tokenizer.tokens()
     read = reader_of(tokenizer)
+    letters = tokenizer.literal_ids if read is byte_level else frozenset[int]()
     found: list[bytes | None] = [None] * (max(spelled, default=-1) + 1)
     for index, text in spelled.items():
         if index not in tokenizer.special_ids:
-            found[index] = read(text)
+            found[index] = text.encode("utf-8", "replace") if index in letters else read(text)
     return found
 
 
@@ -63,7 +56,7 @@ def reader_of(tokenizer: Tokenizer) -> Callable[[str], bytes]:
 
 
 def byte_level(text: str) -> bytes:
-    """GPT-2's spelling; a token added as it reads keeps its own bytes."""
+    """GPT-2's spelling; a token with other signs than that knows is an added one, and keeps its own bytes."""
     if all(sign in BYTE_OF for sign in text):
         return bytes(BYTE_OF[sign] for sign in text)
     return text.encode("utf-8", "replace")
