@@ -199,6 +199,15 @@ def test_the_message_names_what_took_the_distribution(
     assert "checkpoint" not in error
 
 
+def test_the_temperature_is_named_that_makes_too_large_numbers_of_finite_ones() -> None:
+    def huge(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return logits + 3e38
+
+    cold, warm = outputs(None, *(greedy(temperature=t, logits_processors=[huge]) for t in (0.5, 1.0)))
+    assert cold == [([], "error", "temperature 0.5 made infinity of the model's logits, which are finite; correct it")]
+    assert warm[0][2] is None
+
+
 def test_the_model_is_blamed_for_its_own_numbers() -> None:
     given = greedy(logits_processors=[careful], repetition_penalty=1.5, steering={"method": f"{__name__}:Nothing"})
     for params in (given, greedy(), greedy(logits_processors=[careful])):

@@ -5,6 +5,7 @@ reading of the rules, and against Lark's own `dynamic_complete` lexer.
 from __future__ import annotations
 
 import random
+import sys
 from functools import cache
 
 import numpy as np
@@ -275,3 +276,39 @@ def test_regular_parts_become_one_lexeme_each() -> None:
     assert len(lexemes) <= 12
     assert any("x{22}" in line and ")*" in line for line in lexemes), "strings are not cut into characters"
     assert library_text(SUMS).count("\nT") == 1
+
+
+def test_what_is_nested_too_deeply_is_called_so() -> None:
+    for grammar in ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "start: " + "(" * 3000 + '"a"' + ")" * 3000):
+        with pytest.raises(
+            ConfigError, match=r"^the grammar is nested too deeply; give parts of it names of their own$"
+        ):
+            library_text(grammar)
+
+
+def calls(grammar: str) -> int:
+    """How many functions of Python are called to translate a grammar."""
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        library_text(grammar)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+def test_work_grows_with_a_chain_of_rules_and_not_with_its_square(forwards: bool) -> None:
+    def chain(length: int) -> str:
+        rules = [f'r{i} ::= "x" r{i + 1}' for i in range(length)]
+        rules += ["root ::= r0", f'r{length} ::= "y" root "z" | "e"']
+        return "\n".join(rules if forwards else rules[::-1])
+
+    assert follows(made(chain(30)), "x" * 30 + "y" + "x" * 30 + "ez")
+    assert calls(chain(200)) < 3 * calls(chain(100))

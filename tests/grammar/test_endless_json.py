@@ -147,6 +147,20 @@ def test_doubles_and_integers_of_64_bits_can_be_written(layout: Any) -> None:
     assert follows(made(json={"type": "integer"}), str(-(2**127)))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "begin"),
+    [({"exclusiveMinimum": 0}, "0."), ({"exclusiveMaximum": 0}, "-0."), ({"minimum": 1e-60, "maximum": 1}, "0.")],
+    ids=["above", "below", "least"],
+)
+def test_zeros_end_where_a_schema_wants_another_digit(bounds: dict[str, float], begin: str) -> None:
+    rule = made(json={"type": "number", **bounds})
+    written = taken(rule, begin + "0" * 200)
+    assert 30 < len(written) <= 40
+    assert follows(rule, written + "7")
+    assert follows(rule, begin + "001")
+    assert not follows(rule, written), "which would be 0"
+
+
 def test_what_is_no_number_is_not_cut() -> None:
     assert taken(made(json={"type": "string"}), f'"{DIGITS}"') == f'"{DIGITS}"'
     assert taken(made(json={"type": "string", "minLength": 500}), f'"{DIGITS}') == f'"{DIGITS}'

@@ -29,6 +29,7 @@ from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.errors import NumericsError, PacelineError
 from paceline.models.denoiser import Call, Denoiser, SlotCache
+from paceline.utils import described
 
 logger = logging.getLogger("paceline")
 
@@ -135,7 +136,7 @@ def _advance(
         outcome.error = error
     except Exception as error:  # of a rule of a user's own
         logger.debug("the error of a canvas", exc_info=error)
-        outcome.error = PacelineError(f"a rule of the diffusion method failed ({type(error).__name__}: {error})")
+        outcome.error = PacelineError(f"a rule of the diffusion method failed ({described(error)})")
     outcome.trajectory.seconds += perf_counter() - started
 
 

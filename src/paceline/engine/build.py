@@ -32,7 +32,7 @@ from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
-from paceline.utils import check_types, need, shortened
+from paceline.utils import check_types, described, need, shortened
 from paceline.verifiers import GreedyVerifier, RecursiveRejection, Verifier
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _drafter(
         raise
     except Exception as error:  # a value of a wrong type, or a third party's constructor
         check_types(factory, options)
-        raise ConfigError(f"speculative_config of {name!r}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"speculative_config of {name!r}: {described(error)}") from error
     check_types(factory, options)
     if not drafter.name:
         raise DrafterError(f"{name!r} is not a drafter: it has no name; see paceline.drafters.base.Drafter")

@@ -10,6 +10,7 @@ from paceline.drafters import Context
 from paceline.errors import PromptError
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.sampling.steering import Steering
+from paceline.utils import described
 
 logger = logging.getLogger("paceline.engine")
 
@@ -101,7 +102,7 @@ class Companion:
     def said(self, error: Exception) -> str:
         """What a request that steering ends is told."""
         logger.debug("the error of steering method %s", self.method.name, exc_info=error)
-        return f"steering method {self.method.name!r} failed ({type(error).__name__}: {error})"
+        return f"steering method {self.method.name!r} failed ({described(error)})"
 
     def fresh(self) -> Companion:
         """The same without caches."""

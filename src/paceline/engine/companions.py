@@ -25,6 +25,7 @@ from paceline.engine.companion import Companion, Second
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import HasHead, Runner, SequenceCache
 from paceline.models.loading import is_adapter
+from paceline.sampling import given_rows
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict
 from paceline.utils import choice, need
@@ -350,7 +351,7 @@ def _shape_rows(
         own_rv = rows_rv[rows, :width]
         fitted = (other_rv[rows, :width].to(own_rv.device, torch.float32) for other_rv in chain(*others))
         try:
-            own_rv.copy_(_checked(companion.method.shape(own_rv, fitted), own_rv))
+            own_rv.copy_(given_rows(companion.method.shape(own_rv, fitted), own_rv, "shape must return logits"))
         except Exception as error:  # whatever a class of the user's own raises
             own_rv.fill_(math.nan)
             return companion.said(error)
@@ -376,14 +377,6 @@ def _blame(
     if all(math.isfinite(float(other_rv[0].max())) for other_rv in chain(*others)):
         return f"{name} made {kind} of the model's logits, which are finite; correct it"
     return f"{name} got {kind} from a second model or a layer, whose logits are no numbers; check that checkpoint"
-
-
-def _checked(found: Any, rows_rv: torch.Tensor) -> torch.Tensor:
-    """What a method returned, if it is rows."""
-    if not isinstance(found, torch.Tensor) or found.shape != rows_rv.shape:
-        got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        raise TypeError(f"shape must return logits of shape {tuple(rows_rv.shape)}, got {got}")
-    return found
 
 
 def _known(tree: TokenTree, width: int) -> TokenTree:

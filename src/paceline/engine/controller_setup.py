@@ -26,7 +26,7 @@ from paceline.drafters import Drafter
 from paceline.engine.probe import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models import MappedRunner, Runner, cache_bytes, save_memory, slot_bytes
-from paceline.utils import check_types, need, user_cache
+from paceline.utils import check_types, described, need, user_cache
 
 logger = logging.getLogger("paceline")
 
@@ -170,7 +170,7 @@ def build_controller(
         raise
     except Exception as error:  # a value of a wrong type, or a third party's constructor
         check_types(factory, options)
-        raise ConfigError(f"controller {name!r}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"controller {name!r}: {described(error)}") from error
     check_types(factory, options)
     lacking = [part for part in PARTS if not hasattr(controller, part)]
     if lacking:

@@ -24,7 +24,7 @@ from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
-from paceline.utils import need
+from paceline.utils import described, need
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
@@ -338,7 +338,7 @@ class DrafterSet:
 
     def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
         """Take drafter `index` off this sequence, with a log line and a note in its metrics."""
-        name, why = self.names[index], " ".join(f"{type(error).__name__}: {error}".split())
+        name, why = self.names[index], described(error)
         logger.warning("request %s goes on without drafter %s (%s)", sequence.request.id, name, why)
         sequence.request.metrics.dropped_drafters[name] = why
         state, sequence.states[index] = sequence.states[index], None
@@ -346,7 +346,7 @@ class DrafterSet:
             try:
                 self.drafters[index].end([state])
             except Exception as second:
-                logger.debug("drafter %s also failed to end: %s", name, second)
+                logger.debug("drafter %s also failed to end: %s", name, described(second))
 
 
 def _has_room(sequence: Decoding, tree: TokenTree) -> bool:

@@ -26,7 +26,8 @@ HANDOVER: Final = 1e-4
 class Turns:
     """One thread at a time on a loaded model.
 
-    Shared by all engines around the same weights, since they share its cache.
+    Shared by all engines around the same weights, since they share its cache. A function of a request's own that is
+    called in a step (a logits processor) cannot have a turn: the step's requests are neither before nor behind it.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,15 @@ class Turns:
         self._waiting: set[int] = set()
         self._last: int | None = None
         self._later: deque[Callable[[], None]] = deque()
+        self._stepping = False  # where an interrupt cuts in, until the next turn
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for the model and have it inside the block."""
+        """Wait for the model and have it inside the block.
+
+        Raises:
+            RuntimeError: this thread is in the middle of a `step`.
+        """
         me = self._queue()
         with self._lock:
             self._take(me)
@@ -48,17 +54,29 @@ class Turns:
         """The same around `work(one, two)`, for every step of a decoding loop.
 
         A block of its own would take longer than it.
+
+        Raises:
+            RuntimeError: this thread is in the middle of one.
         """
         me = self._queue()
         with self._lock:
             self._take(me)
-            found = work(one, two)
+            self._stepping = True
+            try:
+                found = work(one, two)
+            finally:
+                self._stepping = False
         if self._later:
             self._catch_up()
         return found
 
     def _queue(self) -> int:
         """Stand in line; returns the thread's number."""
+        if self._stepping and self._lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "an LLM cannot be used in the middle of its own step, got a call from a function of one of the step's "
+                "requests; use another LLM there"
+            )
         me = get_ident()
         self._waiting.add(me)
         if self._last == me and len(self._waiting) > 1:
@@ -68,7 +86,7 @@ class Turns:
     def _take(self, me: int) -> None:
         """The model is this thread's."""
         self._waiting.discard(me)
-        self._last = me
+        self._last, self._stepping = me, False
 
     def soon(self, work: Callable[[], None]) -> None:
         """Do `work` when nobody has a turn: now, or right after the present turn.

@@ -26,6 +26,7 @@ from paceline.engine.sequence import Sequence, no_text
 from paceline.errors import NumericsError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree, Verdict
+from paceline.utils import described
 from paceline.verifiers import GreedyVerifier, Verifier
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Engine:
             What the step had made, and the last chunks of what has not ended in it, as "error".
         """
         self.parts.drafter_set.helper.rest()
-        why = f"a step was cut short by {type(error).__name__}" + (f": {error}" if str(error) else "")
+        why = f"a step was cut short by {described(error)}"
         ended = self.scheduler.take_started()
         told = {(chunk.output.request_id, chunk.index) for chunk in self._made if chunk.finish_reason is not None}
         for sequence in ended:
@@ -266,13 +267,8 @@ class Engine:
             yield
         except Exception as error:
             name = self.parts.controller.name
-            logger.warning(
-                "controller %s failed to %s (%s: %s); decoding goes on without drafts",
-                name,
-                what,
-                type(error).__name__,
-                error,
-            )
+            said = described(error)
+            logger.warning("controller %s failed to %s (%s); decoding goes on without drafts", name, what, said)
             logger.debug("the error of the controller", exc_info=error)
             self.parts = replace(self.parts, controller=FixedController(0))
             self._left, self._outcome = 0, None

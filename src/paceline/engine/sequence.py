@@ -15,6 +15,7 @@ from paceline.engine.transcript import Segments, Transcript
 from paceline.models import SequenceCache
 from paceline.sampling import KeyedDraws, Logprob, Rules, draw_seed, top_logprobs
 from paceline.tree import Scores, TokenTree, Verdict
+from paceline.utils import described
 
 if TYPE_CHECKING:
     import torch
@@ -189,7 +190,7 @@ class Sequence:
 def no_text(failure: Exception) -> str:
     """What a request is told whose tokens the tokenizer cannot read."""
     logger.debug("the error of the tokenizer", exc_info=failure)
-    return f"the text could not be made: the tokenizer failed ({type(failure).__name__}: {failure})"
+    return f"the text could not be made: the tokenizer failed ({described(failure)})"
 
 
 def _sources(tree: TokenTree, verdict: Verdict, names: Seq[str]) -> list[str | None]:

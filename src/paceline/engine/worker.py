@@ -16,6 +16,7 @@ from threading import Condition, Thread, current_thread
 from paceline.engine.driver import Driver
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
+from paceline.utils import described
 
 logger = logging.getLogger("paceline.engine")
 
@@ -121,12 +122,14 @@ class Worker(ABC):
             self._post(self._collected())
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Nothing that raises ends the thread."""
+        """Nothing that raises ends the thread: not a `sys.exit()` of a user's function either, since nobody but
+        such a function interrupts this thread.
+        """
         try:
             work()
-        except Exception as error:
+        except BaseException as error:
             self.faults += 1
-            logger.error("a decoding step failed (%s: %s); its requests have ended", type(error).__name__, error)
+            logger.error("a decoding step failed (%s); its requests have ended", described(error))
             logger.debug("the error of the step", exc_info=error)
 
     def _post(self, delivery: Delivery) -> None:

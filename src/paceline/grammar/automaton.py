@@ -69,7 +69,7 @@ class Alphabet:
         return sorted(found)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dfa:
     """A minimal automaton; state 0 is the start; no states at all is the empty language.
 
@@ -92,6 +92,15 @@ class Dfa:
         first, last = nfa.state(), nfa.state()
         nfa.add(expr, first, last)
         return _minimal(*_trimmed(*_subsets(nfa, first, last)))
+
+    @cached_property
+    def moves(self) -> list[dict[int, int]]:
+        """Of each state, class -> next state, where something can match."""
+        found = list[dict[int, int]]()
+        for row in self.table:
+            signs = np.flatnonzero(row != DEAD)
+            found.append(dict(zip(signs.tolist(), row[signs].tolist(), strict=True)))
+        return found
 
     def run(self, classes: Table) -> int:
         """The state after a text of classes, or `DEAD`."""

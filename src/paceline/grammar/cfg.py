@@ -209,13 +209,18 @@ def _beside(part: Expr, name: str, side: int) -> Expr | None:
 
 def recursive_rules(exprs: dict[str, Expr]) -> set[str]:
     """Names from which recursion is reached."""
-    reach = {name: references(expr) for name, expr in exprs.items()}
-    for middle in exprs:
-        for name in exprs:
-            if middle in reach[name]:
-                reach[name] = reach[name] | reach[middle]
-    looping = {name for name in exprs if name in reach[name]}
-    return looping | {name for name in exprs if reach[name] & looping}
+    left = {name: references(expr) & exprs.keys() for name, expr in exprs.items()}
+    users: dict[str, list[str]] = {name: [] for name in exprs}
+    for name, used in left.items():
+        for one in used:
+            users[one].append(name)
+    queue = [name for name, used in left.items() if not used]
+    for done in queue:  # rules whose references are all resolved, from the last ones on
+        for name in users[done]:
+            left[name].discard(done)
+            if not left[name]:
+                queue.append(name)
+    return left.keys() - set(queue)
 
 
 def _binary(rules: Rules) -> Rules:

@@ -102,8 +102,12 @@ def _productive(grammar: Grammar) -> dict[str, Expr]:
     """The rules that the start reaches, without what never comes to an end."""
     rules = {name: _writable(expr) for name, expr in grammar.rules.items()}
     fine: set[str] = set()
-    while more := {name for name, expr in rules.items() if name not in fine and _ends(expr, fine)}:
-        fine |= more
+    order, before = list(rules), -1
+    while before < len(fine):  # in either direction: rules use those behind them, or those before
+        before, order = len(fine), order[::-1]
+        for name in order:
+            if name not in fine and _ends(rules[name], fine):
+                fine.add(name)
     if grammar.start not in fine:
         raise ConfigError(f"the grammar allows no text at all: rule {grammar.start!r} never comes to an end")
     kept = {name: _without(rules[name], fine) for name in rules if name in fine}
@@ -227,8 +231,8 @@ class _Folding:
     def _product(self, one: Dfa, other: Dfa) -> tuple[bool, int]:
         reached, queue = set[tuple[int, int]](), [(0, 0)]
         for a, b in queue:
-            both = np.flatnonzero((one.table[a] != DEAD) & (other.table[b] != DEAD))
-            more = set(zip(one.table[a, both].tolist(), other.table[b, both].tolist(), strict=True)) - reached
+            mine, its = one.moves[a], other.moves[b]
+            more = {(mine[sign], its[sign]) for sign in mine.keys() & its.keys()} - reached
             reached |= more
             queue += more
         ended = [b for a, b in reached if one.accepts[a]]
@@ -451,6 +455,11 @@ def _regex(expr: Expr) -> str:
         case Repeat(inner, low, high):
             return f"(?:{_regex(inner)}){{{low},{high}}}"
     raise AssertionError("references are resolved")
+
+
+def spelled(text: str) -> str:
+    """The expression of one text, in the notation of Rust."""
+    return "".join(_sign(ord(sign)) for sign in text)
 
 
 def _sign(code: int) -> str:

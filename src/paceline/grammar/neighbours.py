@@ -26,8 +26,11 @@ class Neighbours:
     def __init__(self, rules: Mapping[str, Expr], places: Sequence[str], start: str) -> None:
         self.places = {name: 1 << place for place, name in enumerate(places)}
         self.rules: dict[str, Facts] = dict.fromkeys(rules, (False, 0, 0))
-        while (found := {name: self._facts(expr) for name, expr in rules.items()}) != self.rules:
-            self.rules = found
+        order, before = list(rules), None
+        while before != self.rules:  # in either direction: rules use those behind them, or those before
+            before, order = dict(self.rules), order[::-1]
+            for name in order:
+                self.rules[name] = self._facts(rules[name])
         self.after, self.begin = [0] * len(places), self.rules[start][1]
         for expr in rules.values():
             for part in parts_of(expr):

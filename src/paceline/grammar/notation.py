@@ -225,6 +225,8 @@ def parse_ebnf(text: str, start: str = "start", folder: Path | None = None) -> G
             maybe_placeholders=False,
             import_paths=[str(folder)] * bool(folder),
         )
+    except RecursionError:
+        raise ConfigError("the grammar is nested too deeply; give parts of it names of their own") from None
     except Exception as error:  # Lark's own errors, those of `re` and `regex`, assertions about wrong directives
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"the grammar is not valid: {reason.strip()}; write it in Lark's notation") from None

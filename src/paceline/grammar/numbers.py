@@ -2,7 +2,8 @@
 them until its tokens are used up.
 
 A number is cut off by the mask: once it has `MOST` characters, tokens that would make it longer are forbidden, unless
-nothing else is allowed (it has no digit behind its point yet, or the schema wants more). That the output is inside of a
+nothing else is allowed (it has no digit behind its point yet, or the schema wants more). Zeros alone are forbidden even
+then, where another digit may stand: a number above 0 could be 0.000 for ever. That the output is inside of a
 number is read off the mask, too: nothing but what a number goes on with, or what may follow one in JSON, is allowed.
 So texts, and what a schema lists, are never cut.
 """
@@ -41,6 +42,7 @@ class Numbers:
         self._tails = [len(text) - len(text.rstrip(SIGNS)) for text in texts]
         self._sizes = [len(text) for text in texts]
         self._longest = max(leads, default=0)
+        self._zeros_v = np.asarray([text != b"" and not text.strip(b"0") for text in texts], np.bool_)
         self._other_v = np.asarray([text[:1] != b"" and text[0] not in SIGNS + BEHIND for text in texts], np.bool_)
 
     def after(self, size: int, token: int) -> int:
@@ -66,6 +68,9 @@ class Numbers:
         longer = inner & (leads_v > max(0, MOST - size))
         if not longer.any() or (inner & self._other_v[:count]).any():
             return allowed_v
-        rest = allowed_v.copy()
-        rest[:count] &= ~longer
-        return rest if rest.any() else allowed_v
+        for left_v in (~longer, ~self._zeros_v[:count]):
+            rest = allowed_v.copy()
+            rest[:count] &= left_v
+            if rest.any():
+                return rest
+        return allowed_v

@@ -21,7 +21,7 @@ import torch
 
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
 from paceline.errors import ConfigError, PacelineError
-from paceline.grammar.lexemes import is_native, library_text
+from paceline.grammar.lexemes import is_native, library_text, spelled
 from paceline.grammar.library_schema import library_schema
 from paceline.grammar.numbers import Mask, Numbers
 from paceline.models.loading import Tokenizer, token_bytes
@@ -39,8 +39,10 @@ MORE: Final = '; leave it out, or let "strict": False ignore it'
 BLANKS: Final = r"(?:[ \t]|\r?\n(?: {0,32}|\t{0,8}))"
 """What may stand once between parts of JSON: a blank, or a line break and 8 levels of 4 blanks (16 of 2) or of tabs."""
 
-LIMITS: Final = llguidance.LLParserLimits(step_max_items=1_000_000)
-"""Grammars of characters have more items than the library expects."""
+STEP_ITEMS, STEP_FUEL, FUEL, MOST_FUEL = 1_000_000, 20_000, 200_000, 1_000_000
+"""Bounds of the library's work: grammars of characters have more items than it expects; of its lexer's, about a
+microsecond each, short texts that stand for much (a{1000} a thousand times) may not have as many as it allows.
+"""
 
 _vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], llguidance.LLTokenizer]] = (
     WeakKeyDictionary()
@@ -106,7 +108,7 @@ def _text_of(params: StructuredOutputsParams) -> str:
     if params.regex is not None:
         return llguidance.LLMatcher.grammar_from_regex(params.regex)
     if params.choice is not None:
-        return llguidance.grammar_from("choice", json.dumps(list(params.choice)))
+        return llguidance.LLMatcher.grammar_from_regex("|".join(map(spelled, params.choice)))
     if params.grammar is not None:
         return _grammar(params.grammar)
     if params.structural_tag is not None:
@@ -203,10 +205,16 @@ def constraint(
         raise ConfigError("structured_outputs needs a tokenizer, and this model has none; use allowed_token_ids")
     vocabulary = vocabulary_of(tokenizer, vocab_size, ends)
     name = next(key for key in CONSTRAINTS if getattr(params, key) is not None)
-    matcher = llguidance.LLMatcher(vocabulary, grammar_text(params), log_level=0, limits=LIMITS)
+    text = grammar_text(params)
+    matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_limits(text))
     if matcher.is_error():
         raise _wrong(name, matcher.get_error())
     return Constraint(matcher, ends, numbers_of(tokenizer) if _of_json(params) else None)
+
+
+def _limits(text: str) -> llguidance.LLParserLimits:
+    fuel = min(MOST_FUEL, FUEL + 10 * len(text))
+    return llguidance.LLParserLimits(step_max_items=STEP_ITEMS, step_lexer_fuel=STEP_FUEL, initial_lexer_fuel=fuel)
 
 
 def _of_json(params: StructuredOutputsParams) -> bool:

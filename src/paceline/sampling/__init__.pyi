@@ -9,6 +9,7 @@ from .logit_rules import LogitRule as LogitRule
 from .logit_rules import Paths as Paths
 from .logit_rules import Processors as Processors
 from .logit_rules import bad_word_token_ids as bad_word_token_ids
+from .logit_rules import given_rows as given_rows
 from .logprobs import Logprob as Logprob
 from .logprobs import top_logprobs as top_logprobs
 from .penalties import Penalties as Penalties

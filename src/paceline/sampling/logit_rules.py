@@ -108,7 +108,8 @@ class Processors(LogitRule):
         """Change one row."""
         for processor, form, name in self._processors:
             self.name = name
-            row_v.copy_(_checked(self._call(processor, form, list(output), row_v.clone()), row_v))
+            found = self._call(processor, form, list(output), row_v.clone())
+            row_v.copy_(given_rows(found, row_v, "it must return logits"))
 
     def _call(self, processor: LogitsProcessor, form: str, output: list[int], row_v: torch.Tensor) -> Any:
         if form == "output":
@@ -123,12 +124,20 @@ def _name(processor: LogitsProcessor) -> str:
     return f"logits processor {getattr(processor, '__qualname__', type(processor).__qualname__)}"
 
 
-def _checked(found: Any, row_v: torch.Tensor) -> torch.Tensor:
-    """What a processor returned, if it is logits."""
-    if not isinstance(found, torch.Tensor) or found.shape != row_v.shape:
+def given_rows(found: Any, rows: torch.Tensor, rule: str) -> torch.Tensor:
+    """What code of a user's own made of rows, without its gradients.
+
+    Args:
+        rule: what a message begins with.
+    Raises:
+        TypeError: no floating-point tensor of their shape.
+    """
+    if not isinstance(found, torch.Tensor) or found.shape != rows.shape:
         got = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        raise TypeError(f"it must return logits of shape {tuple(row_v.shape)}, got {got}")
-    return found
+        raise TypeError(f"{rule} of shape {tuple(rows.shape)}, got {got}")
+    if not found.is_floating_point():
+        raise TypeError(f"{rule} of a floating-point dtype, got {found.dtype}")
+    return found.detach()
 
 
 class AllowedTokens(LogitRule):

@@ -52,7 +52,7 @@ from paceline.sampling.logit_rules import (
 )
 from paceline.sampling.penalties import Penalties
 from paceline.tree import EMPTY_TREE, TokenTree, prune
-from paceline.utils import need
+from paceline.utils import described, need
 
 logger = logging.getLogger("paceline")
 
@@ -140,6 +140,8 @@ class Rules:
                 return str(error)
             if not math.isfinite(largest := float(rows_rv.max())):
                 return _bad_rule(rule.name, largest)
+        if not math.isfinite(largest := float(rows_rv.max() / self._temperature)):
+            return _bad_rule(f"temperature {self._temperature:g}", largest)
         return None
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -319,7 +321,7 @@ def _apply(rule: LogitRule, rows_rv: torch.Tensor, paths: Paths, generated: Sequ
 def _said(rule: LogitRule, error: Exception) -> str:
     """What a request that the rule ends is told."""
     logger.debug("the error of %s", rule.name, exc_info=error)
-    return f"{rule.name} failed ({type(error).__name__}: {error})"
+    return f"{rule.name} failed ({described(error)})"
 
 
 def _bad_rule(name: str, largest: float) -> str:

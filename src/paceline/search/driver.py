@@ -16,7 +16,7 @@ from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Origin, Rows
 from paceline.search.forest import DeadEndError, Errors, Forest
 from paceline.search.results import SearchTree
-from paceline.utils import need
+from paceline.utils import described, need
 
 if TYPE_CHECKING:
     from paceline.utils import Advance
@@ -100,7 +100,7 @@ class _Running:
             self._end([], str(error))
         except Exception as error:  # of a function that a user gave, or a method of his own
             logger.debug("the error of the search", exc_info=error)
-            self._end([], f"search method {self.search.name!r} failed ({type(error).__name__}: {error})")
+            self._end([], f"search method {self.search.name!r} failed ({described(error)})")
 
     def _end(self, found: Sequence[Found], error: str | None = None) -> None:
         self.ended, self.asked = True, ()

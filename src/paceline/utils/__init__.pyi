@@ -26,6 +26,7 @@ from .validation import check_types as check_types
 from .validation import choice as choice
 from .validation import clear_calls as clear_calls
 from .validation import declared as declared
+from .validation import described as described
 from .validation import integer as integer
 from .validation import items as items
 from .validation import json_object as json_object
@@ -33,6 +34,7 @@ from .validation import json_value as json_value
 from .validation import keys_once as keys_once
 from .validation import need as need
 from .validation import number as number
+from .validation import one_line as one_line
 from .validation import reject_unknown as reject_unknown
 from .validation import same as same
 from .validation import say_ignored as say_ignored

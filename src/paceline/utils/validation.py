@@ -64,6 +64,22 @@ def shortened(value: object, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def one_line(error: BaseException, most: int = 200) -> str:
+    """The text of an error of code that is not ours, on one line; the name of its kind where it has none to give."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of a class of a user's own
+        text = ""
+    text = text or type(error).__name__
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def described(error: BaseException) -> str:
+    """The kind of such an error and its text, on one line."""
+    kind, text = type(error).__name__, one_line(error)
+    return kind if text == kind else f"{kind}: {text}"
+
+
 def number(name: str, value: object, low: float, high: float, rule: str, *, open_low: bool = False) -> None:
     """Raise ConfigError unless `value` is a number in low..high (without `low` itself if `open_low`)."""
     _plain(name, value)

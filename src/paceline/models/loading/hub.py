@@ -18,7 +18,7 @@ from paceline.models.loading.gguf_checkpoint import gguf_config
 from paceline.models.loading.gguf_file import SPLIT, is_gguf, split_names
 from paceline.models.loading.tokenizer import read_json
 from paceline.models.loading.unfinished import refuse_unfinished
-from paceline.utils import need, shortened
+from paceline.utils import need, one_line, shortened
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
@@ -185,12 +185,6 @@ def _explain(error: Exception, name: str, revision: str | None) -> CheckpointErr
             f"no folder {name!r}, and the hub cannot be reached to download {wanted}; check the name and the connection"
         )
     return CheckpointError(f"{name} cannot be downloaded ({one_line(error)}); check the name and the connection")
-
-
-def one_line(error: Exception, most: int = 200) -> str:
-    """The text of an error of another library, on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def read_config(folder: Path) -> dict[str, Any]:
