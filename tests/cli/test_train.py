@@ -72,7 +72,7 @@ def test_a_signal_keeps_the_state_and_the_same_command_goes_on(
         run("generate", "-m", str(out), "x"),
     ):
         assert refused.code == 2
-        assert refused.line.startswith(f"the training of {out} has not finished; go on with `paceline")
+        assert refused.line.startswith(f"the training of {out} has not finished; go on with `paceline train medusa ")
     found = run(*quick("medusa", tiny, texts, out, "--speed-prompts", "1", "--depths", "2"))
     said = " ".join(found.out.split())
     assert found.code == 0
