@@ -65,7 +65,7 @@ class CompiledDecoder:
         self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None, blocks: Blocks | None = None
     ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
-        self._embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
+        self.embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
             "embed.weight"
         ].contiguous()
         self.dtype = arena.kv.dtype
@@ -121,10 +121,10 @@ class CompiledDecoder:
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """(r, hidden) new tensor, the family's multiplier included."""
-        if isinstance(self._embedding, BlockRows):
-            x = self._embedding.values(tokens).to(self.dtype)
+        if isinstance(self.embedding, BlockRows):
+            x = self.embedding.values(tokens).to(self.dtype)
         else:
-            x = self._embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
+            x = self.embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
         scale = self.spec.embedding_multiplier
         return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=self.dtype).item())
 
@@ -231,11 +231,11 @@ class CompiledDecoder:
         size, scale = self._row_bytes, 1.0
         if isinstance(inputs, torch.Tensor):
             self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
-        elif isinstance(self._embedding, BlockRows):
+        elif isinstance(self.embedding, BlockRows):
             self._made = self.embed(inputs)
             self._rows[0, :count] = self._made.data_ptr() + size * np.arange(count)
         else:
-            first = self._embedding.data_ptr()
+            first = self.embedding.data_ptr()
             self._rows[0, :count] = [first + size * token for token in inputs]
             scale = float(self.spec.embedding_multiplier)
         self.frame.put({at.ROWS: count, at.SCALE: scale})
