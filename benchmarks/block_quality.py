@@ -99,7 +99,7 @@ def measured(file: Path, data: Path, tokens: int) -> dict[str, Any]:
         try:
             found["llama.cpp"] = compared(exact, llama_logprobs(file, given, exact[0].shape[1]))
         except subprocess.CalledProcessError as error:
-            print(error.stderr[-500:])
+            print(f"llama.cpp ended with {error.returncode}: {error.stderr[-500:]}")
     with tempfile.TemporaryDirectory() as folder:
         control = load_runner(damaged(file, Path(folder) / file.name), max_context=2 * WINDOW)
         found["control"] = compared(exact, logprobs(control, given))
