@@ -54,7 +54,7 @@ def wrapped(paragraphs: Iterable[str], indent: str = "") -> list[str]:
 def say(*paragraphs: str, indent: str = "") -> None:
     """Print paragraphs on standard output."""
     for line in wrapped(paragraphs, indent):
-        print(line)
+        print(line, flush=True)  # whoever reads it through a pipe waits for it
 
 
 def remark(text: str | Text) -> None:
