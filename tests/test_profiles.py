@@ -22,6 +22,7 @@ HERE = Conditions(
     model="m" * 16,
     device="cpu AVX512",
     dtype="float32",
+    passes="compiled",
     threads=2,
     machine="x",
     versions={"torch": "2", "paceline": "1"},
@@ -48,7 +49,7 @@ def test_a_profile_is_found_again() -> None:
     profile = stored(measured={"gain": {"median": 1.5}})
     assert find(HERE) == profile
     document = json.loads(profile.path.read_text())
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     assert document["conditions"]["dtype"] == "float32"
     assert profile.path.parent == profile_dir()
 
@@ -65,6 +66,7 @@ def test_a_later_one_replaces_it() -> None:
     [
         ({"device": "cuda H100"}, "measured for device"),
         ({"dtype": "bfloat16"}, "measured for dtype"),
+        ({"passes": "operators"}, "measured for passes 'compiled', here 'operators'"),
         ({"threads": 7}, "measured for 2 threads, here 7"),
         ({"machine": "y"}, "measured for machine"),
         ({"versions": {"torch": "3", "paceline": "1"}}, "measured with torch 2, now 3"),
@@ -100,7 +102,7 @@ def test_the_chosen_number_of_threads_fits_too_but_not_against_the_users_word(ca
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"schema": 1}', '{"schema": 2}', "{broken", "half", "twice"],
+    ["", "[]", '{"schema": 2}', '{"schema": 3}', "{broken", "half", "twice"],
 )
 def test_a_broken_file_is_ignored_with_one_line(text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = stored().path

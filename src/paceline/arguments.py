@@ -227,12 +227,13 @@ def _device(device: Any) -> Any:
 
 def _dtype(dtype: Any, *, cuda: bool) -> Any:
     """The dtype by our name; an object of PyTorch by its own. float16 under its short name is what vLLM's examples say
-    where a GPU of any age must run them: a CPU computes bfloat16 many times as fast.
+    where a GPU of any age must run them: compiled passes on CPUs take bfloat16 and float32.
     """
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" or isinstance(dtype, str) else dtype
     if name == "half" and not cuda:
         logger.warning(
-            "dtype='half' runs as bfloat16 on a CPU, which has no fast float16; dtype='float16' insists on it"
+            "dtype='half' runs as bfloat16 on a CPU, whose compiled passes do not cover float16; dtype='float16' "
+            "insists on it"
         )
         return "bfloat16"
     return DTYPES.get(name, name) if isinstance(name, str) else name

@@ -19,19 +19,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline import registry
+from paceline import registry, utils
 from paceline.config import SpeculativeConfig
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, PacelineError
 from paceline.models.loading import resolve
-from paceline.utils import keys_once, need, user_cache
+from paceline.utils import keys_once, user_cache
 
 if TYPE_CHECKING:
     from paceline.models import ModelInfo
 
 logger = logging.getLogger("paceline")
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 SWITCH: Final = "PACELINE_PROFILE"
 """Environment variable: 0, off, no or false leaves profiles unread."""
 
@@ -49,7 +49,7 @@ class Conditions:
 
     Attributes:
         model: digest of the checkpoint (`model_digest`).
-        device, dtype: where and in what it computes.
+        device, dtype, passes: where, in what and by what it computes (`ModelInfo.passes`).
         threads: of PyTorch on the CPU, before a profile changes them.
         machine: processor and the number of its CPUs that this process may use.
         versions: of torch and paceline.
@@ -58,6 +58,7 @@ class Conditions:
     model: str
     device: str
     dtype: str
+    passes: str
     threads: int
     machine: str
     versions: Mapping[str, str]
@@ -69,8 +70,9 @@ class Conditions:
         versions = {"torch": key.torch, "paceline": key.paceline}
         model = model_digest(info.fingerprint, folder)
         return cls(
-            model=model, device=key.device, dtype=key.dtype, threads=key.threads, machine=machine(), versions=versions
-        )
+            model=model, device=key.device, dtype=key.dtype, passes=key.passes, threads=key.threads, machine=machine(),
+            versions=versions,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class Profile:
 
     def foreign(self, here: Conditions) -> str | None:
         """Why it belongs to another place, or None. A process that already runs with the chosen threads fits, too."""
-        for name in ("device", "dtype", "machine"):
+        for name in ("device", "dtype", "passes", "machine"):
             before, now = getattr(self.conditions, name), getattr(here, name)
             if before != now:
                 return f"measured for {name} {before!r}, here {now!r}"
@@ -233,10 +235,7 @@ def switched_on() -> bool:
     Raises:
         ConfigError: it says neither.
     """
-    word = os.environ.get(SWITCH, "").strip().lower()
-    off = ("0", "off", "no", "false")
-    need(word in ("", "1", "on", "yes", "true", *off), SWITCH, "be 0 (profiles off) or 1 (on, as without it)", word)
-    return word not in off
+    return utils.switched_on(SWITCH, "profiles")
 
 
 def adopt(info: ModelInfo, folder: Path, *, threads: int | None = None) -> Profile | None:

@@ -12,7 +12,7 @@ import torch
 from command import Command
 from tiny_checkpoint import edit_weights
 
-from paceline.bench.doctor import CHECKS, MachineFacts, gather
+from paceline.bench.doctor import CHECKS, FormFacts, MachineFacts, PassFacts, gather
 from paceline.llm import BUNDLED
 
 FAST = ("--dtype", "float32", "--threads", "1")
@@ -23,6 +23,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has time for us, and drafters that are fast; what the real one does is not the subject."""
     monkeypatch.setattr(gather, "gather", lambda seconds: MachineFacts(threads=1))
     monkeypatch.setattr(gather, "pass_seconds", lambda runner, threads: {})
+    monkeypatch.setattr(gather, "pass_facts", lambda runner: None)
     real = gather.probe
 
     def fast(llm: object, prompts: object, **more: object) -> object:
@@ -95,3 +96,42 @@ def test_bad_input(run: Command, tmp_path: Path) -> None:
     assert (found.code, "not JSON" in found.line) == (2, True)
     assert run("doctor", "--prompts", tmp_path / "none.txt", "--model", "/no/such/model").code == 2
     assert run("doctor", "--model", "/no/such/model").code == 2
+
+
+FORMS = [
+    FormFacts(passes="compiled", dtype="bfloat16", seconds={1: 4e-3, 8: 9e-3}),
+    FormFacts(passes="operators", dtype="bfloat16", seconds={1: 0.01, 8: 0.0245}),
+]
+FACTS = PassFacts(
+    passes="compiled", processor="Zen, 2 CPUs", instructions="AVX2", seconds={1: 0.016, 8: 0.061}, layers=5, forms=FORMS
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "lines"),
+    [
+        (
+            FACTS,
+            "compiled passes on Zen, 2 CPUs (AVX2, self-test passed; PACELINE_COMPILED=off has PyTorch's operators run "
+            "it): 16 ms for 1 row, 61 ms for 8 rows CPU time of 5 layers of this shape on one thread, ms for 1 and 8 "
+            "rows: compiled bfloat16 4 and 9; operators bfloat16 10 and 24.5 probe",
+        ),
+        (
+            replace(FACTS, crowded=True),
+            "operators bfloat16 10 and 24.5 (other programs were in the way: not judged) probe",
+        ),
+        (
+            replace(FACTS, passes="operators", lacks="PACELINE_COMPILED is off", forms=()),
+            "PyTorch's operators on Zen, 2 CPUs (compiled passes do not run it: PACELINE_COMPILED is off): 16 ms for "
+            "1 row, 61 ms for 8 rows probe",
+        ),
+    ],
+)
+def test_what_runs_the_model_is_said_with_its_figures(
+    facts: PassFacts, lines: str, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "pass_facts", lambda runner: facts)
+    found = run("doctor", "-s", "ngram", *FAST)
+    assert lines in " ".join(found.out.split())
+    shown = json.loads(run("doctor", "--json", "-s", "ngram", *FAST).out)["passes"]
+    assert (shown["passes"], shown["seconds"]) == (facts.passes, {"1": 0.016, "8": 0.061})

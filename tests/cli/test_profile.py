@@ -24,7 +24,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile(config: Any = NGRAM, **where: Any) -> Profile:
-    here = {"model": "m", "device": "cpu", "dtype": "float32", "threads": 1, "machine": "x", "versions": {}} | where
+    here = {"model": "m", "device": "cpu", "dtype": "float32", "passes": "compiled"}
+    here |= {"threads": 1, "machine": "x", "versions": {}} | where
     measured = {"created": "2026-01-02T03:04:05", "model": "models/SmolLM2", "gain": GAIN}
     return Profile(conditions=Conditions(**here), speculative_config=config, threads=1, measured=measured)
 

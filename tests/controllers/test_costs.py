@@ -10,7 +10,7 @@ import pytest
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import GRID, CostKey, Costs, CostStore, Curve, Line
 
-KEY = CostKey(fingerprint="f", device="cpu", dtype="float32", threads=2, torch="2", paceline="0")
+KEY = CostKey(fingerprint="f", device="cpu", dtype="float32", passes="compiled", threads=2, torch="2", paceline="0")
 
 
 def step(rows: int, score: float, *, draft: tuple[float, ...] = (), other: float = 0.0) -> StepTimes:

@@ -96,12 +96,29 @@ def test_a_checkpoint_that_names_no_dtype_has_that_of_its_tensors(folder: Path) 
     assert load_runner(folder).info.dtype == torch.bfloat16
 
 
-def test_slow_dtypes_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "device", "line"),
+    [
+        ("float32", "cpu", ""),
+        ("bfloat16", "cpu", ""),
+        (
+            "float16",
+            "cpu",
+            "float16 on a CPU is computed by PyTorch's operators; compiled passes take dtype='bfloat16'",
+        ),
+        ("float16", "cuda", ""),
+        ("bfloat16", "cuda", "bfloat16 is emulated on this GPU; use dtype='float16' or 'float32'"),
+    ],
+)
+def test_dtypes_are_warned_of_by_what_they_run_in_not_by_guessed_speed(
+    dtype: str, device: str, line: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor of AVX2 alone, where compiled bfloat16 is no slower than float32, and an old GPU."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
     with caplog.at_level(logging.WARNING, "paceline"):
-        assert resolve_dtype("auto", "float32", CPU) == torch.float32
-        assert not caplog.text
-        assert resolve_dtype("auto", "float16", CPU) == torch.float16
-    assert "float16 has no fast arithmetic on this CPU" in caplog.text
+        assert resolve_dtype("auto", dtype, torch.device(device)) == getattr(torch, dtype)
+    assert [record.message[: len(line)] for record in caplog.records] == [line] * bool(line)
 
 
 def test_devices() -> None:

@@ -5,7 +5,7 @@ wrong.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,9 +16,16 @@ from paceline.cli.terminal import counted, progress_bar, stages, wrapped
 from paceline.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from paceline.bench.doctor import Visit
+    from paceline.bench.doctor import PassFacts, Visit
     from paceline.llm import LLM
     from paceline.profiles import Profile
+
+FORMS: Final = {
+    "compiled": "compiled passes",
+    "operators": "PyTorch's operators",
+    "strict operators": "PyTorch's operators in their strict form",
+}
+"""Values of `ModelInfo.passes` on a CPU, in words."""
 
 PROBED = 3
 """Prompts of the probes."""
@@ -68,6 +75,7 @@ def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = No
     target, threads = facts.target, facts.machine.threads
     lines = [
         f"{llm.runner.info.name} ({target.dtype} on {target.device}, {counted(threads, 'thread')})",
+        *([] if facts.passes is None else _passes(facts.passes)),
         *([str(profile)] if profile is not None else []),
         *(_probed(probe) for probe in facts.probes),
     ]
@@ -85,6 +93,26 @@ def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = No
     if verbose:
         lines += left_out()
     return "\n".join(text for line in lines for text in wrapped([line], _indent(line)))
+
+
+def _passes(found: PassFacts) -> list[str]:
+    """What runs the target and why, what a pass takes, and what the same shape costs in other forms."""
+    from paceline.models.cpu import eligibility
+
+    took = ", ".join(f"{1e3 * seconds:.3g} ms for {counted(rows, 'row')}" for rows, seconds in found.seconds.items())
+    why = f"{found.instructions}, self-test passed; {eligibility.SWITCH}=off has PyTorch's operators run it"
+    why = why if found.lacks is None else f"compiled passes do not run it: {found.lacks}"
+    lines = [f"{FORMS[found.passes]} on {found.processor} ({why}): {took}"]
+    if found.forms:
+        forms = (
+            f"{one.passes} {one.dtype} {' and '.join(f'{1e3 * seconds:.3g}' for seconds in one.seconds.values())}"
+            for one in found.forms
+        )
+        few = " and ".join(str(rows) for rows in found.forms[0].seconds)
+        part = f"{counted(found.layers, 'layer')} of this shape"
+        judged = " (other programs were in the way: not judged)" if found.crowded else ""
+        lines.append(f"CPU time of {part} on one thread, ms for {few} rows: {'; '.join(forms)}{judged}")
+    return lines
 
 
 def _indent(line: str) -> str:

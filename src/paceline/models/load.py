@@ -342,20 +342,18 @@ def resolve_device(device: str, *, name: str = "device") -> torch.device:
 
 
 def resolve_dtype(dtype: str, declared: str, device: torch.device) -> torch.dtype:
-    """The dtype to compute in; "auto" is the checkpoint's. Warns where the hardware computes it slowly.
+    """The dtype to compute in; "auto" is the checkpoint's. Warns of one that the device or its fastest passes do not
+    have; which one is faster is for a measurement to say (bench.doctor).
 
     Args:
         declared: the checkpoint's dtype by name; anything but the three known ones counts as float32.
     """
     name = dtype if dtype != "auto" else declared if declared in DTYPES else "float32"
-    if _slow(name, device):
-        log.warning("%s has no fast arithmetic on this %s; dtype='float32' may be faster", name, device.type.upper())
+    if device.type == "cpu" and name == "float16":
+        log.warning(
+            "float16 on a CPU is computed by PyTorch's operators; compiled passes take dtype='bfloat16' or 'float32'"
+        )
+    if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        log.warning("bfloat16 is emulated on this GPU; use dtype='float16' or 'float32'")
     found: torch.dtype = getattr(torch, name)
     return found
-
-
-def _slow(dtype: str, device: torch.device) -> bool:
-    if device.type == "cuda":
-        return dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    capability = torch.backends.cpu.get_cpu_capability()
-    return dtype == "float16" or (dtype == "bfloat16" and "AVX512" not in capability and "SVE" not in capability)

@@ -14,6 +14,7 @@ from .prompt_files import read_prompts as read_prompts
 from .ray_cluster import local_ray as local_ray
 from .ray_cluster import need_ray as need_ray
 from .store import Store as Store
+from .switches import switched_on as switched_on
 from .text_keys import BEGINNINGS as BEGINNINGS
 from .text_keys import KEY_BYTES as KEY_BYTES
 from .text_keys import beginnings as beginnings

@@ -21,7 +21,9 @@ from paceline.bench.doctor import (
     DraftedToken,
     DraftFacts,
     Facts,
+    FormFacts,
     MachineFacts,
+    PassFacts,
     ProbeFacts,
     TargetFacts,
     break_even,
@@ -56,7 +58,6 @@ MACHINE = MachineFacts(
     cpus=8,
     cores=4,
     pass_seconds={4: 3e-3, 2: 5e-3, 1: 9e-3},
-    flags=frozenset({"avx2", "avx512_bf16"}),
     memory_total=16 << 30,
     memory_available=8 << 30,
     versions={"torch": ("2.13.0", ">=2.11")},
@@ -70,9 +71,11 @@ MODEL = TargetFacts(
     eos_ids=(3, 0),
     sampling={"temperature": 0.0},
 )
+PASSES = PassFacts(passes="compiled", processor="x, 8 CPUs", instructions="AVX2")
 FINE = Facts(
     machine=MACHINE,
     target=MODEL,
+    passes=PASSES,
     drafts=[DraftFacts(name=str(DRAFT), tokenizer=Tokenizer.load(DRAFT))],
     probes=[probe()],
 )
@@ -122,6 +125,15 @@ def with_draft(change: Callable[[dict[str, Any]], None] = nothing, **named: Any)
     return lambda tmp: replace(FINE, drafts=[DraftFacts(name="other", tokenizer=tokenizer_with(tmp, change, **named))])
 
 
+def forms(passes: str, one: float, eight: float, dtype: str = "bfloat16") -> FormFacts:
+    """Of milliseconds for one row and eight."""
+    return FormFacts(passes=passes, dtype=dtype, seconds={1: one / 1e3, 8: eight / 1e3})
+
+
+def with_passes(**changes: Any) -> Callable[[Path], Facts]:
+    return lambda tmp: replace(FINE, passes=replace(PASSES, **changes))
+
+
 def with_template(template: str | None) -> Callable[[Path], Facts]:
     return with_draft(chat_template=template)
 
@@ -137,7 +149,17 @@ FAULTS: list[tuple[str, str, Callable[[Path], Facts]]] = [
     ("GPU", "CPU build", with_machine(gpu="driver loaded")),
     ("GPU", "CUDA 12.8) cannot open it", with_machine(gpu="driver loaded", cuda_build="12.8")),
     ("GPU", "the model runs on the CPU", with_machine(gpu="driver loaded", cuda=True, cuda_build="12.8")),
-    ("dtype", "no instructions for bfloat16", with_machine(flags=frozenset({"avx2"}))),
+    ("passes", "this machine lacks fused multiply-add", with_passes(passes="operators", fault="fused multiply-add")),
+    (
+        "passes",
+        "3 ms for 1 row and 8 ms for 8 rows by PyTorch's operators, 4 ms for 1 row and 9 ms for 8 rows compiled; set",
+        with_passes(forms=[forms("compiled", 4, 9), forms("operators", 3, 8)]),
+    ),
+    (
+        "dtype",
+        "3 ms for 1 row and 8 ms for 8 rows in float32, 4 ms for 1 row and 9 ms for 8 rows in bfloat16; use --dtype",
+        with_passes(forms=[forms("compiled", 4, 9), forms("compiled", 3, 8, "float32")]),
+    ),
     ("threads", "affinity mask allows 2 CPUs", with_machine(threads=4, cpus=2, cores=2, pass_seconds={})),
     ("threads", "quota allows 1.5 CPUs", with_machine(quota=1.5)),
     ("threads", "8 threads on 4 physical cores", with_machine(threads=8, pass_seconds={})),
@@ -190,6 +212,24 @@ def test_every_check_has_a_fault_that_sets_it_off() -> None:
     assert {name for name, _, _ in FAULTS} == {check.name for check in CHECKS}
 
 
+@pytest.mark.parametrize(
+    ("one", "eight", "more"),
+    [(3, 9, {}), (4, 3, {}), (3.9, 8.8, {}), (5, 12, {}), (3, 8, {"crowded": True})],
+    ids=["faster for one row", "faster for eight", "hardly faster", "slower", "beside other programs"],
+)
+@pytest.mark.parametrize(("passes", "dtype"), [("operators", "bfloat16"), ("compiled", "float32")])
+def test_a_form_is_named_only_where_it_was_clearly_faster_for_one_row_and_for_eight(
+    passes: str, dtype: str, one: float, eight: float, more: dict[str, Any]
+) -> None:
+    facts = with_passes(forms=[forms("compiled", 4, 9), forms(passes, one, eight, dtype)], **more)(Path())
+    assert diagnose(facts).findings == []
+
+
+def test_without_a_measurement_no_dtype_is_called_slow() -> None:
+    assert diagnose(with_target(dtype="bfloat16")(Path())).findings == []
+    assert diagnose(with_passes(passes="operators", lacks="sizes that do not fill vectors")(Path())).findings == []
+
+
 def test_hints_do_not_make_a_setup_ill() -> None:
     assert diagnose(with_target(sampling={"temperature": 0.7})(Path())).healthy
     assert not diagnose(with_machine(quota=1.5)(Path())).healthy
@@ -208,7 +248,7 @@ def test_a_target_that_repeats_itself_is_no_fault_of_the_drafter() -> None:
 
 
 def test_on_a_gpu_the_cpus_matter_less() -> None:
-    facts = with_machine(quota=1.0, load=8.0, flags=frozenset({"avx2"}), cuda=True)(Path())
+    facts = with_machine(quota=1.0, load=8.0, cuda=True)(Path())
     assert diagnose(replace(facts, target=replace(MODEL, device="cuda"))).findings == []
 
 
@@ -263,13 +303,9 @@ class TestMachine:
         assert gather.cores(frozenset(range(4)), tmp_path) == 2
         assert gather.cores(frozenset({0, 2}), tmp_path) == 1
 
-    def test_flags_swap_gpu(self, tmp_path: Path) -> None:
-        assert gather.flags(tmp_path) == frozenset()
+    def test_swap_gpu(self, tmp_path: Path) -> None:
         assert gather.gpu(tmp_path) is None
-        self.write(
-            tmp_path, proc__cpuinfo="processor\t: 0\nflags\t\t: fpu avx2\n", proc__self__status="VmSwap:\t  12 kB\n"
-        )
-        assert gather.flags(tmp_path) == {"fpu", "avx2"}
+        self.write(tmp_path, proc__self__status="VmSwap:\t  12 kB\n")
         assert gather.swapped(tmp_path) == 12 * 1024
         self.write(tmp_path, proc__driver__nvidia__version="x")
         assert gather.gpu(tmp_path) == "driver loaded"

@@ -5,7 +5,9 @@ from .checks import diagnose as diagnose
 from .facts import DraftedToken as DraftedToken
 from .facts import DraftFacts as DraftFacts
 from .facts import Facts as Facts
+from .facts import FormFacts as FormFacts
 from .facts import MachineFacts as MachineFacts
+from .facts import PassFacts as PassFacts
 from .facts import ProbeFacts as ProbeFacts
 from .facts import TargetFacts as TargetFacts
 from .gather import Visit as Visit

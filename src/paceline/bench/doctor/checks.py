@@ -10,15 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from paceline.bench.doctor.facts import Complaint, DraftedToken, DraftFacts, Facts, ProbeFacts
+from paceline.bench.doctor.facts import Complaint, DraftedToken, DraftFacts, Facts, FormFacts, ProbeFacts
 from paceline.errors import PacelineError
+from paceline.models.cpu import eligibility
 from paceline.models.loading import Tokenizer, same_tokenizer
 
-HARDWARE: Final = {
-    "bfloat16": {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"},
-    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
-}
-"""Processor flags, x86's and Arm's, one of which makes a dtype fast."""
+CLEARLY: Final = 0.9
+"""Part of the time of the form that runs the target, below which another one is clearly faster."""
 
 SLOWER: Final = 1.15
 """Threads that make a pass this many times slower than fewer of them are in each other's way."""
@@ -53,16 +51,48 @@ def gpu(facts: Facts) -> Iterator[Complaint]:
         yield Complaint("PyTorch can use a GPU, but the model runs on the CPU", "use --device cuda", hint=True)
 
 
-def dtype(facts: Facts) -> Iterator[Complaint]:
-    """16-bit types that the processor only emulates."""
-    target, flags = facts.target, facts.machine.flags
-    wanted = HARDWARE.get(target.dtype, set())
-    if target.device == "cpu" and wanted and flags and not wanted & flags:
-        others = [name for name in HARDWARE if HARDWARE[name] & flags]
+def passes(facts: Facts) -> Iterator[Complaint]:
+    """Compiled passes that do not run here, or that were measured to be slower than PyTorch's operators."""
+    if facts.passes is not None and facts.passes.fault is not None:
         yield Complaint(
-            f"this processor has no instructions for {target.dtype}, which is emulated",
-            f"use --dtype {others[0] if others else 'float32'}",
+            f"PyTorch's operators run the model, which compiled passes cover: this machine lacks {facts.passes.fault}",
+            "install paceline's requirements anew, or report it with the name of the processor",
+            hint=True,
         )
+    for ours, form in faster(facts, same_dtype=True):
+        yield Complaint(
+            f"passes of its shape take {_times(form)} by PyTorch's operators, {_times(ours)} compiled",
+            f"set {eligibility.SWITCH}=off in the environment",
+            hint=True,
+        )
+
+
+def dtype(facts: Facts) -> Iterator[Complaint]:
+    """Another dtype that was measured to be faster."""
+    for ours, form in list(faster(facts, same_dtype=False))[:1]:
+        yield Complaint(
+            f"passes of its shape take {_times(form)} in {form.dtype}, {_times(ours)} in {ours.dtype}",
+            f"use --dtype {form.dtype}",
+            hint=True,
+        )
+
+
+def faster(facts: Facts, *, same_dtype: bool) -> Iterator[tuple[FormFacts, FormFacts]]:
+    """The form of the target, and each that is clearly faster for one row and for several, which are judged apart."""
+    found = facts.passes
+    if found is None or found.crowded or not found.forms:
+        return
+    ours, *others = found.forms
+    for form in others:
+        clearly = all(form.seconds[rows] < CLEARLY * seconds for rows, seconds in ours.seconds.items())
+        if clearly and (form.dtype == ours.dtype) is same_dtype:
+            yield ours, form
+
+
+def _times(form: FormFacts) -> str:
+    return " and ".join(
+        f"{1e3 * seconds:.3g} ms for {rows} row{'s' if rows > 1 else ''}" for rows, seconds in form.seconds.items()
+    )
 
 
 def threads(facts: Facts) -> Iterator[Complaint]:
@@ -372,6 +402,7 @@ class Check:
 CHECKS: Sequence[Check] = (
     Check("versions", versions),
     Check("GPU", gpu),
+    Check("passes", passes),
     Check("dtype", dtype),
     Check("threads", threads),
     Check("busy cores", busy),

@@ -33,7 +33,6 @@ class MachineFacts:
         quota: CPUs' worth of time that the control group allows; None is unlimited.
         load: CPUs' worth of work that others did on those CPUs while this process slept.
         pass_seconds: number of threads -> seconds of one pass of the target.
-        flags: of the processor, as /proc/cpuinfo spells them; empty is unknown.
         memory_total, memory_available, swapped: bytes; `swapped` of this process.
         gpu: what shows that there is a GPU; None where nothing does.
         cuda: PyTorch can use one; `cuda_build`: its CUDA version, None for a CPU build.
@@ -47,7 +46,6 @@ class MachineFacts:
     quota: float | None = None
     load: float = 0.0
     pass_seconds: Mapping[int, float] = field(default_factory=dict)
-    flags: frozenset[str] = frozenset()
     memory_total: int = 0
     memory_available: int = 0
     swapped: int = 0
@@ -56,6 +54,46 @@ class MachineFacts:
     cuda_build: str | None = None
     versions: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
     unfit: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormFacts:
+    """What a few layers of the target's shape cost in one form.
+
+    Attributes:
+        passes: as of `ModelInfo`; `dtype`: as "bfloat16".
+        seconds: number of rows -> CPU time of a pass on one thread.
+    """
+
+    passes: str
+    dtype: str
+    seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassFacts:
+    """What runs the target on the CPU.
+
+    Attributes:
+        passes: as of `ModelInfo`.
+        processor: its name and number of CPUs; `instructions`: that compiled passes use, as "AVX-512, AMX".
+        lacks: why compiled passes do not run it; None where they do.
+        fault: what this machine lacks for them, though they cover the model; None where it lacks nothing.
+        seconds: number of rows -> seconds of a pass of the target itself.
+        layers: that the forms have.
+        forms: first the one that the target runs in, then others that could run it; empty where there are none, or no
+            room for them. `crowded`: other programs took much of the processor while they ran.
+    """
+
+    passes: str
+    processor: str = ""
+    instructions: str = ""
+    lacks: str | None = None
+    fault: str | None = None
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    layers: int = 0
+    forms: Sequence[FormFacts] = ()
+    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +173,13 @@ class Facts:
     """Everything.
 
     Attributes:
+        passes: of the target on the CPU; None elsewhere.
         error: why the configuration cannot be built; "" if it can.
     """
 
     machine: MachineFacts
     target: TargetFacts
+    passes: PassFacts | None = None
     drafts: Sequence[DraftFacts] = ()
     probes: Sequence[ProbeFacts] = ()
     error: str = ""

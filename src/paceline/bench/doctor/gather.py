@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from statistics import median
@@ -19,6 +19,7 @@ from paceline import registry
 from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET
 from paceline.bench.doctor.checks import Diagnosis, diagnose
 from paceline.bench.doctor.facts import DraftedToken, DraftFacts, Facts, MachineFacts, ProbeFacts, TargetFacts
+from paceline.bench.doctor.passes import pass_facts
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Controller, Plan, Signal
 from paceline.engine import Probe as PassTimer
@@ -53,7 +54,6 @@ def gather(pass_seconds: Mapping[int, float], root: Path = ROOT) -> MachineFacts
         quota=quota(root),
         load=load(cpus),
         pass_seconds=pass_seconds,
-        flags=flags(root),
         memory_total=memory.total,
         memory_available=memory.available,
         swapped=swapped(root),
@@ -99,12 +99,6 @@ def load(cpus: frozenset[int]) -> float:
     """CPUs' worth of work on some CPUs while this process sleeps."""
     percent = psutil.cpu_percent(interval=WATCHED, percpu=True)
     return sum(value for cpu, value in enumerate(percent) if cpu in cpus) / 100
-
-
-def flags(root: Path = ROOT) -> frozenset[str]:
-    """Of the processor, as Linux spells them; empty elsewhere."""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", _text(root / "proc/cpuinfo") or "", re.MULTILINE)
-    return frozenset(found.group(1).split() if found else ())
 
 
 def swapped(root: Path = ROOT) -> int:
@@ -288,6 +282,7 @@ class Visit:
             ],
             "checks": list(self.diagnosis.asked),
             "probes": probes,
+            "passes": None if facts.passes is None else asdict(facts.passes),
             "machine": {
                 "threads": machine.threads,
                 "cpus": machine.cpus,
@@ -329,8 +324,9 @@ def visit(
         error = str(problem)
     progress("timing passes", 0, 1)
     machine = _machine(llm)
+    passes = pass_facts(llm.runner)
     progress("timing passes", 1, 1)
-    facts = Facts(machine=machine, target=_target(llm), drafts=drafts, probes=probes, error=error)
+    facts = Facts(machine=machine, target=_target(llm), passes=passes, drafts=drafts, probes=probes, error=error)
     return Visit(facts, diagnose(facts))
 
 

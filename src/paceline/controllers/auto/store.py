@@ -21,7 +21,7 @@ class CostKey:
 
     Attributes:
         fingerprint: the model's shape (`ModelInfo.fingerprint`).
-        device, dtype: where and in what it computes.
+        device, dtype, passes: where, in what and by what it computes (`ModelInfo.passes`).
         threads: of PyTorch on the CPU.
         torch, paceline: versions.
     """
@@ -29,6 +29,7 @@ class CostKey:
     fingerprint: str
     device: str
     dtype: str
+    passes: str
     threads: int
     torch: str
     paceline: str
@@ -47,6 +48,7 @@ class CostKey:
             fingerprint=info.fingerprint,
             device=device,
             dtype=str(info.dtype).removeprefix("torch."),
+            passes=info.passes,
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             paceline=__version__,

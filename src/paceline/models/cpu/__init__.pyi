@@ -15,6 +15,7 @@ from .matrix import pack as pack
 from .matrix import steps_of as steps_of
 from .matrix import strip_size as strip_size
 from .matrix import strip_sums as strip_sums
+from .matrix_unit import has_matrix_unit as has_matrix_unit
 from .packing import ROWS as ROWS
 from .padding import padded as padded
 from .padding import padded_spec as padded_spec

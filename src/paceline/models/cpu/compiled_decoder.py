@@ -59,7 +59,7 @@ class CompiledDecoder:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
     """
 
-    row_invariant = True
+    name, row_invariant = "compiled", True
 
     def __init__(
         self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None, blocks: Blocks | None = None

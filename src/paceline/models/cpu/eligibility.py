@@ -1,4 +1,5 @@
-"""Whether a model runs in compiled passes on this machine, decided once, with a self-test.
+"""Whether a model runs in compiled passes on this machine: wherever they cover it and their self-test gives the right
+numbers, in every process anew, by no timing. The user may switch them off.
 
 numba is imported only where a model could use it.
 """
@@ -7,11 +8,16 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Final
 
 import torch
 
 from paceline.models.loading.quantization import Form
 from paceline.models.model_spec import ModelSpec
+from paceline.utils import switched_on
+
+SWITCH: Final = "PACELINE_COMPILED"
+"""Environment variable: 0, off, no or false has PyTorch's operators run every model."""
 
 MAX_INPUTS = 2**16
 """Integer sums of more products could leave int32."""
@@ -44,7 +50,9 @@ def lacks(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantiza
     longest = max(spec.hidden_size, spec.attended_size, *spec.inner_sizes)
     if quantization and longest > MAX_INPUTS:
         return f"rows of more than {MAX_INPUTS} numbers"
-    return unsupported(spec, dtype, device) or machine_lacks(dtype, quantization)
+    if (reason := unsupported(spec, dtype, device)) is not None:
+        return reason
+    return machine_lacks(dtype, quantization) if switched_on(SWITCH, "compiled passes") else f"{SWITCH} is off"
 
 
 def fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, quantization: Form | None = None) -> bool:

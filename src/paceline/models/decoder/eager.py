@@ -45,10 +45,12 @@ class Passes(Protocol):
     """Forward passes of one model.
 
     Attributes:
+        name: see `ModelInfo.passes`.
         row_invariant: built so that a row's bits depend on its own text alone; `models.decoder.invariance` puts it to
             the test.
     """
 
+    name: str
     row_invariant: bool
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -85,6 +87,8 @@ class Passes(Protocol):
 
 class EagerPasses:
     """See `Passes`."""
+
+    name = "operators"
 
     def __init__(self, decoder: Decoder, rotary: Rotary, masks: Masks) -> None:
         self.decoder, self.rotary, self.masks = decoder, rotary, masks
@@ -150,6 +154,8 @@ class StrictPasses:
         row_invariant: as of `models.decoder.eager.Passes`; False where this CPU's matrix products do not keep the order
             of their sums.
     """
+
+    name = "strict operators"
 
     def __init__(self, passes: EagerPasses, spec: ModelSpec) -> None:
         self.passes, self.most_rows = passes, max(1, STRICT_ROWS // (spec.num_heads // spec.num_kv_heads))

@@ -42,8 +42,8 @@ class NativeRunner:
         cache_slots: cache slots allocated at first; the cache grows by doubling.
         row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is
             faster for tiny float32 models, such as drafts. Compiled passes always keep it.
-        compiled: True runs in compiled passes where the model and the CPU allow it (models.cpu), False by PyTorch's
-            operators, None in what serves better (models.cpu.choice).
+        compiled: run in compiled passes (models.cpu) where the model and the CPU allow it (models.cpu.eligibility),
+            else by PyTorch's operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
             gather.
         let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
@@ -77,7 +77,7 @@ class NativeRunner:
         cache_slots: int = 2048,
         copy_limit: int = 1024,
         row_invariant: bool = True,
-        compiled: bool | None = None,
+        compiled: bool = True,
         strict: bool = False,
         let_go: bool = True,
         blocks: Blocks | None = None,
@@ -103,8 +103,7 @@ class NativeRunner:
                 self.passes, self.graphs = CompiledDecoder(spec, weights, self.arena, blocks=blocks), None
             else:
                 invariant: RowInvariance = "proven" if strict else row_invariant
-                form = True if strict and compiled is None else compiled
-                self.passes, self.graphs = self._prepare(weights, dtype, device, invariant, form)
+                self.passes, self.graphs = self._prepare(weights, dtype, device, invariant, compiled=compiled)
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -121,6 +120,7 @@ class NativeRunner:
             + ("-mixed" if mixed else ""),
             quantization=quantization,
             stored_rows=spec.stored_rows,
+            passes=self.passes.name,
         )
 
     def _prepare(
@@ -129,16 +129,14 @@ class NativeRunner:
         dtype: torch.dtype,
         device: torch.device,
         row_invariant: RowInvariance,
-        compiled: bool | None,
+        *,
+        compiled: bool,
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
-        form = form_of(weights)
-        if compiled is not False and fits(self.spec, dtype, device, quantization=form):
-            from paceline.models.cpu.choice import compiled_serves
+        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
             from paceline.models.cpu.compiled_decoder import CompiledDecoder
 
-            if compiled or compiled_serves(self.spec, dtype, form, NativeRunner):
-                return CompiledDecoder(self.spec, weights, self.arena), None
+            return CompiledDecoder(self.spec, weights, self.arena), None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured

@@ -315,6 +315,7 @@ def _describe(model: Any, *, name: str, vocab_size: int, max_context: int, first
         dtype=model.dtype,
         weight_bytes=read,
         fingerprint=f"transformers-{model.config.model_type}-{digest}-{str(model.dtype).removeprefix('torch.')}",
+        passes="transformers",
     )
 
 
