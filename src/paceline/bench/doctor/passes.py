@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from time import perf_counter, thread_time
 from typing import Final, cast
 
@@ -124,15 +125,15 @@ def measured(
     return forms, crowded
 
 
-def least_seconds(passes: Sequence[Pass]) -> tuple[list[dict[int, float]], bool]:
+def least_seconds(passes: Sequence[Pass], counts: Sequence[int] = ROWS) -> tuple[list[dict[int, float]], bool]:
     """The least CPU time of each form, by rows; they take turns, after one pass that does not count. And whether the
     thread was kept waiting.
     """
-    best = [dict.fromkeys(ROWS, float("inf")) for _ in passes]
+    best = [dict.fromkeys(counts, float("inf")) for _ in passes]
     start, spent = perf_counter(), thread_time()
     for turn in range(TURNS + 1):
         for form, run in zip(best, passes, strict=True):
-            for rows in ROWS:
+            for rows in counts:
                 begin = thread_time()
                 run(rows)
                 if turn:
@@ -148,10 +149,14 @@ def part_pass(spec: ModelSpec, dtype: torch.dtype, form: Form | None, *, compile
         spec, dict(random_weights(spec, dtype, form)), name="measured", device=torch.device("cpu"), dtype=dtype,
         cache_slots=2 * CONTEXT, compiled=compiled,
     )  # fmt: skip
-    cache = runner.open()
-    runner.extend([cache], [range(CONTEXT)])
-    trees = {rows: TokenTree.chain(range(1, rows)) if rows > 1 else EMPTY_TREE for rows in ROWS}
-    return runner.info.passes, lambda rows: runner.score([cache], [0], [trees[rows]])
+    sequence = runner.open()
+    runner.extend([sequence], [range(CONTEXT)])
+
+    @cache
+    def tree(rows: int) -> TokenTree:
+        return TokenTree.chain([i % VOCABULARY for i in range(1, rows)]) if rows > 1 else EMPTY_TREE
+
+    return runner.info.passes, lambda rows: runner.score([sequence], [0], [tree(rows)])
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, form: Form | None) -> Iterator[tuple[str, torch.Tensor]]:
