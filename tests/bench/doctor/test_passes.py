@@ -11,6 +11,7 @@ from tiny_llama import CPU, spec_of, tiny_llama, weights_of
 
 from paceline.bench.doctor import passes
 from paceline.models import LayerSpec, MoeSpec
+from paceline.models.cpu import eligibility
 from paceline.models.decoder import NativeRunner
 from paceline.models.loading import quantize, targets
 
@@ -69,8 +70,8 @@ def test_a_measurement_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.bfloat16, None, {}, ["compiled bfloat16", "operators bfloat16", "compiled float32"]),
         (torch.bfloat16, None, {"compiled": False}, ["operators bfloat16", "compiled float32"]),
         (torch.float16, None, {}, ["operators float16", "compiled bfloat16", "compiled float32"]),
-        (torch.bfloat16, "int8", {}, ["compiled bfloat16", "operators bfloat16"]),
-        (torch.bfloat16, "int4", {}, ["compiled bfloat16", "operators bfloat16"]),
+        (torch.bfloat16, "int8", {}, ["compiled int8", "operators int8"]),
+        (torch.bfloat16, "int4", {}, ["compiled int4", "operators int4"]),
         (torch.float32, None, {"compiled": False, "strict": True}, []),
     ],
 )
@@ -85,6 +86,16 @@ def test_the_forms_that_could_run_a_model_are_measured(
     assert list(found.seconds) == [1, 8]
     assert (found.lacks is None) is (found.passes == "compiled") is bool(found.instructions)
     assert found.fault is None
+
+
+def test_what_the_machine_lacks_is_told_apart_from_what_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "TURNS", 1)
+    monkeypatch.setattr(eligibility, "machine_lacks", lambda *of, **more: "fused multiply-add")
+    lacking, odd = passes.pass_facts(runner()), passes.pass_facts(runner(torch.float16))
+    assert lacking is not None
+    assert odd is not None
+    assert (lacking.passes, lacking.lacks, lacking.fault) == ("operators", "fused multiply-add", "fused multiply-add")
+    assert (odd.passes, odd.lacks, odd.fault) == ("operators", "dtype torch.float16", None)
 
 
 def test_where_there_is_no_room_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class FormFacts:
     """What a few layers of the target's shape cost in one form.
 
     Attributes:
-        passes: as of `ModelInfo`; `dtype`: as "bfloat16".
+        passes: as of `ModelInfo`; `dtype`: of the weights, as "bfloat16" or "int4".
         seconds: number of rows -> CPU time of a pass on one thread.
     """
 

@@ -119,7 +119,7 @@ def measured(
     finally:
         torch.set_num_threads(threads)
     forms = [
-        FormFacts(passes=name, dtype=str(dtype).removeprefix("torch."), seconds=own)
+        FormFacts(passes=name, dtype=form or str(dtype).removeprefix("torch."), seconds=own)
         for (name, _), (dtype, _), own in zip(made, wanted, seconds, strict=True)
     ]
     return forms, crowded
