@@ -5,12 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
-Show = Callable[[str], AbstractContextManager[object]]
-"""From what is waited for, as in "compiling the CPU kernels", to a context that lasts as long as the wait."""
+Move = Callable[[float], object]
+"""Shows which share is done."""
+
+Show = Callable[[str], AbstractContextManager[Move | None]]
+"""From what is waited for, as in "compiling the CPU kernels", to a context that lasts as long as the wait; it gives a
+way to show how much of it is over, where it shows anything.
+"""
+
+PATIENCE, EVERY = 2.0, 10.0
+"""Seconds until work in parts is shown; between lines in the log."""
 
 log = logging.getLogger("paceline")
 _shows: list[Show] = [nullcontext]
@@ -39,6 +47,40 @@ def waiting(what: str, hint: str, level: int = logging.WARNING) -> Iterator[None
     log.log(level, "%s, %s", what, hint)
     with show(what):
         yield
+
+
+@contextmanager
+def parts_of(total: int, what: str, clock: Callable[[], float] = perf_counter) -> Iterator[Callable[[int], None]]:
+    """The block does work in parts, and calls what it gets with the size of each part that is done.
+
+    What takes less than `PATIENCE` seconds is not mentioned. From then on the share is shown by whoever can show it,
+    and else logged.
+
+    Args:
+        total: of all parts, in any unit. what: is done.
+    """
+    start = clock()
+    said, done = start - EVERY, 0
+    move: Move | None = None
+    with ExitStack() as stack:
+
+        def advance(size: int) -> None:
+            nonlocal done, said, move
+            done, now = done + size, clock()
+            if now < start + PATIENCE:
+                return
+            share = min(1.0, done / total)
+            if said < start:
+                move = stack.enter_context(_shows[-1](what))
+            if move is not None:
+                move(share)
+            elif now >= said + EVERY and share < 1.0:
+                log.warning("%s: %.0f %% after %.0f s", what, 100 * share, now - start)
+            else:
+                return
+            said = now
+
+        yield advance
 
 
 Advance = Callable[[int, int], None]
