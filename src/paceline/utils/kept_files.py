@@ -60,18 +60,21 @@ def make_room(folder: Path, size: int) -> bool:
     most = limit(folder)
     if size > most or 2 * size > shutil.disk_usage(_existing(folder)).free:
         return False
-    states = [(path.stat(), path) for path in (folder.iterdir() if folder.is_dir() else ())]
-    held = sum(state.st_size for state, _ in states)
-    for state, path in sorted(states, key=lambda pair: pair[0].st_mtime):
+    files = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        state = path.stat()
         abandoned = path.name.endswith(UNFINISHED) and state.st_mtime < time() - ABANDONED
-        if held + size <= most and not abandoned:
-            continue
+        files.append((not abandoned, state.st_mtime, state.st_size, path))
+    held = sum(own for _, _, own, _ in files)
+    for wanted, _, own, path in sorted(files):
+        if wanted and held + size <= most:
+            break
         try:
             path.unlink()
         except OSError as error:
             log.debug("%s cannot be removed (%s)", path, error)
         else:
-            held -= state.st_size
+            held -= own
     return held + size <= most
 
 

@@ -21,7 +21,13 @@ PATIENCE, EVERY = 2.0, 10.0
 """Seconds until work in parts is shown; between lines in the log."""
 
 log = logging.getLogger("paceline")
-_shows: list[Show] = [nullcontext]
+
+
+def _not_at_all(what: str) -> AbstractContextManager[Move | None]:
+    return nullcontext()
+
+
+_shows: list[Show] = [_not_at_all]
 
 
 @contextmanager
@@ -43,7 +49,7 @@ def waiting(what: str, hint: str, level: int = logging.WARNING) -> Iterator[None
         hint: how long that takes, or when it is over; it follows `what` and a comma in the log.
         level: of the log record; where that is not wanted, nothing is shown either.
     """
-    show = _shows[-1] if log.isEnabledFor(level) else nullcontext
+    show = _shows[-1] if log.isEnabledFor(level) else _not_at_all
     log.log(level, "%s, %s", what, hint)
     with show(what):
         yield

@@ -76,18 +76,6 @@ class _Header:
         self.at = start + size
         return str(self.data[start : self.at], "utf-8", "replace")
 
-    def texts(self, count: int) -> list[str]:
-        """As many texts; vocabularies have some hundred thousand."""
-        data, at, end, found = self.data, self.at, len(self.data), list[str]()
-        for _ in range(count):
-            start = at + 8
-            at = start + int.from_bytes(data[at:start], "little")
-            if start > end or at > end:
-                raise self.broken(f"a text that ends at byte {at} of {end}")
-            found.append(str(data[start:at], "utf-8", "replace"))
-        self.at = at
-        return found
-
     def value(self, kind: int, *, nested: bool = True) -> Any:
         if kind in SCALARS:
             return self.take(SCALARS[kind])[0]
@@ -100,8 +88,6 @@ class _Header:
             return list(self.take(SCALARS[inner], count))
         if count > len(self.data):
             raise self.broken(f"a list of {count} values at byte {self.at}")
-        if inner == STRING:
-            return self.texts(count)
         return [self.value(inner, nested=False) for _ in range(count)]
 
 

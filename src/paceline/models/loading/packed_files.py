@@ -93,9 +93,10 @@ class PackedFile:
                 if (size := os.fstat(file.fileno()).st_size) != (whole := 8 + length + places[-1][1]):
                     raise ValueError(f"{size} bytes of {whole}")
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except FileNotFoundError:
+        except OSError as error:
+            log.debug("%s: no packed weights in %s (%s)", self.name, self.path, error.strerror or error)
             return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning(
                 "%s: its packed weights in %s cannot be read (%r); they are packed again", self.name, self.path, error
             )
@@ -119,7 +120,7 @@ class PackedFile:
             with _finished(self.path) as file:
                 file.write(_header(self._key, matrices))
                 for one in matrices:
-                    file.write(memoryview(one.flatten().view(torch.uint8).numpy()))
+                    file.write(one.flatten().view(torch.uint8).numpy().data)
                     file.write(bytes(-one.nbytes % LINE))
         except OSError as error:
             log.info("%s: its packed weights cannot be kept in %s (%s)", self.name, self.path.parent, error)
