@@ -56,8 +56,8 @@ def part_of_compiled(function: F) -> F:
 def kernel_files(package: Path) -> list[Path]:
     """What numba keeps on disk of the functions in a package's folders."""
     found: list[Path] = []
-    for folder in sorted({source.parent for source in package.rglob("*.py")}):
-        code = _nothing.__code__.replace(co_filename=str(folder / "__init__.py"))
+    for source in {source.parent: source for source in sorted(package.rglob("*.py"))}.values():
+        code = _nothing.__code__.replace(co_filename=str(source))
         try:
             kept = Path(FunctionCache(FunctionType(code, {}, "nothing")).cache_path)  # type: ignore[no-untyped-call]
         except RuntimeError:  # no folder to keep it in

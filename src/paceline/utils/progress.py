@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
@@ -17,8 +18,8 @@ Show = Callable[[str], AbstractContextManager[Move | None]]
 way to show how much of it is over, where it shows anything.
 """
 
-PATIENCE, EVERY = 2.0, 10.0
-"""Seconds until work in parts is shown; between lines in the log."""
+PATIENCE, EVERY, REFRESH = 2.0, 10.0, 0.2
+"""Seconds until work in parts is shown; between lines in the log; between two looks at a bar."""
 
 log = logging.getLogger("paceline")
 
@@ -56,37 +57,42 @@ def waiting(what: str, hint: str, level: int = logging.WARNING) -> Iterator[None
 
 
 @contextmanager
-def parts_of(total: int, what: str, clock: Callable[[], float] = perf_counter) -> Iterator[Callable[[int], None]]:
+def parts_of(
+    total: int, what: str, *, patience: float = PATIENCE, every: float = EVERY
+) -> Iterator[Callable[[int], None]]:
     """The block does work in parts, and calls what it gets with the size of each part that is done.
 
-    What takes less than `PATIENCE` seconds is not mentioned. From then on the share is shown by whoever can show it,
-    and else logged.
+    What takes less than `patience` seconds is not mentioned. From then on the share is shown by whoever can show it,
+    and else logged, every so many seconds.
 
     Args:
         total: of all parts, in any unit. what: is done.
     """
-    start = clock()
-    said, done = start - EVERY, 0
-    move: Move | None = None
-    with ExitStack() as stack:
+    done, over = [0], Event()
 
-        def advance(size: int) -> None:
-            nonlocal done, said, move
-            done, now = done + size, clock()
-            if now < start + PATIENCE:
-                return
-            share = min(1.0, done / total)
-            if said < start:
-                move = stack.enter_context(_shows[-1](what))
-            if move is not None:
-                move(share)
-            elif now >= said + EVERY and share < 1.0:
-                log.warning("%s: %.0f %% after %.0f s", what, 100 * share, now - start)
-            else:
-                return
-            said = now
+    def tell() -> None:
+        start = perf_counter()
+        if over.wait(patience):
+            return
+        if not log.isEnabledFor(logging.WARNING):
+            return
+        with _shows[-1](what) as move:
+            while True:
+                share = min(1.0, sum(done) / total)
+                if move is None:
+                    log.warning("%s: %.0f %% after %.0f s", what, 100 * share, perf_counter() - start)
+                else:
+                    move(share)
+                if over.wait(every if move is None else REFRESH):
+                    return
 
-        yield advance
+    teller = Thread(target=tell, name="paceline-progress", daemon=True)
+    teller.start()
+    try:
+        yield done.append
+    finally:
+        over.set()
+        teller.join()
 
 
 Advance = Callable[[int, int], None]
