@@ -76,8 +76,9 @@ def _kernels() -> list[Step]:
 
 def _methods() -> list[Step]:
     """The tables that draft, on the bundled model."""
-    from paceline import LLM, SamplingParams
-    from paceline.catalogue import DRAFTERS
+    from paceline import registry
+    from paceline.config import SamplingParams
+    from paceline.llm import LLM
 
     opened: list[LLM] = []
 
@@ -87,13 +88,13 @@ def _methods() -> list[Step]:
         llm = opened[0].with_speculative_config({"method": method})
         llm.generate("1 2 3 1 2 3 1 2", SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True))
 
-    names = [name for name, one in DRAFTERS.items() if one.kind == "table" and set(one.needs) <= {"trees"}]
+    names = [name for name, one in registry.table("drafters").items() if one.kind == "table" and set(one.needs) <= {"trees"}]
     return [(f"the method {name}", partial(draft, name)) for name in names]
 
 
 def _generate(given: dict[str, Any]) -> None:
     """Load the model and let it say something."""
-    from paceline import SamplingParams
+    from paceline.config import SamplingParams
 
     llm = open_llm(given, diffusion=True)
     llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=TOKENS))
