@@ -88,7 +88,9 @@ def _methods() -> list[Step]:
         llm = opened[0].with_speculative_config({"method": method})
         llm.generate("1 2 3 1 2 3 1 2", SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True))
 
-    names = [name for name, one in registry.table("drafters").items() if one.kind == "table" and set(one.needs) <= {"trees"}]
+    names = [
+        name for name, one in registry.table("drafters").items() if one.kind == "table" and set(one.needs) <= {"trees"}
+    ]
     return [(f"the method {name}", partial(draft, name)) for name in names]
 
 

@@ -18,6 +18,7 @@ import torch
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import CHUNK, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
+from paceline.models.cpu.block_packing import packer
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.latent import compiled_latent
 from paceline.models.cpu.matrix_unit import has_matrix_unit
@@ -102,6 +103,8 @@ class CompiledDecoder:
         self._best = np.zeros(ROWS, np.int64)
         halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._quantized)
         self._in_strips = halves and has_matrix_unit()
+        if blocks and not packed.found:
+            packer()  # which may have to be compiled first
         with parts_of(spec.num_layers + 1, "packing the weights") as done:
             self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
             done(1)
