@@ -58,7 +58,7 @@ def waiting(what: str, hint: str, level: int = logging.WARNING) -> Iterator[None
 
 @contextmanager
 def parts_of(
-    total: int, what: str, *, patience: float = PATIENCE, every: float = EVERY
+    total: int, what: str, *, patience: float | None = None, every: float = EVERY
 ) -> Iterator[Callable[[int], None]]:
     """The block does work in parts, and calls what it gets with the size of each part that is done.
 
@@ -66,13 +66,13 @@ def parts_of(
     and else logged, every so many seconds.
 
     Args:
-        total: of all parts, in any unit. what: is done.
+        total: of all parts, in any unit. what: is done. patience: None is PATIENCE.
     """
     done, over = [0], Event()
 
     def tell() -> None:
         start = perf_counter()
-        if over.wait(patience):
+        if over.wait(PATIENCE if patience is None else patience):
             return
         if not log.isEnabledFor(logging.WARNING):
             return
