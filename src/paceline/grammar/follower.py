@@ -136,7 +136,7 @@ class Follower:
         del self._steps[len(self._steps) - count :], self._given[len(self._given) - given :]
         self._matcher.rollback(given)
         if self._outlined is not None and (ahead := self._seen - len(self._given)) > 0:
-            self._own().rollback(ahead)
+            self._own_outline().rollback(ahead)
             self._seen -= ahead
 
     def mask(self) -> Mask:
@@ -243,7 +243,7 @@ class Follower:
         """Whether a string of JSON is open, where an escape may begin, behind what the matcher might take."""
         if self._has_escapes(self._matcher, given):
             return True
-        outlined = self._own()
+        outlined = self._own_outline()
         self._seen += outlined.try_consume_tokens(self._given[self._seen :])
         return self._seen == len(self._given) and self._has_escapes(outlined, given)
 
@@ -253,7 +253,7 @@ class Follower:
             matcher.validate_tokens([*given, *other]) == size for other in words.others
         )
 
-    def _own(self) -> llguidance.LLMatcher:
+    def _own_outline(self) -> llguidance.LLMatcher:
         """The outline, to be changed."""
         if self._outlined is None or self._shared:
             assert self._outline is not None
