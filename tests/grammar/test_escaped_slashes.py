@@ -28,7 +28,7 @@ JOINED = [
 
 WORDS = pairing(SIGNS + JOINED, [("/", "b"), ("a", "/"), ("<", "/"), ("</", "f"), ('"', "/")])
 TEXTS = [(text or b"").decode() for text in token_bytes(WORDS)]
-END, SIZE, MOST = 0, len(TEXTS), 150
+END, SIZE, MOST = 0, len(TEXTS), 60
 
 FREE = {"type": "string"}
 PATHS = {"type": "string", "pattern": "^(/[ab]*)+$"}
