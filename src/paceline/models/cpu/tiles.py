@@ -40,15 +40,20 @@ DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS = 0, 1, 2, 3, 4, 5
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
-MAX_ROWS = 2 if features().get("avx2") and not features().get("avx512f") else 6
-"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512, the sums of two rows the 16 of AVX2."""
+NARROW = bool(features().get("avx2") and not features().get("avx512f"))
+"""16 registers of 8 numbers: several rows take a quarter of a strip at a time."""
+
+MAX_ROWS = 6
+"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512; 12 sums, 2 weights and an activation the 16 of
+AVX2.
+"""
 
 INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32}
 """Inputs per step."""
 ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1}
 """Bytes of one activation."""
 
-COLUMNS = 4
+COLUMNS, ROWS = 4, range(1, MAX_ROWS + 1)
 
 AHEAD = 2048
 """Bytes that a single pass fetches ahead."""
@@ -78,17 +83,17 @@ def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, 
 
 
 class StripLoop:
-    """One variant of the loop: a kind, a number of rows, lines to prefetch a group."""
+    """One variant of the loop: a kind, a number of rows, columns of 16 outputs, lines to prefetch a group."""
 
-    def __init__(self, builder: Builder, kind: int, rows: int, lines: int) -> None:
-        self.builder, self.kind, self.rows, self.lines = builder, kind, rows, lines
+    def __init__(self, builder: Builder, kind: int, rows: int, columns: int, lines: int) -> None:
+        self.builder, self.kind, self.rows, self.columns, self.lines = builder, kind, rows, columns, lines
         self.pitch = GROUP * INPUTS[kind] * ACTIVATION[kind]
 
     def emit(self, weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value) -> None:
         builder = self.builder
         starts = [builder.add(x, builder.mul(stride, ir.Constant(I64, row))) for row in range(self.rows)]
-        cells = [(row, column) for row in range(self.rows) for column in range(COLUMNS)]
-        first = [load_at(builder, sums, F32V, (row * COLUMNS + column) * 64) for row, column in cells]
+        cells = [(row, column) for row in range(self.rows) for column in range(self.columns)]
+        first = [load_at(builder, sums, F32V, row * 4 * STRIP + column * 64) for row, column in cells]
         before = builder.block
         loop, after = builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
@@ -106,21 +111,22 @@ class StripLoop:
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
         builder.position_at_end(after)
         for (row, column), value in zip(cells, found, strict=True):
-            store_at(builder, sums, value, (row * COLUMNS + column) * 64)
+            store_at(builder, sums, value, row * 4 * STRIP + column * 64)
 
     def _group(self, weights: Value, starts: list[Value], index: Value, sums: list[Value], ahead: Value) -> list[Value]:
         builder = self.builder
         at = builder.add(weights, builder.mul(index, ir.Constant(I64, GROUP * STEP)))
         along = builder.mul(index, ir.Constant(I64, self.pitch))
         rows = [builder.add(start, along) for start in starts]
-        line = builder.add(ahead, builder.mul(index, ir.Constant(I64, 64 * self.lines)))
+        pitch = STEP if self.columns < COLUMNS else 16 * self.lines  # bytes from what a step fetches to the next
+        line = builder.add(ahead, builder.mul(index, ir.Constant(I64, GROUP * pitch)))
         for step in range(GROUP):
-            for i in range(step * self.lines // GROUP, (step + 1) * self.lines // GROUP):
-                prefetch(builder, line, i * 64, 2)
+            for i in range(self.lines // GROUP):
+                prefetch(builder, line, step * pitch + i * 64, 2)
             kind = F32V if self.kind == FULL else I32V
-            strip = [load_at(builder, at, kind, step * STEP + column * 64) for column in range(COLUMNS)]
+            strip = [load_at(builder, at, kind, step * STEP + column * 64) for column in range(self.columns)]
             for row in range(self.rows):
-                own = slice(row * COLUMNS, (row + 1) * COLUMNS)
+                own = slice(row * self.columns, (row + 1) * self.columns)
                 sums[own] = self._step(strip, rows[row], step * (self.pitch // GROUP), sums[own])
         return sums
 
@@ -154,13 +160,13 @@ def prefetch(builder: Builder, address: Value, offset: int, level: int) -> None:
     call_named(builder, "llvm.prefetch.p0", ir.VoidType(), at, *flags)
 
 
-def _variants() -> list[tuple[int, int, int]]:
+def _variants() -> list[tuple[int, int, int, int]]:
+    """Kinds, rows, columns and lines."""
     kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
+    if NARROW:
+        return [(kind, rows, 1 if rows > 1 else COLUMNS, 4 if rows > 1 else 16) for kind in kinds for rows in ROWS]
     return [
-        (kind, rows, lines)
-        for kind in kinds
-        for rows in range(1, MAX_ROWS + 1)
-        for lines in ((16, 8) if rows > 2 else (16,))
+        (kind, rows, COLUMNS, lines) for kind in kinds for rows in ROWS for lines in ((16, 8) if rows > 2 else (16,))
     ]
 
 
@@ -169,7 +175,7 @@ def accumulate(
     builder: Builder, kind: Value, rows: Value, alone: Value,
     weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value,
 ) -> Any:  # fmt: skip
-    """Add a stretch of a strip to sums (rows, 64) float32.
+    """Add a stretch of a strip to sums (rows, 64) float32; if NARROW, of several rows only its first 16 outputs.
 
     `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the
     memory ahead is fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between
@@ -181,12 +187,12 @@ def accumulate(
     switch = builder.switch(code, nothing)
     for variant in _variants():
         block = builder.append_basic_block()
-        kind_, rows_, lines = variant
+        kind_, rows_, columns, lines = variant
         switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines == 16)), block)
-        if rows_ <= 2:
-            switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_), block)
+        if rows_ <= 2 or NARROW:
+            switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines != 16)), block)
         builder.position_at_end(block)
-        StripLoop(builder, kind_, rows_, lines).emit(weights, groups, x, stride, sums, ahead)
+        StripLoop(builder, kind_, rows_, columns, lines).emit(weights, groups, x, stride, sums, ahead)
         builder.branch(done)
     builder.position_at_end(nothing)
     builder.branch(done)
