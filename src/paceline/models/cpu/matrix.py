@@ -173,7 +173,7 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
             for part in range(0, 64 * parts, 64):
                 accumulate(
                     kind, take, 1 if passes == 1 else 0, own + part, count // GROUP, row, pitch,
-                    sums + done * (4 * STRIP) + part, ahead + part,
+                    sums + done * (4 * STRIP) + part, 4 * STRIP, ahead + part,
                 )  # fmt: skip
             done += take
         at += count

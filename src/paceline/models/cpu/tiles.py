@@ -89,11 +89,14 @@ class StripLoop:
         self.builder, self.kind, self.rows, self.columns, self.lines = builder, kind, rows, columns, lines
         self.pitch = GROUP * INPUTS[kind] * ACTIVATION[kind]
 
-    def emit(self, weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value) -> None:
+    def emit(
+        self, weights: Value, groups: Value, x: Value, stride: Value, sums: Value, sums_pitch: Value, ahead: Value
+    ) -> None:
         builder = self.builder
+        outs = [builder.add(sums, builder.mul(sums_pitch, ir.Constant(I64, row))) for row in range(self.rows)]
         starts = [builder.add(x, builder.mul(stride, ir.Constant(I64, row))) for row in range(self.rows)]
         cells = [(row, column) for row in range(self.rows) for column in range(self.columns)]
-        first = [load_at(builder, sums, F32V, row * 4 * STRIP + column * 64) for row, column in cells]
+        first = [load_at(builder, outs[row], F32V, column * 64) for row, column in cells]
         before = builder.block
         loop, after = builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
@@ -111,7 +114,7 @@ class StripLoop:
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
         builder.position_at_end(after)
         for (row, column), value in zip(cells, found, strict=True):
-            store_at(builder, sums, value, row * 4 * STRIP + column * 64)
+            store_at(builder, outs[row], value, column * 64)
 
     def _group(self, weights: Value, starts: list[Value], index: Value, sums: list[Value], ahead: Value) -> list[Value]:
         builder = self.builder
@@ -170,12 +173,13 @@ def _variants() -> list[tuple[int, int, int, int]]:
     ]
 
 
-@lowered(Nothing, Int, Int, Int, Int, Int, Int, Int, Int, Int, outlined=True)
+@lowered(Nothing, *[Int] * 10, outlined=True)
 def accumulate(
     builder: Builder, kind: Value, rows: Value, alone: Value,
-    weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value,
+    weights: Value, groups: Value, x: Value, stride: Value, sums: Value, sums_pitch: Value, ahead: Value,
 ) -> Any:  # fmt: skip
-    """Add a stretch of a strip to sums (rows, 64) float32; if NARROW, of several rows only its first 16 outputs.
+    """Add a stretch of a strip to sums (rows, 64) float32, `sums_pitch` bytes apart; if NARROW, of several rows
+    only its first 16 outputs.
 
     `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the
     memory ahead is fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between
@@ -192,7 +196,7 @@ def accumulate(
         if rows_ <= 2 or NARROW:
             switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines != 16)), block)
         builder.position_at_end(block)
-        StripLoop(builder, kind_, rows_, columns, lines).emit(weights, groups, x, stride, sums, ahead)
+        StripLoop(builder, kind_, rows_, columns, lines).emit(weights, groups, x, stride, sums, sums_pitch, ahead)
         builder.branch(done)
     builder.position_at_end(nothing)
     builder.branch(done)
