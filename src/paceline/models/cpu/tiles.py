@@ -10,6 +10,7 @@ their own (models.cpu.integer_products, models.cpu.block_products).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +20,7 @@ from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
     I8,
+    I16,
     I32,
     I32V,
     I64,
@@ -59,7 +61,7 @@ AHEAD = 2048
 """Bytes that a single pass fetches ahead."""
 
 
-PAIRS = ir.VectorType(Bfloat(), 32)
+PAIRS, PAIRS_OF_16 = ir.VectorType(Bfloat(), 32), ir.VectorType(I16, 32)
 
 
 def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
@@ -71,15 +73,37 @@ def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
 def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, native: bool) -> Value:
     """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32.
 
-    `native`: by one instruction.
+    `native`: by one instruction, else by products of 16 bits.
     """
     if native:
         return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)
-    for place in range(4):
-        one = builder.and_(builder.lshr(unsigned, integers(8 * place)), integers(255))
-        other = builder.ashr(builder.shl(signed, integers(24 - 8 * place)), integers(24))
-        sums = builder.add(sums, builder.mul(one, other))
+    one, other = (builder.bitcast(value, PAIRS_OF_16) for value in (unsigned, signed))
+    low = (builder.and_(one, _sixteens(255)), builder.ashr(builder.shl(other, _sixteens(8)), _sixteens(8)))
+    high = (builder.lshr(one, _sixteens(8)), builder.ashr(other, _sixteens(8)))
+    for pair in (low, high):
+        sums = builder.add(sums, _pairs_of_16(builder, *pair))
     return sums
+
+
+def _sixteens(value: int) -> Value:
+    return ir.Constant(PAIRS_OF_16, [value] * 32)
+
+
+def _pairs_of_16(builder: Builder, a: Value, b: Value) -> Value:
+    """Emit a.even * b.even + a.odd * b.odd of lanes of signed 16-bit pairs, int32."""
+    if not NARROW:
+        whole = builder.mul(*(builder.sext(one, ir.VectorType(I32, 32)) for one in (a, b)))
+        return builder.add(*(_picked(builder, whole, range(first, 32, 2)) for first in (0, 1)))
+    halves = [[_picked(builder, one, range(first, first + 16)) for one in (a, b)] for first in (0, 16)]
+    found = [call_named(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), *half) for half in halves]
+    return builder.shuffle_vector(*found, ir.Constant(I32V, list(range(16))))
+
+
+def _picked(builder: Builder, lanes: Value, places: Iterable[int]) -> Value:
+    chosen = list(places)
+    return builder.shuffle_vector(
+        lanes, ir.Constant(lanes.type, ir.Undefined), ir.Constant(ir.VectorType(I32, len(chosen)), chosen)
+    )
 
 
 class StripLoop:
