@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention_strips import CHUNK, QUERIES
+from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.latent import compiled_latent
@@ -90,8 +90,7 @@ class CompiledDecoder:
         )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
         self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
-        halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._quantized)
-        self._in_strips = halves and has_matrix_unit()
+        self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16
         self._pack_layers(spec)
         weights.pop("embed.weight", None)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
