@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention_strips import CHUNK, QUERIES
+from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.block_packing import packer
 from paceline.models.cpu.forward import BEST_BYTES, compiled
@@ -101,8 +101,7 @@ class CompiledDecoder:
             (5, ROWS), np.int64
         )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
-        halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._quantized)
-        self._in_strips = halves and has_matrix_unit()
+        self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16
         if blocks and not packed.found:
             packer()  # which may have to be compiled first
         with parts_of(spec.num_layers + 1, "packing the weights") as done:

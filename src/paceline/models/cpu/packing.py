@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
+from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
 from paceline.models.cpu.experts import routing
@@ -307,7 +307,7 @@ class Workspace:
         sums = ROWS * 4 * STRIP * (1 + quantized)
         query = max(
             MAX_QUERIES * (4 * spec.head_dim + 128 + 64),
-            QUERIES * (2 * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
+            QUERIES * (ITEM * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
         )
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
