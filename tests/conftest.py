@@ -17,7 +17,10 @@ os.environ["PACELINE_CACHE_DIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
 import pytest
 import torch
 
+from paceline.utils import progress
+
 torch.set_num_threads(1)
+progress.PATIENCE = 3600.0  # else a busy machine adds lines to what tests look at
 gc.disable()  # until all tests are collected, since what is imported stays
 
 

@@ -58,6 +58,12 @@ def others() -> Tokenizer:
     return _load(Backend(models.BPE(vocab=vocabulary, merges=merges)), "<end>")
 
 
+def pairing(tokens: Sequence[str], pairs: Sequence[tuple[str, str]]) -> Tokenizer:
+    """Those tokens behind the end token, whose usual texts join these pairs alone."""
+    vocabulary = {token: index for index, token in enumerate(["</s>", *tokens])}
+    return _load(Backend(models.BPE(vocab=vocabulary, merges=list(pairs))), "</s>")
+
+
 @cache
 def strangers() -> Tokenizer:
     """A vocabulary with nothing of the target's but an end token."""

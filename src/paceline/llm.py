@@ -504,15 +504,16 @@ class LLM(metaclass=Named):
         return True
 
     def close(self) -> None:
-        """End the running requests and let go of the model, whose memory is freed unless others share it."""
+        """End the running requests and let go of the model, whose memory is freed unless others share it.
+
+        It never waits: where another thread is in the middle of a step, that is ended by that thread.
+        """
         if self.closed:
             return
         self.closed = True
-        if not self.diffusion:
-            with self._turns.turn():
-                for driver in (self._driver, self._predicting):
-                    if driver is not None:
-                        driver.close()
+        for driver in () if self.diffusion else (self._driver, self._predicting):
+            if driver is not None:
+                self._turns.soon(driver.close)
         for name in OF_THE_MODEL:
             vars(self).pop(name, None)
         self.diffusion = self._predicting = None

@@ -40,6 +40,16 @@ def test_a_terminal_shows_what_is_waited_for(
     assert capsys.readouterr().out == "text\n"
 
 
+def test_a_wait_whose_share_is_known_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with spinner("packing all") as move:
+        assert move is not None
+        before = screen.getvalue()
+        move(0.4)
+    assert "%" not in before
+    assert "40%" in screen.getvalue()
+
+
 def test_the_cursor_is_there_while_the_wait_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
     with spinner("compiling all"):

@@ -190,6 +190,19 @@ def test_required_calls_are_a_grammar_of_what_is_read(model: LLM, form: str) -> 
     assert all(a != b for a, b in pairwise([grammar, only]))
 
 
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
+def test_arguments_may_have_escaped_slashes_and_marks_may_not(model: LLM, form: str) -> None:
+    parameters = {"type": "object", "properties": {"a/b": {"enum": ["/x"]}}, "required": ["a/b"]}
+    tool = Tool.model_validate({"type": "function", "function": {"name": "add", "parameters": parameters}})
+    grammar = calls_grammar([tool], form, only=None, parallel=True)
+    call = STREAMED[form].replace('{"a": [1, 2, 3], "b": "a longer text"}', r'{"a\/b": "\/x"}')
+    assert obeys(model, grammar, call)
+    assert read(form, [call])[2] == [("add", {"a/b": "/x"})]
+    assert not obeys(model, grammar, call.replace("x", "y"))
+    assert not obeys(model, grammar, call.replace('"add"', r'"ad\/d"'))
+    assert form != "hermes" or not obeys(model, grammar, call.replace("</", r"<\/"))
+
+
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "pythonic"])
 def test_required_calls_do_not_go_on_for_ever(model: LLM, form: str) -> None:
     call = "[add(a=7)]" if form == "pythonic" else STREAMED[form].replace('[1, 2, 3], "b": "a longer text"', "7")

@@ -22,6 +22,7 @@ from paceline.cli import (
     analyze,
     batch,
     bench,
+    cache,
     chat,
     codebooks,
     convert,
@@ -37,6 +38,7 @@ from paceline.cli import (
     train,
     tune,
     verify,
+    warmup,
 )
 from paceline.cli.terminal import report, set_log_level, spinner, start_logging
 from paceline.errors import PacelineError
@@ -76,6 +78,8 @@ app.command("convert")(convert.command)
 app.add_typer(profile.app, name="profile")
 app.command("doctor")(doctor.command)
 app.add_typer(datastore.app, name="datastore")
+app.command("warmup")(warmup.command)
+app.add_typer(cache.app, name="cache")
 
 
 def _version(wanted: bool) -> None:

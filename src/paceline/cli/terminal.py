@@ -157,21 +157,30 @@ def stages(bar: Any) -> Callable[[str, int, int], None]:
 
 
 @contextmanager
-def spinner(what: str) -> Iterator[None]:
-    """Show what is waited for, on a terminal that no other display moves on at the time; it leaves no trace."""
+def spinner(what: str) -> Iterator[Callable[[float], None] | None]:
+    """Show what is waited for, on a terminal that no other display moves on at the time; it leaves no trace.
+
+    Where it shows something, it gives a function that turns it into a bar, of a share that is done.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield None
         return
     from rich.console import Console
     from rich.file_proxy import FileProxy
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     if isinstance(sys.stderr, FileProxy):  # put there by the display that is on
-        yield
+        yield None
         return
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        bar.add_task(what, total=None)
+    waits = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    works = (*waits[:2], BarColumn(), TaskProgressColumn(), waits[2])
+    with Progress(*waits, console=console, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task(what, total=None)
         console.show_cursor()  # an interrupt may end the process from here
-        yield
+
+        def move(share: float) -> None:
+            bar.columns = works
+            bar.update(task, total=1.0, completed=share)
+
+        yield move

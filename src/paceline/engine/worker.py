@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from threading import Condition, Thread, current_thread
+from typing import Final
 
 from paceline.engine.driver import Driver
 from paceline.engine.outputs import StreamChunk
@@ -21,6 +22,9 @@ from paceline.utils import described
 logger = logging.getLogger("paceline.engine")
 
 Delivery = list[tuple["Mailbox", list[StreamChunk]]]
+
+PATIENCE: Final = 1.0
+"""Seconds that closing waits for the step under way, which may be compiling or measuring something."""
 
 
 class Mailbox:
@@ -89,12 +93,12 @@ class Worker(ABC):
         self._do(lambda: self._end(request_id))
 
     def close(self) -> None:
-        """End all requests with what they have, and the thread."""
+        """End all requests with what they have, and the thread; a step that takes long is not waited for."""
         with self._wake:
             self._closed, thread = True, self._thread
             self._wake.notify()
         if thread is not None and thread is not current_thread():
-            thread.join()
+            thread.join(PATIENCE)
 
     def _do(self, work: Callable[[], None]) -> None:
         with self._wake:

@@ -21,9 +21,11 @@ import torch
 
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
 from paceline.errors import ConfigError, PacelineError
+from paceline.grammar.follower import Follower, Outline, matcher_of
 from paceline.grammar.lexemes import is_native, library_text, spelled
 from paceline.grammar.library_schema import library_schema
 from paceline.grammar.numbers import Mask, Numbers
+from paceline.grammar.vocabulary import vocabulary_of
 from paceline.models.loading import Tokenizer, token_bytes
 from paceline.sampling import LogitRule, Paths
 from paceline.utils import shortened
@@ -39,54 +41,7 @@ MORE: Final = '; leave it out, or let "strict": False ignore it'
 BLANKS: Final = r"(?:[ \t]|\r?\n(?: {0,32}|\t{0,8}))"
 """What may stand once between parts of JSON: a blank, or a line break and 8 levels of 4 blanks (16 of 2) or of tabs."""
 
-STEP_ITEMS, STEP_FUEL, FUEL, MOST_FUEL = 1_000_000, 20_000, 200_000, 1_000_000
-"""Bounds of the library's work: grammars of characters have more items than it expects; of its lexer's, about a
-microsecond each, short texts that stand for much (a{1000} a thousand times) may not have as many as it allows.
-"""
-
-_vocabularies: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], llguidance.LLTokenizer]] = (
-    WeakKeyDictionary()
-)
 _numbers: WeakKeyDictionary[Tokenizer, Numbers] = WeakKeyDictionary()
-
-
-class _Spelling:
-    """A tokenizer as llguidance wants it: bytes of each token, and what a text's tokens are.
-
-    Args:
-        ends: end tokens, the first of which is the one by name.
-    """
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
-        self._tokenizer, self.eos_token_id = tokenizer, ends[0]
-        names, found = tokenizer.tokens(), token_bytes(tokenizer)
-        self.special_token_ids = [index for index, text in enumerate(found) if not text]
-        self.tokens = [text or names.get(index, f"<{index}>").encode() for index, text in enumerate(found)]
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
-
-
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> llguidance.LLTokenizer:
-    """The library's view of a tokenizer, made once (about 0.2 s).
-
-    Args:
-        ends: end tokens; those outside the vocabulary do not count.
-    Raises:
-        ConfigError: there is no end token.
-    """
-    known = tuple(dict.fromkeys(end for end in ends if 0 <= end < vocab_size))
-    if not known:
-        raise ConfigError("structured_outputs needs a model with an end token, and this one declares none")
-    made = _vocabularies.setdefault(tokenizer, {})
-    if (vocab_size, known) not in made:
-        spelling = llguidance.TokenizerWrapper(_Spelling(tokenizer, known))
-        spelling.tokens = spelling.tokens[:vocab_size]
-        spelling.special_token_ids = [token for token in spelling.special_token_ids if token < vocab_size]
-        made[vocab_size, known] = llguidance.LLTokenizer(spelling, n_vocab=vocab_size, eos_token=list(known))
-    return made[vocab_size, known]
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
@@ -131,7 +86,7 @@ def _bounded(schema: Any, params: StructuredOutputsParams) -> Any:
 
 
 def bounded_json(schema: Any, *, strict: bool, whitespace_pattern: str | None = None, compact: bool = False) -> Any:
-    r"""A schema with options for the library beside it: blanks end, and strings may hold JSON's escapes, but `\/`.
+    """A schema with options for the library beside it: blanks end, and strings may hold JSON's escapes.
 
     Args:
         schema: what it says itself about white space, under `x-guidance`, holds where none of the others are given.
@@ -206,15 +161,12 @@ def constraint(
     vocabulary = vocabulary_of(tokenizer, vocab_size, ends)
     name = next(key for key in CONSTRAINTS if getattr(params, key) is not None)
     text = grammar_text(params)
-    matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_limits(text))
+    matcher = matcher_of(text, vocabulary)
     if matcher.is_error():
         raise _wrong(name, matcher.get_error())
-    return Constraint(matcher, ends, numbers_of(tokenizer) if _of_json(params) else None)
-
-
-def _limits(text: str) -> llguidance.LLParserLimits:
-    fuel = min(MOST_FUEL, FUEL + 10 * len(text))
-    return llguidance.LLParserLimits(step_max_items=STEP_ITEMS, step_lexer_fuel=STEP_FUEL, initial_lexer_fuel=fuel)
+    if not _of_json(params):
+        return Constraint(Follower(matcher, vocabulary), ends)
+    return Constraint(Follower(matcher, vocabulary, Outline(text, vocabulary)), ends, numbers_of(tokenizer))
 
 
 def _of_json(params: StructuredOutputsParams) -> bool:
@@ -237,36 +189,36 @@ class Constraint(LogitRule):
     Rows may be wider than the vocabulary: padded ids are forbidden.
 
     Args:
-        matcher: llguidance's, at the start of the output.
+        state: at the start of the output.
         ends: end tokens.
-        numbers: cuts numbers off; None lets them be as long as the matcher does.
+        numbers: cuts numbers off; None lets them be as long as the grammar does.
     """
 
     name = "structured_outputs"
     needs_paths = True
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int], numbers: Numbers | None = None) -> None:
-        self._matcher, self._ends, self._numbers = matcher, frozenset(ends), numbers
-        self._beyond = 0  # committed tokens that the matcher did not take: end tokens behind a complete output
+    def __init__(self, state: Follower, ends: Sequence[int], numbers: Numbers | None = None) -> None:
+        self._state, self._ends, self._numbers = state, frozenset(ends), numbers
+        self._beyond = 0  # committed tokens that the state did not take: end tokens behind a complete output
         self._sizes = [0]  # characters of the number at the end, at the start and behind each committed token
 
     def apply(self, rows_rv: torch.Tensor, paths: Paths, generated: Sequence[int]) -> None:
         for row, path in enumerate(paths):
-            matcher = self._along(path) if path else self._matcher
-            if matcher is None:
+            state = self._along(path) if path else self._state
+            if state is None:
                 continue  # a path that the verifier never accepts
-            allowed = self._mask(matcher, self._size(path), rows_rv.shape[1])
-            if matcher.is_error():
-                raise RuntimeError(shortened(matcher.get_error().split("\n<state>")[0], LONGEST))
+            allowed = self._mask(state, self._size(path), rows_rv.shape[1])
+            if state.error:
+                raise RuntimeError(shortened(state.error.split("\n<state>")[0], LONGEST))
             rows_rv[row].masked_fill_(torch.from_numpy(~allowed).to(rows_rv.device), -math.inf)
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._sizes.append(self._after(self._sizes[-1], token))
-        if self._beyond or (self._matcher.is_stopped() and not self._matcher.is_error()):
+        if self._beyond or self._state.ended:
             self._beyond += len(tokens)
             return
-        self._beyond = len(tokens) - self._matcher.try_consume_tokens(list(tokens))
+        self._beyond = len(tokens) - self._state.take(tokens)
 
     def rewind(self, tokens: Sequence[int]) -> None:
         del self._sizes[len(self._sizes) - len(tokens) :]
@@ -274,28 +226,28 @@ class Constraint(LogitRule):
         back = len(tokens) - (self._beyond - left)
         self._beyond = left
         if back:
-            self._matcher.rollback(back)
+            self._state.rollback(back)
 
     def fork(self) -> Self:
-        twin = type(self)(self._matcher.deep_copy(), tuple(self._ends), self._numbers)
+        twin = type(self)(self._state.copy(), tuple(self._ends), self._numbers)
         twin._beyond, twin._sizes = self._beyond, list(self._sizes)
         return twin
 
     def allowed(self, path: Sequence[int]) -> int:
-        taken = self._take(self._matcher.deep_copy(), path)
+        taken = self._take(self._state.copy(), path)
         return taken + 1 if taken < len(path) and path[taken] in self._ends and self._complete(path[:taken]) else taken
 
     def forced(self, most: int) -> list[tuple[int, float]]:
-        found, matcher, size = list[tuple[int, float]](), self._matcher.deep_copy(), self._sizes[-1]
+        found, state, size = list[tuple[int, float]](), self._state.copy(), self._sizes[-1]
         while len(found) < most:
-            only = np.flatnonzero(self._mask(matcher, size))[:2]
-            likely = [] if len(only) == 1 else matcher.compute_ff_tokens()
-            if matcher.is_error() or not (len(only) == 1 or likely):
+            only = np.flatnonzero(self._mask(state, size))[:2]
+            likely = [] if len(only) == 1 else state.likely()
+            if state.error or not (len(only) == 1 or likely):
                 break
             token, chance = (int(only[0]), 1.0) if len(only) == 1 else (likely[0], LIKELY)
             found.append((token, chance))
             size = self._after(size, token)
-            if not matcher.try_consume_tokens([token]):
+            if not state.take([token]):
                 break  # the end
         return found
 
@@ -309,33 +261,30 @@ class Constraint(LogitRule):
             size = self._after(size, token)
         return size
 
-    def _mask(self, matcher: llguidance.LLMatcher, size: int, width: int | None = None) -> Mask:
+    def _mask(self, state: Follower, size: int, width: int | None = None) -> Mask:
         """(width or as many as the vocabulary has,) what may come next; nothing after an error."""
-        found = np.zeros(0, np.bool_)
-        if not matcher.is_error():
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            found = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        found = state.mask()
         if width is not None:
             found = found[:width] if len(found) >= width else np.pad(found, (0, width - len(found)))
         return found if self._numbers is None else self._numbers.cut(found, size)
 
-    def _take(self, matcher: llguidance.LLMatcher, path: Sequence[int]) -> int:
-        """Let a matcher take what is allowed of a path: how many tokens that is."""
+    def _take(self, state: Follower, path: Sequence[int]) -> int:
+        """Let a state take what is allowed of a path: how many tokens that is."""
         size, begin = self._sizes[-1], 0
         for at, token in enumerate(path if self._numbers is not None else ()):
             if self._numbers is not None and self._numbers.too_long(size, token):
-                taken = matcher.try_consume_tokens(list(path[begin:at]))
-                if taken < at - begin or not self._mask(matcher, size)[token]:
+                taken = state.take(path[begin:at])
+                if taken < at - begin or not self._mask(state, size)[token]:
                     return begin + taken
                 begin = at
             size = self._after(size, token)
-        return begin + matcher.try_consume_tokens(list(path[begin:]))
+        return begin + state.take(path[begin:])
 
-    def _along(self, path: Sequence[int]) -> llguidance.LLMatcher | None:
+    def _along(self, path: Sequence[int]) -> Follower | None:
         """The state behind a path; None where the constraint forbids it."""
-        matcher = self._matcher.deep_copy()
-        return matcher if self._take(matcher, path) == len(path) else None
+        state = self._state.copy()
+        return state if self._take(state, path) == len(path) else None
 
     def _complete(self, path: Sequence[int]) -> bool:
-        matcher = self._along(path)
-        return matcher is not None and matcher.is_accepting()
+        state = self._along(path)
+        return state is not None and state.complete

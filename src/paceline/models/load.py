@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
 from paceline.models.cpu.eligibility import fits
+from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cpu.padding import padded, padded_spec
 from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.loading.checkpoint import Checkpoint
@@ -24,6 +26,7 @@ from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_rows import BlockRows, block_rows
 from paceline.models.loading.hub import read_config, resolve
 from paceline.models.loading.lora import AdaptedCheckpoint
+from paceline.models.loading.packed_files import PackedFile, file_keys, layout
 from paceline.models.loading.quantization import BLOCKS, MATRICES, NATIVE_ONLY, Form, Forms, quantized
 from paceline.models.loading.weights import Replacement, load_weights, sources, untie_if_different
 from paceline.models.memory import check_files, fit_context
@@ -197,15 +200,18 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
     wide = padded_spec(spec)
-    kinds = form.values() if isinstance(form, Mapping) else [form]
-    if wide is not spec and not all(fits(wide, chosen, device, quantization=kind) for kind in set(kinds)):
+    kinds: set[Form | None] = set(form.values()) if isinstance(form, Mapping) else {form}
+    if wide is not spec and not all(fits(wide, chosen, device, quantization=kind) for kind in kinds):
         wide = spec
     counted = wide if rows is None else replace(wide, tied=False)
     context = fit_context(counted, name=name, dtype=chosen, device=device, max_context=max_context, quantization=form)
     kept = blocks or {}
+    what = [repr(form), size, None if rows is None else hashlib.sha256(rows.kept.tobytes()).hexdigest()]
+    packed = _packed(checkpoint, wide, wanted, chosen, kinds={BLOCKS} if kept else kinds, more=what)
     weights = load_weights(
-        checkpoint, spec, device=device, dtype=chosen, instead=_instead(spec, wide, None if kept else form, rows, size),
-        elsewhere=kept.keys(),
+        checkpoint, spec, device=device, dtype=chosen,
+        instead=_instead(spec, wide, None if kept else form, rows, size, shape_only=packed.found),
+        elsewhere=kept.keys(), shape_only=MATRICES if packed.found else None,
     )  # fmt: skip
     wide = wide if size == spec.vocab_size else replace(wide, vocab_size=size, stored_rows=spec.vocab_size)
     spec = wide if rows is None else rows.spec(wide)
@@ -219,7 +225,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
         made = _runner_of(spec)(
             spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict,
-            blocks=blocks,
+            blocks=blocks, packed=packed,
         )  # fmt: skip
         runner = cast(Runner, made)
     return runner if rows is None else MappedRunner.of_head(runner, rows)
@@ -272,20 +278,51 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told
     return forms
 
 
-def _instead(spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRows | None, size: int) -> Replacement:
+def _packed(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    wanted: _LoadRequest,
+    dtype: torch.dtype,
+    *,
+    kinds: Collection[Form | None],
+    more: Sequence[object],
+) -> PackedWeights:
+    """The packed matrices of an earlier process, or what keeps those of this one, where compiled passes may serve.
+
+    Args:
+        kinds: forms of the matrices. more: what they depend on beside files, shape and dtype.
+    """
+    if wanted.group_size is not None or not all(fits(spec, dtype, wanted.device, quantization=one) for one in kinds):
+        return PackedWeights()
+    from paceline.models.cpu.processor import features, name
+
+    processor = [name(), *sorted(feature for feature, there in features().items() if there)]
+    key = {
+        "files": file_keys(checkpoint, wanted.lora), "spec": repr(spec), "dtype": str(dtype),
+        "kinds": sorted(map(str, kinds)), "more": list(more), "layout": layout(), "processor": processor,
+    }  # fmt: skip
+    return PackedWeights(PackedFile(wanted.name, key))
+
+
+def _instead(
+    spec: ModelSpec, wide: ModelSpec, form: Forms | None, rows: HeadRows | None, size: int, *, shape_only: bool
+) -> Replacement:
     """What takes the place of each canonical weight: the tensors of a smaller head, padded to `wide`, all rounded.
 
     Args:
-        size: rows of embedding and head that are tokens.
+        size: rows of embedding and head that are tokens. shape_only: of matrices.
     """
     smaller = spec if rows is None else rows.spec(spec)
 
     def instead(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         weight = weight[:size] if name in {"embed.weight", "head.weight"} else weight
         parts: Iterable[tuple[str, torch.Tensor]] = [(name, weight)]
-        for own, part in parts if rows is None else rows.weights(name, weight, spec):
+        for own, whole in parts if rows is None else rows.weights(name, weight, spec):
+            part = whole.to("meta") if shape_only and MATRICES.match(own) else whole
             fitting = part if wide is spec else padded(own, part, spec)
-            yield from [(own, fitting)] if form is None else quantized(own, fitting, smaller, form)
+            yield from (
+                [(own, fitting)] if form is None else quantized(own, fitting, smaller, form, shape_only=shape_only)
+            )
 
     return instead
 

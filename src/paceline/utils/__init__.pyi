@@ -1,9 +1,15 @@
 from .asgi import alive as alive
 from .cache_folder import user_cache as user_cache
 from .compiling import compiled as compiled
+from .compiling import kernel_files as kernel_files
 from .compiling import optimised_once as optimised_once
 from .compiling import part_of_compiled as part_of_compiled
+from .kept_files import LIMIT as LIMIT
+from .kept_files import limit as limit
+from .kept_files import make_room as make_room
+from .kept_files import touch as touch
 from .progress import Advance as Advance
+from .progress import parts_of as parts_of
 from .progress import request_bar as request_bar
 from .progress import shown_by as shown_by
 from .progress import waiting as waiting

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from numba import njit
+from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.extending import register_jitable
@@ -48,6 +51,23 @@ def part_of_compiled(function: F) -> F:
     """
     made: F = register_jitable(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
     return made
+
+
+def kernel_files(package: Path) -> list[Path]:
+    """What numba keeps on disk of the functions in a package's folders."""
+    found: list[Path] = []
+    for source in {source.parent: source for source in sorted(package.rglob("*.py"))}.values():
+        code = _nothing.__code__.replace(co_filename=str(source))
+        try:
+            kept = Path(FunctionCache(FunctionType(code, {}, "nothing")).cache_path)  # type: ignore[no-untyped-call]
+        except RuntimeError:  # no folder to keep it in
+            continue
+        found += [path for path in sorted(kept.iterdir()) if path.suffix in {".nbi", ".nbc"}]
+    return found
+
+
+def _nothing() -> None:
+    """A function, for what numba says of one in a file."""
 
 
 class Linked(JITCodeLibrary):

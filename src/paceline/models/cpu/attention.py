@@ -4,8 +4,8 @@ Up to eight queries that share a list go through the keys together; what else a 
 tree) follows as a list of its own. Where that goes on from the shared one in one piece, as in chains and prompts, its
 keys are shared as well. Keys and values are fetched ahead, those of the next sequence too. Threads divide the kv heads.
 
-Where the matrix unit multiplies bfloat16, a layer without a window attends in it (models.cpu.attention_strips), in
-every pass and for every row.
+Where the matrix unit multiplies bfloat16, or registers are few, a layer without a window attends by strips of keys and
+values (models.cpu.attention_strips), in every pass and for every row.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import (
     BLOCK,
+    ITEM,
+    MATRIX_UNIT,
     QUERIES,
     half_softmax,
     pack_keys,
@@ -258,7 +260,7 @@ def _fetch_first(frame: int, layer: int, kv_head: int, row: int) -> None:
 @part_of_compiled
 def _shares(frame: int, layer: int, scores: int, count: int, head: int, in_strips: bool) -> np.float32:
     """Replace a query's scores by shares that are not yet divided by their sum, which counts its head's sink; returns
-    it. With `in_strips` they are bfloat16.
+    it. With `in_strips` they are bfloat16 in the matrix unit.
     """
     sinks = read(layer + at.SINKS)
     if sinks != 0:  # one more score, which has no value
@@ -266,6 +268,8 @@ def _shares(frame: int, layer: int, scores: int, count: int, head: int, in_strip
         count += 1
     scale = cap_scores(scores, count, read_float(frame + at.ATTENTION_SCALE), read_float(frame + at.ATTENTION_CAP))
     if not in_strips:
+        return softmax(scores, count, scale)
+    if not MATRIX_UNIT:
         return softmax(scores, count, scale)
     for i in range(count, count + STRIP, LANES):
         store(scores + 4 * i, broadcast(LOWEST))
@@ -345,7 +349,7 @@ def _pack_run(frame: int, layer: int, me: int, kv_head: int, row: int, run: int)
 def _strip_block(
     frame: int, layer: int, me: int, kv_head: int, row: int, first: int, queries: int, ready: bool
 ) -> None:
-    """`_block` by the matrix unit. `ready`: after `_pack_run`."""
+    """`_block` by strips of keys and values. `ready`: after `_pack_run`."""
     groups, seen = read(frame + at.HEADS) // read(frame + at.KV_HEADS), read(layer + at.SEEN)
     _, most = common_own_slots(seen, row + first // groups, row + (first + queries + groups - 1) // groups)
     _score_in_strips(frame, layer, me, kv_head, row, first, queries, most, ready)
@@ -359,7 +363,7 @@ def _room(frame: int, me: int) -> tuple[int, int, int, int, int]:
     """A thread's memory for a block: scores, queries, sums, sums of shares, and the slots of a mixed block."""
     scores = read(frame + at.SCORES) + me * read(frame + at.SCORES_SIZE)
     query = read(frame + at.QUERY) + me * read(frame + at.QUERY_SIZE)
-    sums = query + QUERIES * 2 * read(frame + at.HEAD_DIM)
+    sums = query + QUERIES * ITEM * read(frame + at.HEAD_DIM)
     return scores, query, sums, sums + QUERIES * 4 * STRIP, sums + QUERIES * (4 * STRIP + 64)
 
 
@@ -377,7 +381,7 @@ def _score_in_strips(
     scores, query, _, _, mixed = _room(frame, me)
     for q in range(queries):
         own, head = row + (first + q) // groups, (first + q) % groups * kv_heads + kv_head
-        _prepare(frame, layer, own, head, read(layer + at.Q_NORM), query + q * 2 * size, True)
+        _prepare(frame, layer, own, head, read(layer + at.Q_NORM), query + q * ITEM * size, MATRIX_UNIT)
     keys, (shared, count) = read(layer + at.CACHE) + kv_head * size * 2, shared_slots(seen, row)
     packed, _ = _packed(frame, me)
     strip_scores(keys, shared, slot_pitch, count + most, size, queries, query, scores, pitch, packed, ready)
@@ -386,7 +390,7 @@ def _score_in_strips(
         slots, more = own_slots(seen, row + (first + q) // groups)
         together, own = min(groups - (first + q) % groups, queries - q, TILE_ROWS), scores + q * pitch + 4 * count
         strip_scores(
-            keys, slots, slot_pitch, more, size, together, query + q * 2 * size, own, pitch, mixed + 8 * BLOCK, False
+            keys, slots, slot_pitch, more, size, together, query + q * ITEM * size, own, pitch, mixed + 8 * BLOCK, False
         )
         q += together
 
@@ -407,7 +411,10 @@ def _shares_of_block(
         _, more = own_slots(seen, row + (first + q) // groups)
         store(wholes + 64 * q, broadcast(_shares(frame, layer, shares, count + more, head, True)))
         for i in range(count + more, count + max(most, more) + BLOCK, LANES):
-            store_half(shares + 2 * i, broadcast(np.float32(0.0)))
+            if MATRIX_UNIT:
+                store_half(shares + 2 * i, broadcast(np.float32(0.0)))
+            else:
+                store(shares + 4 * i, broadcast(np.float32(0.0)))
 
 
 @part_of_compiled

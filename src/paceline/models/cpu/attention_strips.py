@@ -1,9 +1,10 @@
-"""Attention by the matrix unit: keys and values of bfloat16 as strips, as models.cpu.tiles has those of weights.
+"""Attention by products of strips: keys and values of bfloat16 as models.cpu.tiles has weights.
 
 64 keys are the outputs of a strip whose inputs are a head's dimensions; 64 dimensions of the values are the outputs of
-one whose inputs are keys. A chunk of keys is packed for all queries of a block. Queries, and the shares that weigh the
-values, are bfloat16; sums are float32. A sum over keys runs through blocks of 32 of a row's list, and a key behind the
-row's last has a share of 0: so a result depends on the sequence of visible keys alone, here too.
+one whose inputs are keys. A chunk of keys is packed for all queries of a block. For the matrix unit queries, and the
+shares that weigh the values, are bfloat16, else float32; sums are float32. A sum over keys runs through blocks of a
+row's list, and a key behind the row's last has a share of 0: so a result depends on the sequence of visible keys alone,
+here too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from paceline.models.cpu.matrix_unit import TILE_ROWS, configure, multiply_strips
-from paceline.models.cpu.tiles import STEP, STRIP, prefetch
+from paceline.models.cpu.matrix_unit import TILE_ROWS, TILE_STEPS, configure, has_matrix_unit, multiply_strips
+from paceline.models.cpu.tiles import COLUMNS, GROUP, HALF, MAX_ROWS, NARROW, STEP, STRIP, accumulate, prefetch
 from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
@@ -27,6 +29,7 @@ from paceline.models.cpu.vectors import (
     Int,
     Nothing,
     Value,
+    broadcast,
     counted,
     floats,
     fold,
@@ -39,12 +42,18 @@ from paceline.models.cpu.vectors import (
     read,
     shuffle,
     splat,
+    store,
     store_at,
     write,
 )  # fmt: skip
 from paceline.utils import part_of_compiled
 
-BLOCK = 2 * LANES
+MATRIX_UNIT = has_matrix_unit()
+IN_STRIPS = MATRIX_UNIT or NARROW
+"""Whether this is how the processor attends fastest."""
+ITEM = 2 if MATRIX_UNIT else 4
+"""Bytes of a number of a query, and of a share."""
+BLOCK = 2 * LANES if MATRIX_UNIT else 2 * GROUP
 """Keys whose weighted values are summed in one go."""
 CHUNK = 512
 """Keys that are packed at a time where few queries see them; a multiple of 64."""
@@ -118,12 +127,11 @@ def pack_values(
 ) -> Any:
     """Pack 32 (`lines` is 1) or 64 dimensions (2) of the values in `count` slots as a strip.
 
-    The last value fills up a block of 32. `base`: address of the first dimension in slot 0.
+    The last value fills up a block. `base`: address of the first dimension in slot 0.
     """
     ahead = builder.mul(slot_pitch, ir.Constant(I64, FETCHED))
-    eights = builder.mul(
-        builder.udiv(builder.add(count, ir.Constant(I64, BLOCK - 1)), ir.Constant(I64, BLOCK)), ir.Constant(I64, 4)
-    )
+    blocks = builder.udiv(builder.add(count, ir.Constant(I64, BLOCK - 1)), ir.Constant(I64, BLOCK))
+    eights = builder.mul(blocks, ir.Constant(I64, BLOCK // 8))
     masks = [[lane // 2 + 16 * half + 32 * (lane % 2) for lane in range(32)] for half in (0, 1)]
     with counted(builder, eights) as index:
         first = builder.mul(index, ir.Constant(I64, 8))
@@ -206,27 +214,51 @@ def _tile_rows(queries: int) -> int:
 
 
 @part_of_compiled
+def _multiply(
+    strips: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, sums_pitch: int, fresh: bool
+) -> None:
+    """Products of rows with strips, to sums of 64 for each strip; `fresh`: whether the matrix unit starts them at 0."""
+    if MATRIX_UNIT:
+        each = _tile_rows(rows)
+        configure(each)
+        for row in range(0, rows, each):
+            multiply_strips(
+                1 if fresh else 0, strips, weights, steps // TILE_STEPS, x + row * pitch, pitch,
+                sums + row * sums_pitch, sums_pitch,
+            )  # fmt: skip
+        return
+    passes, parts = (rows + MAX_ROWS - 1) // MAX_ROWS, COLUMNS if NARROW and rows > 1 else 1
+    for strip in range(strips):
+        own, done = weights + strip * steps * STEP, 0
+        for turn in range(passes):
+            take, row = (rows - done + passes - turn - 1) // (passes - turn), x + done * pitch
+            for part in range(0, 64 * parts, 64):
+                target = sums + strip * 4 * STRIP + done * sums_pitch + part
+                accumulate(HALF, take, 0, own + part, steps // GROUP, row, pitch, target, sums_pitch, own)
+            done += take
+
+
+@part_of_compiled
 def strip_scores(
     keys: int, slots: int, slot_pitch: int, count: int, size: int,
     queries: int, query: int, scores: int, pitch: int, packed: int, ready: bool,
 ) -> None:  # fmt: skip
-    """Scores (queries, count) float32 of queries (queries, size) bfloat16 with the keys in `count` slots.
+    """Scores (queries, count) float32 of queries (queries, size) with the keys in `count` slots.
 
     `ready`: whether all of these are packed already, else they are chunk by chunk. Up to 15 rows more are written.
     """
-    rows = _tile_rows(queries)
-    configure(rows)
     for first in range(0, count, CHUNK):
         here, place = min(CHUNK, count - first), packed
         if ready:
             place += first * 2 * size
         else:
             pack_keys(keys, slots + 8 * first, slot_pitch, here, size // 32, packed)
-        for q in range(0, queries, rows):
-            own = scores + q * pitch + 4 * first
-            multiply_strips(
-                1, (here + STRIP - 1) // STRIP, place, size // 32, query + q * 2 * size, 2 * size, own, pitch
-            )
+        strips = (here + STRIP - 1) // STRIP
+        for strip in range(0 if MATRIX_UNIT else strips):
+            for q in range(queries):
+                for i in range(0, 4 * STRIP, 64):
+                    store(scores + q * pitch + 4 * (first + strip * STRIP) + i, broadcast(np.float32(0.0)))
+        _multiply(strips, place, size // 2, query, ITEM * size, queries, scores + 4 * first, pitch, True)
 
 
 @part_of_compiled
@@ -234,20 +266,17 @@ def strip_weigh(
     values: int, slots: int, slot_pitch: int, count: int, lines: int,
     queries: int, shares: int, pitch: int, sums: int, packed: int, ready: bool,
 ) -> None:  # fmt: skip
-    """Add shares (queries, count) bfloat16, 0 up to a whole block, times values in `count` slots to sums (queries, 64)
+    """Add shares (queries, count), 0 up to a whole block, times values in `count` slots to sums (queries, 64)
     float32; see `strip_scores`.
     """
-    rows = _tile_rows(queries)
-    configure(rows)
     for first in range(0, count, CHUNK):
         here, place = min(CHUNK, count - first), packed
         if ready:
             place += first * 2 * STRIP
         else:
             pack_values(values, slots + 8 * first, slot_pitch, here, lines, packed)
-        for q in range(0, queries, rows):
-            own, blocks = shares + q * pitch + 2 * first, (here + BLOCK - 1) // BLOCK
-            multiply_strips(0, 1, place, blocks, own, pitch, sums + q * 4 * STRIP, 4 * STRIP)
+        steps = (here + BLOCK - 1) // BLOCK * (BLOCK // 2)
+        _multiply(1, place, steps, shares + ITEM * first, pitch, queries, sums, 4 * STRIP, False)
 
 
 @part_of_compiled
@@ -265,7 +294,7 @@ def strip_weigh_own(
         write(mixed + 8 * i, read(shared + 8 * (count - begun + i)))
     for i in range(taken):
         write(mixed + 8 * (begun + i), read(own + 8 * i))
-    start, rest = shares + 2 * (count - begun), more - taken
+    start, rest = shares + ITEM * (count - begun), more - taken
     strip_weigh(values, mixed, slot_pitch, begun + taken, lines, queries, start, pitch, sums, packed, False)
-    start += 2 * BLOCK
+    start += ITEM * BLOCK
     strip_weigh(values, own + 8 * taken, slot_pitch, rest, lines, queries, start, pitch, sums, packed, False)

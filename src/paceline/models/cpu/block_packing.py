@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.models.cpu.block_products import HEADER_BYTES, SUBS, sub_bytes
@@ -166,27 +167,52 @@ def pack_rows(rows: BlockRows, pages: Pages, *, paired: bool = False) -> tuple[t
     Raises:
         ValueError: a strip of rows of several types.
     """
-    rows = in_strips(rows, paired=paired)
+    ordered = in_strips(rows, paired=paired)
+    whole = pack_strips(ordered, pages)
+    table = strip_table(ordered, whole)
+    return table, [table, whole]
+
+
+def strip_table(rows: BlockRows, whole: torch.Tensor) -> torch.Tensor:
+    """(strips, 2) int64, the address and the kind of each strip of a packed matrix, `whole`."""
+    kinds = kinds_of_strips(rows)
+    table = torch.zeros(len(kinds), 2, dtype=torch.int64)
+    table[:, 0] = torch.from_numpy(_starts(kinds, rows.inputs)[:-1] + whole.data_ptr())
+    table[:, 1] = torch.tensor(kinds)
+    return table
+
+
+def _starts(kinds: Sequence[int], inputs: int) -> npt.NDArray[np.int64]:
+    """Bytes before each strip, and of all."""
+    sizes = np.array([one.strip_bytes(inputs) for one in KINDS.values()])
+    return np.concatenate(([0], np.cumsum(sizes[list(kinds)])))
+
+
+def pack_strips(rows: BlockRows, pages: Pages) -> torch.Tensor:
+    """(bytes,) uint8 of all strips of rows that are in their order; the pages of their files are given back.
+
+    Raises:
+        ValueError: a strip of rows of several types.
+    """
     groups, kinds = rows.inputs // GROUP, kinds_of_strips(rows)
     begins = np.array([source.ctypes.data for source in rows.sources])
     addresses = np.where(rows.places[:, 0] < 0, 0, begins[rows.places[:, 0]] + rows.places[:, 1])
-    table = torch.zeros(len(kinds), 2, dtype=torch.int64)
-    sizes = [list(KINDS.values())[kind].strip_bytes(rows.inputs) for kind in kinds]
-    whole = pages.take(sum(sizes))
-    starts = np.cumsum([0, *sizes[:-1]]) + whole.data_ptr()
+    starts = _starts(kinds, rows.inputs)
+    whole = pages.take(int(starts[-1]))
     entry = packer()
 
     def pack(strips: Sequence[int]) -> None:
         spare = np.zeros(GROUP, np.uint8)
         for strip in strips:
             own = np.ascontiguousarray(addresses[strip * STRIP : (strip + 1) * STRIP])
-            entry.ctypes(kinds[strip], own.ctypes.data, groups, int(starts[strip]), spare.ctypes.data)
+            at = whole.data_ptr() + int(starts[strip])
+            entry.ctypes(kinds[strip], own.ctypes.data, groups, at, spare.ctypes.data)
 
     workers = min(torch.get_num_threads(), len(kinds))
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(pack, [range(first, len(kinds), workers) for first in range(workers)]))
-    table[:, 0], table[:, 1] = torch.from_numpy(starts), torch.tensor(kinds)
-    return table, [table, whole]
+    rows.rest()
+    return whole
 
 
 def can_pack(blocks: Blocks, *, gated: bool) -> bool:
@@ -217,10 +243,10 @@ def kinds_of_strips(rows: BlockRows) -> list[int]:
     Raises:
         ValueError: a strip of rows of several types.
     """
-    found = []
-    for strip in rows.places.reshape(-1, STRIP, 3):
-        own = set(strip[strip[:, 0] >= 0, 2].tolist())
-        if len(own) > 1:
-            raise ValueError("a strip of several types")
-        found.append(own.pop() if own else 0)
+    strips = rows.places.reshape(-1, STRIP, 3)
+    there, own = strips[:, :, 0] >= 0, strips[:, :, 2]
+    highest = np.where(there, own, 0).max(1)
+    if (np.where(there, own, highest[:, None]) != highest[:, None]).any():
+        raise ValueError("a strip of several types")
+    found: list[int] = highest.tolist()
     return found

@@ -12,11 +12,13 @@ width of vectors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
+from numba.core import cgutils
 
 from paceline.models.cpu.blocks import GROUP, KINDS, LANES, BlockKind, Scales
 from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
@@ -68,8 +70,17 @@ SIGNED: Final = PAIRED and not ONE_STEP
 MAX_ROWS: Final = 8 if LANES == 16 else 4
 """Rows of activations whose sums stay in registers."""
 
-CHUNK: Final = 12 * 1024
-"""Bytes of a sub-strip that all rows take before the next."""
+VECTOR: Final = 4 * LANES
+"""Bytes of four inputs of all outputs of a sub-strip."""
+
+READY: Final = (GROUP // 4 + 4) * VECTOR
+"""Bytes of a group that many rows take, see `_Ready`."""
+
+AT_ONCE: Final = 32
+"""Groups that are ready at a time: with some rows of activations they fit into the first-level cache."""
+
+FETCHED: Final = 128
+"""Bytes that each such group and pass of rows fetches of the groups behind."""
 
 TOP, PER_GROUP = 127, 12
 """Largest activation; bytes of a group of activations behind the numbers of a row: float32 scale, float32 sum of what
@@ -184,21 +195,23 @@ class _Groups:
             return _GroupScales(builder.fmul(_halves(builder, above), small[0]), builder.fneg(offset))
         if kind.scales is Scales.OFFSETS:
             return _GroupScales(_halves(builder, at), _halves(builder, at, 2 * LANES))
-        zero = None if kind.bits == 8 and SIGNED else _all(kind.zero * 0x0001_0001)
-        return _GroupScales(_halves(builder, at), zero=zero)
+        factor = _halves(builder, at)
+        if kind.bits < 8:
+            return _GroupScales(factor, builder.fmul(factor, ir.Constant(F32L, [-kind.zero] * LANES)))
+        return _GroupScales(factor, zero=None if SIGNED else _all(kind.zero * 0x0001_0001))
 
-    def numbers(self, at: Value) -> Any:
+    def numbers(self, at: Value) -> Iterator[Value]:
         """Emit the numbers of each four inputs of all outputs, step by step."""
         builder, kind = self.builder, self.kind
-        size, low, vector = 4 * LANES, _all(0x0F0F0F0F), None
-        above = [load_at(builder, at, I32L, 4 * size + i * size) for i in range(kind.bits - 4 if kind.bits < 8 else 0)]
+        at, low, vector = builder.add(at, ir.Constant(I64, kind.scale_bytes)), _all(0x0F0F0F0F), None
+        above = [load_at(builder, at, I32L, (4 + i) * VECTOR) for i in range(kind.bits - 4 if kind.bits < 8 else 0)]
         for step in range(GROUP // 4):
             if kind.bits == 8:
-                whole = load_at(builder, at, I32L, step * size)
+                whole = load_at(builder, at, I32L, step * VECTOR)
                 yield whole if SIGNED else builder.xor(whole, _all(-0x7F7F7F80))
                 continue
             if step % 2 == 0:
-                vector = load_at(builder, at, I32L, step // 2 * size)
+                vector = load_at(builder, at, I32L, step // 2 * VECTOR)
                 number = builder.and_(vector, low)
             else:
                 number = builder.and_(builder.lshr(vector, _all(4)), low)
@@ -222,14 +235,50 @@ class _Groups:
         return after
 
 
-class _BlockLoop(_Groups):
-    """The loop over groups of one sub-strip, for a kind and a number of rows."""
+class _Ready(_Groups):
+    """Reads groups whose numbers are a byte each already, and whose scales are float32.
 
-    def __init__(self, builder: Builder, kind: BlockKind, rows: int, *, alone: bool) -> None:
-        super().__init__(builder, kind)
-        self.rows, self.alone = rows, alone
+    A group's vectors: the numbers of each four inputs, the factor, and what else its scales have.
+    """
 
-    def emit(self, weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value) -> None:
+    def write(self, target: Value, given: _GroupScales, numbers: Iterable[Value]) -> None:
+        """Emit the stores of a group."""
+        rest = [one for one in (given.offset, *(given.halves or ()), given.zero) if one is not None]
+        for place, vector in enumerate([*numbers, given.factor, *rest]):
+            store_at(self.builder, target, vector, place * VECTOR)
+
+    def places(self, weights: Value, index: Value) -> tuple[Value, Value]:
+        at = self.builder.add(weights, self.builder.mul(index, ir.Constant(I64, READY)))
+        return self.builder.add(at, ir.Constant(I64, GROUP // 4 * VECTOR)), at
+
+    def scales(self, above: Value, at: Value) -> _GroupScales:
+        factor, *whole = [
+            load_at(self.builder, above, kind, i * VECTOR) for i, kind in enumerate((F32L, I32L, I32L, I32L))
+        ]
+        if self.kind.scales is Scales.SIXTEENTHS:
+            return _GroupScales(factor, halves=(whole[0], whole[1]), zero=whole[2])
+        if self.kind.bits < 8:
+            return _GroupScales(factor, self.builder.bitcast(whole[0], F32L))
+        return _GroupScales(factor, zero=None if SIGNED else whole[0])
+
+    def numbers(self, at: Value) -> Iterator[Value]:
+        for step in range(GROUP // 4):
+            yield load_at(self.builder, at, I32L, step * VECTOR)
+
+
+class _BlockLoop:
+    """The loop over groups of one sub-strip, for a number of rows.
+
+    Args:
+        pitch: bytes of memory ahead that each group fetches.
+    """
+
+    def __init__(self, builder: Builder, groups: _Groups, rows: int, pitch: int) -> None:
+        self.builder, self.groups, self.kind, self.rows, self.pitch = builder, groups, groups.kind, rows, pitch
+
+    def emit(
+        self, weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value, ahead: Value
+    ) -> None:
         builder = self.builder
         offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(self.rows)]
         first = [load_at(builder, sums, F32L, 4 * STRIP * row) for row in range(self.rows)]
@@ -241,7 +290,8 @@ class _BlockLoop(_Groups):
         kept = [builder.phi(F32L) for _ in offsets]
         for phi, value in zip(kept, first, strict=True):
             phi.add_incoming(value, before)
-        above, at = self.places(weights, index)
+        above, at = self.groups.places(weights, index)
+        self._prefetch(builder.add(ahead, builder.mul(index, ir.Constant(I64, self.pitch))))
         along = builder.add(x, builder.mul(index, ir.Constant(I64, GROUP)))
         beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
         found = self._group(
@@ -257,12 +307,13 @@ class _BlockLoop(_Groups):
             store_at(builder, sums, value, 4 * STRIP * row)
 
     def _group(self, above: Value, at: Value, rows: list[Value], places: list[Value], sums: list[Value]) -> list[Value]:
-        if self.alone:
-            for line in range(0, self.kind.group_bytes, 64):
-                prefetch(self.builder, at, AHEAD + line, 2)
-        given = self.scales(above, at)
-        whole = self._sums(self.builder.add(at, ir.Constant(I64, self.kind.scale_bytes)), rows, given)
-        return [self.added(given, *parts) for parts in zip(places, sums, whole, strict=True)]
+        given = self.groups.scales(above, at)
+        whole = self._sums(at, rows, given)
+        return [self.groups.added(given, *parts) for parts in zip(places, sums, whole, strict=True)]
+
+    def _prefetch(self, at: Value) -> None:
+        for line in range(0, self.pitch, 64):
+            prefetch(self.builder, at, line, 2)
 
     def _sums(self, at: Value, rows: list[Value], given: _GroupScales) -> list[Value]:
         """Emit int32 sums of products of every row."""
@@ -271,7 +322,7 @@ class _BlockLoop(_Groups):
         builder = self.builder
         found = [_all(0)] * len(rows)
         halves = [_all(0)] * len(rows)
-        for step, number in enumerate(self.numbers(at)):
+        for step, number in enumerate(self.groups.numbers(at)):
             for i, row in enumerate(rows):
                 four = _splat(builder, load_at(builder, row, I32, 4 * step))
                 halves[i] = _four_summed(builder, halves[i], number, four)
@@ -286,7 +337,7 @@ class _BlockLoop(_Groups):
         builder, room = self.builder, {4: 8, 5: 4, 6: 2, 8: 1}[self.kind.bits]
         found: list[Value | None] = [None] * len(rows)
         pairs: list[Value | None] = [None] * len(rows)
-        for step, number in enumerate(self.numbers(at)):
+        for step, number in enumerate(self.groups.numbers(at)):
             unsigned = builder.bitcast(number, BYTES)
             if self.kind.bits == 8:
                 unsigned = call_named(
@@ -311,29 +362,68 @@ def _moved(builder: Builder, lanes: Value, left: int) -> Value:
     return builder.shl(lanes, _all(left)) if left > 0 else builder.lshr(lanes, _all(-left)) if left else lanes
 
 
-@lowered(Nothing, *[Int] * 9, outlined=True)
+@lowered(Nothing, *[Int] * 8, outlined=True)
 def _accumulate_blocks(
-    builder: Builder, kind: Value, rows: Value, alone: Value,
-    weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value,
+    builder: Builder, kind: Value, rows: Value, weights: Value, groups: Value, x: Value, scales: Value, stride: Value,
+    sums: Value,
 ) -> Any:  # fmt: skip
-    """Add a stretch of a sub-strip to sums (rows, 64 float32 apart); see `_BlockLoop`.
-
-    `alone`: 1 where no other rows take the same weights, so that the memory ahead is fetched.
-    """
-    done, nothing = builder.append_basic_block(), builder.append_basic_block()
-    code = builder.add(builder.mul(kind, ir.Constant(I64, 32)), builder.mul(rows, ir.Constant(I64, 2)))
-    switch = builder.switch(builder.add(code, alone), nothing)
+    """Add a sub-strip to sums (rows, 64 float32 apart) of up to MAX_ROWS rows; see `_BlockLoop`."""
+    done = builder.append_basic_block()
+    code = builder.add(builder.mul(kind, ir.Constant(I64, 16)), rows)
+    switch = builder.switch(code, done)
     for one in KINDS.values():
         for count in range(1, MAX_ROWS + 1):
-            for only in (0, 1):
-                block = builder.append_basic_block()
-                switch.add_case(ir.Constant(I64, 32 * one.number + 2 * count + only), block)
-                builder.position_at_end(block)
-                _BlockLoop(builder, one, count, alone=bool(only)).emit(weights, groups, x, scales, stride, sums)
-                builder.branch(done)
-    builder.position_at_end(nothing)
-    builder.branch(done)
+            block = builder.append_basic_block()
+            switch.add_case(ir.Constant(I64, 16 * one.number + count), block)
+            builder.position_at_end(block)
+            loop = _BlockLoop(builder, _Groups(builder, one), count, one.group_bytes)
+            loop.emit(weights, groups, x, scales, stride, sums, builder.add(weights, ir.Constant(I64, AHEAD)))
+            builder.branch(done)
     builder.position_at_end(done)
+
+
+@lowered(Nothing, *[Int] * 4, outlined=True)
+def _make_ready(builder: Builder, kind: Value, weights: Value, groups: Value, target: Value) -> Any:
+    """Groups of a sub-strip as `_Ready` reads them."""
+    done = builder.append_basic_block()
+    switch = builder.switch(kind, done)
+    for one in KINDS.values():
+        block = builder.append_basic_block()
+        switch.add_case(ir.Constant(I64, one.number), block)
+        builder.position_at_end(block)
+        source, ready = _Groups(builder, one), _Ready(builder, one)
+        with counted(builder, groups) as index:
+            above, at = source.places(weights, index)
+            ready.write(ready.places(target, index)[1], source.scales(above, at), source.numbers(at))
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+@lowered(Nothing, *[Int] * 9, outlined=True)
+def _accumulate_ready(
+    builder: Builder, bits: Value, rows: Value, ready: Value, groups: Value, x: Value, scales: Value, stride: Value,
+    sums: Value, ahead: Value,
+) -> Any:  # fmt: skip
+    """Add groups that are ready to sums (rows, 64 float32 apart) of up to MAX_ROWS rows; see `_BlockLoop`."""
+    done = builder.append_basic_block()
+    switch = builder.switch(builder.add(builder.mul(bits, ir.Constant(I64, 16)), rows), done)
+    for one in {kind.bits: kind for kind in KINDS.values()}.values():
+        for count in range(1, MAX_ROWS + 1):
+            block = builder.append_basic_block()
+            switch.add_case(ir.Constant(I64, 16 * one.bits + count), block)
+            builder.position_at_end(block)
+            loop = _BlockLoop(builder, _Ready(builder, one), count, FETCHED)
+            loop.emit(ready, groups, x, scales, stride, sums, ahead)
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
+@lowered(Int)
+def _stack_room(builder: Builder) -> Value:
+    """The address of room for AT_ONCE groups that are ready, while the function runs."""
+    room = cgutils.alloca_once(builder, ir.ArrayType(I8, AT_ONCE * READY))
+    room.align = 64
+    return builder.ptrtoint(room, I64)
 
 
 class _BlockTiles(_Groups):
@@ -358,7 +448,7 @@ class _BlockTiles(_Groups):
                 for line in range(0, self.kind.group_bytes, 64):
                     prefetch(builder, at, AHEAD // 2 + line, 2)
                 given.append(self.scales(above, at))
-                for step, number in enumerate(self.numbers(builder.add(at, ir.Constant(I64, self.kind.scale_bytes)))):
+                for step, number in enumerate(self.numbers(at)):
                     units[step // (steps // 2) if halved else 0].put_one(step, sub, number)
             for unit in units:
                 unit.multiply(builder.add(x, builder.mul(index, ir.Constant(I64, GROUP))))
@@ -398,6 +488,7 @@ def _accumulate_tiles(
 
 GROUP_BYTES = tuple(one.group_bytes for one in KINDS.values())
 HEADER_BYTES = tuple(one.header_bytes for one in KINDS.values())
+BITS = tuple(one.bits for one in KINDS.values())
 
 
 @part_of_compiled
@@ -409,8 +500,7 @@ def sub_bytes(kind: int, groups: int) -> int:
 @part_of_compiled
 def block_sums(kind: int, weights: int, groups: int, x: int, pitch: int, rows: int, sums: int) -> None:
     """Products of one strip with all rows: sums (rows, 64) float32."""
-    scales, size, passes = x + groups * GROUP, sub_bytes(kind, groups), (rows + MAX_ROWS - 1) // MAX_ROWS
-    stretch = groups if passes == 1 else max(8, CHUNK // sub_bytes(kind, 8) * 8)
+    scales, size = x + groups * GROUP, sub_bytes(kind, groups)
     for i in range(4 * rows):
         store(sums + 64 * i, broadcast(np.float32(0.0)))
     if MATRIX_UNIT and rows > MAX_ROWS:
@@ -421,18 +511,32 @@ def block_sums(kind: int, weights: int, groups: int, x: int, pitch: int, rows: i
             )
         return
     for sub in range(SUBS):
-        own, target, at = weights + sub * size, sums + 4 * LANES * sub, 0
-        while at < groups:
-            count, done = min(stretch, groups - at), 0
-            for turn in range(passes):
-                take = (rows - done + passes - turn - 1) // (passes - turn)
-                row = done * pitch
-                _accumulate_blocks(
-                    kind, take, 1 if passes == 1 else 0, own + sub_bytes(kind, at), count,
-                    x + row + at * GROUP, scales + row + at * PER_GROUP, pitch, target + done * (4 * STRIP),
-                )  # fmt: skip
-                done += take
-            at += count
+        own, target = weights + sub * size, sums + 4 * LANES * sub
+        if rows <= MAX_ROWS:
+            _accumulate_blocks(kind, rows, own, groups, x, scales, pitch, target)
+        else:
+            _accumulate_rows(kind, own, groups, x, scales, pitch, rows, target)
+
+
+@part_of_compiled
+def _accumulate_rows(
+    kind: int, weights: int, groups: int, x: int, scales: int, pitch: int, rows: int, sums: int
+) -> None:
+    """Add a sub-strip to the sums of many rows: its groups are made ready once for all."""
+    ready, passes, stretch = _stack_room(), (rows + MAX_ROWS - 1) // MAX_ROWS, AT_ONCE
+    for at in range(0, groups, stretch):
+        count, done = min(stretch, groups - at), 0
+        own, following = weights + sub_bytes(kind, at), weights + sub_bytes(kind, at + count)
+        _make_ready(kind, own, count, ready)
+        for turn in range(passes):
+            take, row = (rows - done + passes - turn - 1) // (passes - turn), done * pitch
+            fetched = turn * count * FETCHED
+            ahead = following + fetched if fetched < following - own else own
+            _accumulate_ready(
+                BITS[kind], take, ready, count, x + row + at * GROUP, scales + row + at * PER_GROUP, pitch,
+                sums + done * (4 * STRIP), ahead,
+            )  # fmt: skip
+            done += take
 
 
 @lowered(Lanes, Lanes)

@@ -8,7 +8,7 @@ bits depend on the text before it, not on how it was fed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention_strips import CHUNK, QUERIES
+from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
+from paceline.models.cpu.block_packing import packer
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.latent import compiled_latent
 from paceline.models.cpu.matrix_unit import has_matrix_unit
+from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cpu.packing import ROWS, Packing, Table, Weights, Workspace, constants
 from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.threads import TeamSize, find_team
@@ -36,6 +38,7 @@ from paceline.models.decoder.window_slots import Ints
 from paceline.models.loading.gguf_rows import BlockRows, Blocks
 from paceline.models.loading.quantization import is_quantized
 from paceline.models.model_spec import ModelSpec
+from paceline.utils import parts_of
 
 
 def best_kind(dtype: torch.dtype) -> int:
@@ -54,6 +57,7 @@ class CompiledDecoder:
     Args:
         kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
         blocks: matrices that are not among the weights, as they lie in a GGUF file.
+        packed: makes the packed matrices, or has them; None makes them.
 
     Attributes:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
@@ -62,7 +66,14 @@ class CompiledDecoder:
     name, row_invariant = "compiled", True
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, arena: Arena, *, kind: int | None = None, blocks: Blocks | None = None
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        arena: Arena,
+        *,
+        kind: int | None = None,
+        blocks: Blocks | None = None,
+        packed: PackedWeights | None = None,
     ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         self.embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
@@ -75,7 +86,8 @@ class CompiledDecoder:
         )
         if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
-        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {})
+        packed = packed or PackedWeights()
+        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {}, packed)
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
@@ -89,10 +101,14 @@ class CompiledDecoder:
             (5, ROWS), np.int64
         )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
         self._best = np.zeros(ROWS, np.int64)
-        self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
-        halves = self._kind == DOT or (self.dtype is torch.bfloat16 and self._quantized)
-        self._in_strips = halves and has_matrix_unit()
-        self._pack_layers(spec)
+        self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16
+        if blocks and not packed.found:
+            packer()  # which may have to be compiled first
+        with parts_of(spec.num_layers + 1, "packing the weights") as done:
+            self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
+            done(1)
+            self._pack_layers(spec, done)
+        packed.keep()
         weights.pop("embed.weight", None)
         self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
         self._workspace: Workspace | None = None
@@ -106,7 +122,7 @@ class CompiledDecoder:
         if self.team is not None:
             self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
 
-    def _pack_layers(self, spec: ModelSpec) -> None:
+    def _pack_layers(self, spec: ModelSpec, done: Callable[[int], None]) -> None:
         start, size, rows = address(self.seen), self.seen[0].nbytes, address(self._rows)
         for index, layer in enumerate(spec.layers):
             rope = 0 if layer.rope is None else self._ropes[layer.rope].address
@@ -115,6 +131,7 @@ class CompiledDecoder:
             places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
             places[at.IN_STRIPS] = int(in_strips)
             self.layers.put(self._packing.record(index) | places, index)
+            done(1)
         self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
         for key, table in self._ropes.items():
             table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].width or spec.ropes[key].dims})

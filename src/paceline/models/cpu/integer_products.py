@@ -32,6 +32,7 @@ from paceline.models.cpu.tiles import (
     GROUP,
     INPUTS,
     MAX_ROWS,
+    NARROW,
     STEP,
     STRIP,
     dot_bytes,
@@ -336,7 +337,7 @@ def add_group(
         store_at(builder, sums, fused(builder, whole, scale, moved), 64 * column)
 
 
-NIBBLE_ROWS = MAX_ROWS // 2
+NIBBLE_ROWS = 1 if NARROW else MAX_ROWS // 2
 """Rows of high and low bytes that the loop takes at a time."""
 
 

@@ -26,12 +26,14 @@ from paceline.models.cpu.tiles import (
     AHEAD,
     BLOCKS,
     BYTES,
+    COLUMNS,
     DOT,
     FULL,
     GROUP,
     HALF,
     INPUTS,
     MAX_ROWS,
+    NARROW,
     NIBBLES,
     STEP,
     STRIP,
@@ -154,23 +156,25 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
         return
     for i in range(4 * rows):
         store(sums + 64 * i, broadcast(np.float32(0.0)))
-    passes = (rows + MAX_ROWS - 1) // MAX_ROWS
+    passes, parts = (rows + MAX_ROWS - 1) // MAX_ROWS, COLUMNS if NARROW and rows > 1 else 1
     step_bytes = 8 if kind == HALF else 4
     at = 0
     while at < steps:
         count = min(CHUNK, steps - at)
-        done = 0
+        done, own = 0, weights + at * STEP
         for turn in range(passes):
             take = (rows - done + passes - turn - 1) // (passes - turn)
-            ahead = (
-                weights + at * STEP + AHEAD
-                if passes == 1
-                else weights + (at + count) * STEP + (turn & 1) * (count * STEP // 2)
-            )
-            accumulate(
-                kind, take, 1 if passes == 1 else 0, weights + at * STEP, count // GROUP,
-                x + done * pitch + at * step_bytes, pitch, sums + done * (4 * STRIP), ahead,
-            )  # fmt: skip
+            ahead = own + count * STEP + (turn & 1) * (count * STEP // 2)
+            if parts > 1 and turn > 0:
+                ahead = own  # the first pass has fetched all
+            elif parts == 1 and passes == 1:
+                ahead = own + AHEAD
+            row = x + done * pitch + at * step_bytes
+            for part in range(0, 64 * parts, 64):
+                accumulate(
+                    kind, take, 1 if passes == 1 else 0, own + part, count // GROUP, row, pitch,
+                    sums + done * (4 * STRIP) + part, 4 * STRIP, ahead + part,
+                )  # fmt: skip
             done += take
         at += count
 

@@ -60,7 +60,7 @@ FIELD = 8
     LATENT_NORM, QUERY_NORM, QUERY_WEIGHT, QUERY_KIND, TO_LATENT, TO_VALUES,
     SINKS,  # (heads,) float32 over the attention's scale, or 0
     ROUTER, ROUTER_BIAS, EXPERT_RECORDS,  # mixtures, else 0: the router's strips and bias, address of the records
-    IN_STRIPS,  # 1 where the matrix unit attends
+    IN_STRIPS,  # 1 where a layer attends by strips of keys and values
     CACHE,  # address of the layer's slot 0
     SLOT,  # (rows,) slots that keys and values go to
     SEEN,  # address of the layer's kind of window: rows of the four fields below

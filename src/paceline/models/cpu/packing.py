@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from paceline.models.cpu import offsets as at
-from paceline.models.cpu.attention_strips import BLOCK, CHUNK, QUERIES
+from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
-from paceline.models.cpu.block_packing import pack_rows
+from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
 from paceline.models.cpu.experts import routing
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
-from paceline.models.cpu.matrix import OWN_ROWS, Packed, pack
-from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.matrix import OWN_ROWS, pack
+from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
@@ -65,13 +65,21 @@ class Packing:
     Args:
         kind: of the products with matrices that are not quantised.
         blocks: matrices that are packed as they lie in a file, and are not among the weights.
+        packed: makes the matrices, or has them; then those among the weights may be on the meta device.
     """
 
-    def __init__(self, spec: ModelSpec, shape: AttentionShape, weights: Weights, kind: int, blocks: Blocks) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shape: AttentionShape,
+        weights: Weights,
+        kind: int,
+        blocks: Blocks,
+        packed: PackedWeights,
+    ) -> None:
         self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
-        self._blocks = blocks
-        self._pages = Pages()
-        self.kept: list[torch.Tensor | Packed | Table] = []
+        self._blocks, self._packed = blocks, packed
+        self.kept: list[torch.Tensor | Table] = []
 
     def record(self, index: int) -> dict[int, int]:
         """The fields of one layer that hold weights."""
@@ -183,8 +191,10 @@ class Packing:
                 `pack`.
         """
         if (rows := self._blocks.get(f"{name}.weight")) is not None:
-            table, kept = pack_rows(rows if order is None else rows.take(order.numpy()), self._pages, paired=paired)
-            self.kept += kept
+            ordered = in_strips(rows if order is None else rows.take(order.numpy()), paired=paired)
+            strips = self._packed.matrix(lambda pages: pack_strips(ordered, pages))
+            table = strip_table(ordered, strips)
+            self.kept += [table, strips]
             return {kind: BLOCKS, place: table.data_ptr()}
         weight, scale = self._take_matrix(name)
         if order is not None:
@@ -231,9 +241,9 @@ class Packing:
         return self._vector(sinks.float()[heads] / self._spec.scale)
 
     def _matrix(self, weight: torch.Tensor, scale: torch.Tensor | None = None, *, paired: bool = False) -> int:
-        packed = pack(weight, self._pages, paired=paired, scale=scale)
-        self.kept.append(packed)
-        return packed.address
+        strips = self._packed.matrix(lambda pages: pack(weight, pages, paired=paired, scale=scale).strips)
+        self.kept.append(strips)
+        return strips.data_ptr()
 
     def _vector(self, vector: torch.Tensor | None, *, paired: bool = False) -> int:
         """Address of float32 values padded to whole strips, 0 for none."""
@@ -297,7 +307,7 @@ class Workspace:
         sums = ROWS * 4 * STRIP * (1 + quantized)
         query = max(
             MAX_QUERIES * (4 * spec.head_dim + 128 + 64),
-            QUERIES * (2 * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
+            QUERIES * (ITEM * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
         )
         sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
         sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}

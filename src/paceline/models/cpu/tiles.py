@@ -10,6 +10,7 @@ their own (models.cpu.integer_products, models.cpu.block_products).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +20,7 @@ from paceline.models.cpu.vectors import (
     F32V,
     FLOAT,
     I8,
+    I16,
     I32,
     I32V,
     I64,
@@ -40,21 +42,26 @@ DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS = 0, 1, 2, 3, 4, 5
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
-MAX_ROWS = 2 if features().get("avx2") and not features().get("avx512f") else 6
-"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512, the sums of two rows the 16 of AVX2."""
+NARROW = bool(features().get("avx2") and not features().get("avx512f"))
+"""16 registers of 8 numbers: several rows take a quarter of a strip at a time."""
+
+MAX_ROWS = 6
+"""24 sums, 4 weights and an activation fill the 32 registers of AVX-512; 12 sums, 2 weights and an activation the 16 of
+AVX2.
+"""
 
 INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32}
 """Inputs per step."""
 ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1}
 """Bytes of one activation."""
 
-COLUMNS = 4
+COLUMNS, ROWS = 4, range(1, MAX_ROWS + 1)
 
 AHEAD = 2048
 """Bytes that a single pass fetches ahead."""
 
 
-PAIRS = ir.VectorType(Bfloat(), 32)
+PAIRS, PAIRS_OF_16 = ir.VectorType(Bfloat(), 32), ir.VectorType(I16, 32)
 
 
 def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
@@ -66,29 +73,54 @@ def dot_pairs(builder: Builder, sums: Value, a: Value, b: Value) -> Value:
 def dot_bytes(builder: Builder, sums: Value, unsigned: Value, signed: Value, *, native: bool) -> Value:
     """Emit sums + the products of four unsigned and four signed bytes of each lane, all int32.
 
-    `native`: by one instruction.
+    `native`: by one instruction, else by products of 16 bits.
     """
     if native:
         return call_named(builder, "llvm.x86.avx512.vpdpbusd.512", I32V, sums, unsigned, signed)
-    for place in range(4):
-        one = builder.and_(builder.lshr(unsigned, integers(8 * place)), integers(255))
-        other = builder.ashr(builder.shl(signed, integers(24 - 8 * place)), integers(24))
-        sums = builder.add(sums, builder.mul(one, other))
+    one, other = (builder.bitcast(value, PAIRS_OF_16) for value in (unsigned, signed))
+    low = (builder.and_(one, _sixteens(255)), builder.ashr(builder.shl(other, _sixteens(8)), _sixteens(8)))
+    high = (builder.lshr(one, _sixteens(8)), builder.ashr(other, _sixteens(8)))
+    for pair in (low, high):
+        sums = builder.add(sums, _pairs_of_16(builder, *pair))
     return sums
 
 
-class StripLoop:
-    """One variant of the loop: a kind, a number of rows, lines to prefetch a group."""
+def _sixteens(value: int) -> Value:
+    return ir.Constant(PAIRS_OF_16, [value] * 32)
 
-    def __init__(self, builder: Builder, kind: int, rows: int, lines: int) -> None:
-        self.builder, self.kind, self.rows, self.lines = builder, kind, rows, lines
+
+def _pairs_of_16(builder: Builder, a: Value, b: Value) -> Value:
+    """Emit a.even * b.even + a.odd * b.odd of lanes of signed 16-bit pairs, int32."""
+    if not NARROW:
+        whole = builder.mul(*(builder.sext(one, ir.VectorType(I32, 32)) for one in (a, b)))
+        return builder.add(*(_picked(builder, whole, range(first, 32, 2)) for first in (0, 1)))
+    halves = [[_picked(builder, one, range(first, first + 16)) for one in (a, b)] for first in (0, 16)]
+    found = [call_named(builder, "llvm.x86.avx2.pmadd.wd", ir.VectorType(I32, 8), *half) for half in halves]
+    return builder.shuffle_vector(*found, ir.Constant(I32V, list(range(16))))
+
+
+def _picked(builder: Builder, lanes: Value, places: Iterable[int]) -> Value:
+    chosen = list(places)
+    return builder.shuffle_vector(
+        lanes, ir.Constant(lanes.type, ir.Undefined), ir.Constant(ir.VectorType(I32, len(chosen)), chosen)
+    )
+
+
+class StripLoop:
+    """One variant of the loop: a kind, a number of rows, columns of 16 outputs, lines to prefetch a group."""
+
+    def __init__(self, builder: Builder, kind: int, rows: int, columns: int, lines: int) -> None:
+        self.builder, self.kind, self.rows, self.columns, self.lines = builder, kind, rows, columns, lines
         self.pitch = GROUP * INPUTS[kind] * ACTIVATION[kind]
 
-    def emit(self, weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value) -> None:
+    def emit(
+        self, weights: Value, groups: Value, x: Value, stride: Value, sums: Value, sums_pitch: Value, ahead: Value
+    ) -> None:
         builder = self.builder
+        outs = [builder.add(sums, builder.mul(sums_pitch, ir.Constant(I64, row))) for row in range(self.rows)]
         starts = [builder.add(x, builder.mul(stride, ir.Constant(I64, row))) for row in range(self.rows)]
-        cells = [(row, column) for row in range(self.rows) for column in range(COLUMNS)]
-        first = [load_at(builder, sums, F32V, (row * COLUMNS + column) * 64) for row, column in cells]
+        cells = [(row, column) for row in range(self.rows) for column in range(self.columns)]
+        first = [load_at(builder, outs[row], F32V, column * 64) for row, column in cells]
         before = builder.block
         loop, after = builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
@@ -106,21 +138,22 @@ class StripLoop:
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
         builder.position_at_end(after)
         for (row, column), value in zip(cells, found, strict=True):
-            store_at(builder, sums, value, (row * COLUMNS + column) * 64)
+            store_at(builder, outs[row], value, column * 64)
 
     def _group(self, weights: Value, starts: list[Value], index: Value, sums: list[Value], ahead: Value) -> list[Value]:
         builder = self.builder
         at = builder.add(weights, builder.mul(index, ir.Constant(I64, GROUP * STEP)))
         along = builder.mul(index, ir.Constant(I64, self.pitch))
         rows = [builder.add(start, along) for start in starts]
-        line = builder.add(ahead, builder.mul(index, ir.Constant(I64, 64 * self.lines)))
+        pitch = STEP if self.columns < COLUMNS else 16 * self.lines  # bytes from what a step fetches to the next
+        line = builder.add(ahead, builder.mul(index, ir.Constant(I64, GROUP * pitch)))
         for step in range(GROUP):
-            for i in range(step * self.lines // GROUP, (step + 1) * self.lines // GROUP):
-                prefetch(builder, line, i * 64, 2)
+            for i in range(self.lines // GROUP):
+                prefetch(builder, line, step * pitch + i * 64, 2)
             kind = F32V if self.kind == FULL else I32V
-            strip = [load_at(builder, at, kind, step * STEP + column * 64) for column in range(COLUMNS)]
+            strip = [load_at(builder, at, kind, step * STEP + column * 64) for column in range(self.columns)]
             for row in range(self.rows):
-                own = slice(row * COLUMNS, (row + 1) * COLUMNS)
+                own = slice(row * self.columns, (row + 1) * self.columns)
                 sums[own] = self._step(strip, rows[row], step * (self.pitch // GROUP), sums[own])
         return sums
 
@@ -154,22 +187,23 @@ def prefetch(builder: Builder, address: Value, offset: int, level: int) -> None:
     call_named(builder, "llvm.prefetch.p0", ir.VoidType(), at, *flags)
 
 
-def _variants() -> list[tuple[int, int, int]]:
+def _variants() -> list[tuple[int, int, int, int]]:
+    """Kinds, rows, columns and lines."""
     kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
+    if NARROW:
+        return [(kind, rows, 1 if rows > 1 else COLUMNS, 4 if rows > 1 else 16) for kind in kinds for rows in ROWS]
     return [
-        (kind, rows, lines)
-        for kind in kinds
-        for rows in range(1, MAX_ROWS + 1)
-        for lines in ((16, 8) if rows > 2 else (16,))
+        (kind, rows, COLUMNS, lines) for kind in kinds for rows in ROWS for lines in ((16, 8) if rows > 2 else (16,))
     ]
 
 
-@lowered(Nothing, Int, Int, Int, Int, Int, Int, Int, Int, Int, outlined=True)
+@lowered(Nothing, *[Int] * 10, outlined=True)
 def accumulate(
     builder: Builder, kind: Value, rows: Value, alone: Value,
-    weights: Value, groups: Value, x: Value, stride: Value, sums: Value, ahead: Value,
+    weights: Value, groups: Value, x: Value, stride: Value, sums: Value, sums_pitch: Value, ahead: Value,
 ) -> Any:  # fmt: skip
-    """Add a stretch of a strip to sums (rows, 64) float32.
+    """Add a stretch of a strip to sums (rows, 64) float32, `sums_pitch` bytes apart; if NARROW, of several rows
+    only its first 16 outputs.
 
     `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the
     memory ahead is fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between
@@ -181,12 +215,12 @@ def accumulate(
     switch = builder.switch(code, nothing)
     for variant in _variants():
         block = builder.append_basic_block()
-        kind_, rows_, lines = variant
+        kind_, rows_, columns, lines = variant
         switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines == 16)), block)
-        if rows_ <= 2:
-            switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_), block)
+        if rows_ <= 2 or NARROW:
+            switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines != 16)), block)
         builder.position_at_end(block)
-        StripLoop(builder, kind_, rows_, lines).emit(weights, groups, x, stride, sums, ahead)
+        StripLoop(builder, kind_, rows_, columns, lines).emit(weights, groups, x, stride, sums, sums_pitch, ahead)
         builder.branch(done)
     builder.position_at_end(nothing)
     builder.branch(done)

@@ -14,6 +14,7 @@ import torch
 from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.cpu.eligibility import fits
+from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cuda.graphs import ScoringGraphs
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
@@ -50,6 +51,8 @@ class NativeRunner:
             (models.decoder.window_slots).
         blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
             (models.cpu.eligibility).
+        packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one
+            (models.cpu.packed_weights).
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.decoder.eager).
     """
@@ -81,6 +84,7 @@ class NativeRunner:
         strict: bool = False,
         let_go: bool = True,
         blocks: Blocks | None = None,
+        packed: PackedWeights | None = None,
     ) -> None:
         read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
         weight_bytes = bytes_read(spec, weights) + read
@@ -100,10 +104,13 @@ class NativeRunner:
             if blocks:
                 from paceline.models.cpu.compiled_decoder import CompiledDecoder
 
-                self.passes, self.graphs = CompiledDecoder(spec, weights, self.arena, blocks=blocks), None
+                passes = CompiledDecoder(spec, weights, self.arena, blocks=blocks, packed=packed)
+                self.passes, self.graphs = passes, None
             else:
                 invariant: RowInvariance = "proven" if strict else row_invariant
-                self.passes, self.graphs = self._prepare(weights, dtype, device, invariant, compiled=compiled)
+                self.passes, self.graphs = self._prepare(
+                    weights, dtype, device, invariant, compiled=compiled, packed=packed
+                )
         self.info = ModelInfo(
             name=name,
             family=spec.family,
@@ -131,12 +138,13 @@ class NativeRunner:
         row_invariant: RowInvariance,
         *,
         compiled: bool,
+        packed: PackedWeights | None,
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
         if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
             from paceline.models.cpu.compiled_decoder import CompiledDecoder
 
-            return CompiledDecoder(self.spec, weights, self.arena), None
+            return CompiledDecoder(self.spec, weights, self.arena, packed=packed), None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
         graphs = None
         if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured

@@ -19,6 +19,7 @@ from .hub import read_config as read_config
 from .hub import resolve as resolve
 from .lora import is_adapter as is_adapter
 from .lora import write_adapter as write_adapter
+from .packed_files import packed_folder as packed_folder
 from .quantization import BLOCKS as BLOCKS
 from .quantization import GROUP as GROUP
 from .quantization import Form as Form

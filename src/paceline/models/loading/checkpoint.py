@@ -60,6 +60,14 @@ class Checkpoint:
         self._check_index()
         self._open: dict[Path, Any] = {}
 
+    def header_sizes(self) -> dict[Path, int]:
+        """Of each file the bytes before its data."""
+        found = {}
+        for file in weight_files(self.folder):
+            with file.open("rb") as stream:
+                found[file] = 8 + int.from_bytes(stream.read(8), "little")
+        return found
+
     def _check_index(self) -> None:
         if (self.folder / SINGLE).is_file():
             return

@@ -145,6 +145,13 @@ class GgufCheckpoint(Checkpoint):
         rows = _in_order(torch.arange(count)[:, None], place.heads)[:, 0].numpy()
         return tensor.kind, tensor.path, tensor.start, rows
 
+    def header_sizes(self) -> dict[Path, int]:
+        """See `Checkpoint`."""
+        found: dict[Path, int] = {}
+        for tensor in self.file.tensors.values():
+            found[tensor.path] = min(tensor.start, found.get(tensor.path, tensor.start))
+        return found
+
     def dtype(self) -> torch.dtype:
         """What is computed in, whatever the file's types are."""
         return torch.bfloat16

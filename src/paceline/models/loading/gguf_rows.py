@@ -5,6 +5,7 @@ models.cpu.blocks packs them from there, with the numbers and scales that they h
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,12 @@ class BlockRows:
                 -1, self.inputs
             )
         return found
+
+    def rest(self) -> None:
+        """Give back the memory of mapped files; what is read again comes from them."""
+        for source in self.sources:
+            if isinstance(source.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                source.base.madvise(mmap.MADV_DONTNEED)
 
     def take(self, rows: npt.NDArray[np.int64]) -> BlockRows:
         """The rows of these numbers, -1 for one of zeros."""

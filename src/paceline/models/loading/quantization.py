@@ -69,6 +69,8 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     device = weight.device
     whole, scale = empty(weight.shape, torch.int8, device), empty((len(weight),), torch.float32, device)
+    if weight.is_meta:
+        return whole, scale
     for block, out, factor in zip(weight.split(ROWS), whole.split(ROWS), scale.split(ROWS), strict=True):
         wide = block.float()
         most = wide.abs().amax(1) / HIGHEST
@@ -91,6 +93,8 @@ def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups, device = -(-inputs // GROUP), weight.device
     pairs = empty((outputs, inputs // 2), torch.uint8, device)
     scale = empty((outputs, groups, 2), torch.bfloat16, device)
+    if weight.is_meta:
+        return pairs, scale
     rows = max(1, AT_ONCE // inputs)
     for block, out, factor in zip(weight.split(rows), pairs.split(rows), scale.split(rows), strict=True):
         filling = block[:, -1:].expand(-1, groups * GROUP - inputs)
@@ -174,13 +178,17 @@ def _form(forms: Forms, name: str) -> Form:
 
 
 def quantized(
-    name: str, weight: torch.Tensor, spec: ModelSpec, form: Forms = "int8"
+    name: str, weight: torch.Tensor, spec: ModelSpec, form: Forms = "int8", *, shape_only: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that take the place of a canonical one."""
+    """The tensors that take the place of a canonical one; nothing is rounded on the meta device.
+
+    Args:
+        shape_only: the head of a tied embedding is on the meta device.
+    """
     if name == "embed.weight":
         yield name, weight
         if spec.tied:
-            yield from quantized("head.weight", weight, spec)
+            yield from quantized("head.weight", weight.to("meta") if shape_only else weight, spec)
     elif MATRICES.match(name):
         rounded = quantize_groups if _form(form, name) == "int4" else quantize_rows
         whole, scale = rounded(weight.flatten(0, -2))

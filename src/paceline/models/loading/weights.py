@@ -32,6 +32,7 @@ import torch
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models.loading.checkpoint import Checkpoint, some
 from paceline.models.model_spec import ModelSpec
+from paceline.utils import parts_of
 
 log = logging.getLogger("paceline")
 
@@ -73,6 +74,11 @@ class Target:
     name: str
     shape: Shape
     recipes: tuple[tuple[StoredTensor, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Its number of elements."""
+        return math.prod(self.shape)
 
 
 def targets(spec: ModelSpec) -> Iterator[Target]:
@@ -368,6 +374,7 @@ def load_weights(
     instead: Replacement | None = None,
     lacking: Sequence[str] = (),
     elsewhere: Collection[str] = (),
+    shape_only: re.Pattern[str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """The canonical weights of `spec` on `device` in `dtype`, each allocated once and filled from the mapped files.
 
@@ -375,6 +382,7 @@ def load_weights(
         instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
         lacking: ends of canonical names that this checkpoint does without.
         elsewhere: canonical names of what is not read here.
+        shape_only: canonical names that begin so are not read either, their tensors are on the meta device.
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors.
         UnsupportedModelError: quantised ones, or an adapter.
@@ -383,16 +391,18 @@ def load_weights(
     if spec.tied:
         names.unused.discard("lm_head.weight")
     weights: dict[str, torch.Tensor] = {}
-    for target in targets(spec):
-        if target.name.endswith(tuple(lacking)):
-            continue
-        if target.name in elsewhere:
-            for piece, name in chosen_pieces(names, target):
-                names.checked(name, piece)
-        elif instead is None:
-            weights[target.name] = _read(names, target, dtype, device)
-        else:
-            weights.update(instead(target.name, _read(names, target, dtype, device)))
+    wanted = [target for target in targets(spec) if not target.name.endswith(tuple(lacking))]
+    with parts_of(sum(target.size for target in wanted), "reading the weights") as done:
+        for target in wanted:
+            if target.name in elsewhere:
+                for piece, name in chosen_pieces(names, target):
+                    names.checked(name, piece)
+            else:
+                where = torch.device("meta") if shape_only is not None and shape_only.match(target.name) else device
+                weight = _read(names, target, dtype, where)
+                weights.update([(target.name, weight)] if instead is None else instead(target.name, weight))
+                del weight
+            done(target.size)
     _check_surplus(names)
     return weights
 
@@ -403,7 +413,10 @@ def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.
     out = empty(target.shape, dtype, device)
     for piece, name in recipe:
         place = out if piece.expert is None else out[piece.expert]
-        names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
+        if out.is_meta:
+            names.checked(name, piece)
+        else:
+            names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
     return out
 
 

@@ -1,0 +1,186 @@
+"""`paceline cache list | clear`: what is kept on this machine between runs, how large it is, and where."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import with_log_level
+from paceline.cli.terminal import counted, listed, say
+from paceline.errors import ConfigError
+
+app = typer.Typer(name="cache", help="What is kept on disk between runs: list, clear.", add_completion=False)
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME...]", help="Names of `paceline cache list`; default: all that is made again by itself."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+PACKAGE = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is kept under one name.
+
+    Attributes:
+        what: it is. paths: files, or folders that belong to it wholly. remade: by itself, where it is missed.
+    """
+
+    name: str
+    what: str
+    paths: list[Path]
+    remade: bool = True
+
+    @property
+    def files(self) -> list[Path]:
+        """All files."""
+        inside = [[one] if one.is_file() else [path for path in one.rglob("*") if path.is_file()] for one in self.paths]
+        return [path for some in inside for path in some]
+
+
+MEASURED = {
+    "exactness": "self-tests of models",
+    "costs": "what passes and drafts cost",
+    "acceptance": "how often drafts are accepted",
+}
+OTHERS = {
+    "profiles": "choices of `paceline tune`",
+    "random": "models of random weights, of benchmarks",
+    "models": "real models, of benchmarks",
+}
+"""Folders of what is stored: what is made again by itself, and what is not."""
+
+
+def entries() -> list[Entry]:
+    """All that is there, packed weights model by model, the largest first."""
+    from paceline.models.loading import packed_folder
+    from paceline.utils import kernel_files, user_cache
+
+    packed = packed_folder()
+    found = [
+        Entry(f"packed/{path.stem}", "packed weights", [path])
+        for path in (packed.iterdir() if packed.is_dir() else ())
+        if path.is_file()
+    ]
+    found.append(Entry("kernels", "compiled code", kernel_files(PACKAGE)))
+    found += [Entry(name, what, _inside(user_cache(name))) for name, what in MEASURED.items()]
+    found += [Entry(name, what, _inside(user_cache(name)), remade=False) for name, what in OTHERS.items()]
+    peers = _inside(user_cache("peers", "PACELINE_HOME"))
+    found.append(Entry("peers", "environments of other engines", peers, remade=False))
+    return sorted((one for one in found if one.paths), key=lambda one: -size_of(one.files))
+
+
+def _inside(folder: Path) -> list[Path]:
+    return [folder] if folder.is_dir() and any(folder.iterdir()) else []
+
+
+def size_of(files: Iterable[Path]) -> int:
+    """Bytes of files, of those that are still there."""
+    return sum(_state(path, lambda state: state.st_size) for path in files)
+
+
+def _state(path: Path, field: Callable[[Any], float]) -> int:
+    try:
+        return int(field(path.stat()))
+    except OSError:
+        return 0
+
+
+def _age(files: Iterable[Path]) -> int:
+    """Seconds since the newest of files was written or, if it is packed weights, used."""
+    return max(0, int(time()) - max((_state(path, lambda state: state.st_mtime) for path in files), default=0))
+
+
+@app.command("list")
+@with_log_level
+def show(as_json: Json = False) -> None:
+    """What is kept: name, size, age, and the folder."""
+    from paceline.models.loading import packed_folder
+    from paceline.utils import limit, user_cache
+
+    found, folder = entries(), user_cache("")
+    sizes = [size_of(one.files) for one in found]
+    most = limit(packed_folder())
+    if as_json:
+        rows = [
+            {"name": one.name, "what": one.what, "bytes": size, "age_seconds": _age(one.files), "remade": one.remade,
+             "folder": str(_folder(one))}
+            for one, size in zip(found, sizes, strict=True)
+        ]  # fmt: skip
+        print(json.dumps({"folder": str(folder), "bytes": sum(sizes), "most_packed_bytes": most, "entries": rows}))
+        return
+    width = max((len(one.name) for one in found), default=0)
+    for one, size in zip(found, sizes, strict=True):
+        say(
+            f"{one.name:<{width}}  {_bytes(size):>8}  {_ago(_age(one.files)):>10}  {one.what}", indent=" " * (width + 2)
+        )
+    kernels = [str(_folder(one)) for one in found if one.name == "kernels"]
+    say(
+        f"{_bytes(sum(sizes))} in {folder}" + (f", kernels in {PACKAGE}" if kernels else "")
+        + f"; packed weights may take {_bytes(most)} (PACELINE_CACHE_GB)"
+    )  # fmt: skip
+
+
+def _folder(entry: Entry) -> Path:
+    first = entry.paths[0]
+    return first if first.is_dir() else first.parent
+
+
+@app.command("clear")
+@with_log_level
+def clear(names: Names = None) -> None:
+    """Delete what is kept: what is made again by itself, or what is named; profiles and models only by name."""
+    there = entries()
+    wanted = [one for one in there if one.remade] if not names else _named(names, there)
+    size, count = size_of(path for one in wanted for path in one.files), 0
+    for one in wanted:
+        for path in one.paths:
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{str(path)!r} cannot be removed ({error.strerror or error})") from None
+            count += 1
+    what = listed(one.name for one in wanted) if wanted else "nothing"
+    say(f"removed {what}" + (f": {_bytes(size)}" if wanted else ""))
+
+
+def _named(names: Iterable[str], there: list[Entry]) -> list[Entry]:
+    """The entries of these names; "packed" is all packed weights.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    found: list[Entry] = []
+    for name in names:
+        fitting = [one for one in there if name in (one.name, one.name.partition("/")[0], one.name.partition("/")[2])]
+        if not fitting:
+            known = listed(dict.fromkeys(one.name for one in there)) or "nothing"
+            raise ConfigError(f"nothing called {name!r} is kept; there is {known}")
+        found += [one for one in fitting if one not in found]
+    return found
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def _ago(seconds: int) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return counted(seconds // length, unit)
+    return counted(seconds, "second")
