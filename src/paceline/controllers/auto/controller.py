@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -69,7 +70,7 @@ TRY_LEVELS: Final = 4
 TRY_BESIDE: Final = 0.25
 """A try drafts where earlier drafters are right with no more than this chance, whatever it is expected to bring."""
 
-TIMED: Final = 2
+TIMED: Final = 3
 """Short drafts of a drafter that was never timed before its price is believed."""
 
 PLANNING: Final = 0.01
@@ -180,7 +181,8 @@ class AutoController(Controller):
         start = self.clock()
         size, context = len(signals), max((signal.length for signal in signals), default=0)
         limit = self.disable_by_batch_size
-        table = self.costs.table(size, context, min(size * (1 + self.max_nodes), max(GRID[-1], 2 * size)))
+        most = min(size * (1 + self.max_nodes), max(GRID[-1], 2 * size))
+        table = self.costs.table(size, context, most, hopeful=True)
         rate = max(self._speedups.get(batch_bucket(size), 1.0), 1.0) * size / table[size]
         batch = [self._sequence(signal.key) for signal in signals]
         self._now = now = _Now(signals, batch, context, table, rate, Choice((), float(size), table[size], float(size)))
@@ -277,7 +279,7 @@ class AutoController(Controller):
             self.ledger.spend(took)
             self._planning -= took
             now.probed = took
-            now.table = self.costs.table(now.size, now.context, last)
+            now.table = self.costs.table(now.size, now.context, last, hopeful=True)
 
     def _try(self, now: _Now, one: Forecast) -> Pick | None:
         """A short draft by a drafter that does not seem to pay, if the ledger bears the loss of all of it."""
@@ -293,19 +295,40 @@ class AutoController(Controller):
         found = [NO_BUDGET] * len(self.names)
         sequence.stoppers, sequence.gaps = {}, {}
         off = {one.drafter for one in now.planned if one.state is State.OFF}
-        rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
-        row = (now.table[rows] - now.table[rows - now.size]) / now.size
         for one in now.planned:
             drafter = one.drafter
-            levels = min(one.pick.levels + (not one.cheap), self.max_depth)  # one more, where the stopper lets it
+            levels = self._most_levels(one)
             width = self.acceptance.sources[drafter].width
-            level = self.costs.line(one.name, now.size).per_level / now.size + row
-            stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, now.rate * level)
+            prices = self._prices(now, one, levels)
+            stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, prices)
             nodes = min(self.max_nodes, levels if width < 1.1 else int(2 * width * levels) + 1)
             gap = sequence.gaps[drafter] = Gap(self.acceptance, sequence.own, drafter, one.most, off)
             needed = gap if one.most < 1.0 else always_needed
             found[drafter] = Budget(nodes, min(levels, nodes), stopper, needed)
         return found
+
+    def _most_levels(self, one: PlannedDraft) -> int:
+        """Levels that a drafter may draft: more than planned, where the stopper finds that they pay."""
+        levels = one.pick.levels
+        more = 0 if one.cheap else 1 if one.state is not State.ON else levels + 1
+        return min(levels + more, self.max_depth)
+
+    def _prices(self, now: _Now, one: PlannedDraft, levels: int) -> list[float]:
+        """Tokens that the time of each level, from 1 on, brings otherwise: of drafting it and of scoring its row.
+
+        A single sequence's rows are known one by one; those of a batch lie anywhere, so that they cost what rows cost
+        on average.
+        """
+        size, table = now.size, now.table
+        last, per_level = len(table) - 1, self.costs.line(one.name, size).per_level / size
+        if size > 1:
+            rows = min(max(int(now.choice.rows), 2 * size), last)
+            return [now.rate * (per_level + (table[rows] - table[rows - size]) / size)] * levels
+        source = self.acceptance.sources[one.drafter]
+        others = now.choice.rows - source.finds * one.pick.levels * source.width if now.choice.picks else 1.0
+        first = max(int(others), 1)
+        at = [table[min(first + round(level * source.width), last)] for level in range(levels + 1)]
+        return [now.rate * (per_level + more - less) for less, more in pairwise(at)]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """The nodes that are worth their rows; trees with drawn trials whole, for what came up must not decide."""
@@ -345,7 +368,7 @@ class AutoController(Controller):
         self._learn_costs(now, outcome)
         self._learn_beside(now, outcome)
         if now.timed:  # so far a pass was the unit of time, or its price was old
-            now.table = self.costs.table(now.size, now.context, len(now.table) - 1)
+            now.table = self.costs.table(now.size, now.context, len(now.table) - 1, hopeful=True)
         for sequence, proposed, tree, verdict in zip(
             now.batch, outcome.proposed, outcome.trees, outcome.verdicts, strict=True
         ):
