@@ -202,6 +202,8 @@ def test_a_cut_head_keeps_the_rows_that_are_asked_for(tmp_path: Path) -> None:
     logits = [one.extend([one.open()], [TEXT]).logits for one in (whole, cut)]
     assert torch.equal(logits[0][:, [3, 17, 90]], logits[1][:, [3, 17, 90]])
     assert torch.isinf(logits[1]).sum() == 128 - 3
+    assert cut.inner.info.quantization == whole.info.quantization, "its blocks are kept as well"
+    assert type(cut.inner.passes) is type(whole.passes)
 
 
 def test_drafts_change_no_token(tmp_path: Path) -> None:

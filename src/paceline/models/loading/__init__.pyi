@@ -3,6 +3,7 @@ from .chat_template import render as render
 from .checkpoint import INDEX as INDEX
 from .checkpoint import SINGLE as SINGLE
 from .checkpoint import Checkpoint as Checkpoint
+from .digest import digest_of as digest_of
 from .families import FAMILIES as FAMILIES
 from .families import MULTIMODAL as MULTIMODAL
 from .families import declared_dtype as declared_dtype
