@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import GRID, CostKey, Costs, CostStore, Curve, Line
+from paceline.models import load_runner
+from paceline.models.cpu import source_number
+from paceline.models.loading import BUNDLED_FOLDER
 
 KEY = CostKey(fingerprint="f", device="cpu", dtype="float32", threads=2, torch="2", paceline="0")
 
@@ -170,6 +175,13 @@ def test_costs_survive_a_process(tmp_path: Path) -> None:
     again.restore_drafts(json.loads(json.dumps(costs.drafts())))
     assert again.line("draft").at(2) == pytest.approx(costs.line("draft").at(2))
     assert not Costs(CostStore(KEY, tmp_path / "elsewhere")).knows(1, 10)
+    assert not Costs(CostStore(replace(KEY, kernels=7), tmp_path)).knows(1, 10), "other kernels, other prices"
+
+
+def test_prices_belong_to_the_kernels_that_were_timed() -> None:
+    info = load_runner(BUNDLED_FOLDER / "draft").info
+    assert CostKey.of(info).kernels == source_number() != 0
+    assert CostKey.of(replace(info, device=torch.device("meta"))).kernels == 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ logger = logging.getLogger("paceline.controllers")
 LADDER: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows at which a pass is probed."""
 
-GRID: Final = tuple(sorted({*LADDER, *range(1, 18), 20, 28, 33, 40, 65, 129}))
+GRID: Final[tuple[int, ...]] = tuple(sorted({*LADDER, *range(1, 18), 20, 28, 33, 40, 65, 129}))
 """Rows at which a pass is measured; observations beyond the last are not used."""
 
 PRIOR_ROW: Final = 0.02

@@ -126,7 +126,7 @@ class TokenCounts:
         Args:
             always: as above. share: of what a step of the draft reads, the whole head.
         """
-        size, covered = self.halves.shape[1], self.coverage(always)
+        size, covered = int(self.halves.shape[1]), self.coverage(always)
         sizes = [min(i * STEP, size) for i in range(len(covered))]
         loss = {
             kept: WORTH * (1.0 - cover) + share * kept / size
