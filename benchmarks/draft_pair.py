@@ -19,8 +19,9 @@ engine rounds differently.
 `--avx2` starts again where PyTorch, oneDNN and numba see a processor with AVX2 alone; llama.cpp must be built so
 (GGML_NATIVE=OFF, GGML_AVX2=ON, GGML_FMA=ON, GGML_F16C=ON, GGML_BMI2=ON, GGML_AVX512=OFF).
 
-Figures are total times, prompts included, by the wall and by the CPU, and times behind the prompt ("decoding", where a
-draft reads it); ratios paired by prompt, with 95 % bootstrap intervals. Results: `results/NAME.json`, by processor, after every set.
+Figures are total times, prompts included, by the wall and by the CPU, and times behind the prompt ("decoding", in which
+a draft reads it); ratios paired by prompt, with 95 % bootstrap intervals. Results: `results/NAME.json`, by processor,
+after every set.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a setting made of a piece: tokens, passes of the target, tokens drafted and accepted; CPU seconds, and seconds
-    behind the prompt.
+    """What a setting made of a piece: tokens, passes of the target, tokens drafted and accepted; CPU seconds, and those
+    behind the prompt by the wall.
     """
 
     tokens: list[int]
@@ -320,11 +321,10 @@ def summary(found: Mapping[str, list[list[tuple[float, Answer]]]]) -> dict[str, 
 def show(title: str, table: Mapping[str, Any]) -> None:
     print(title)
     for name, row in table.items():
-        gain = row[f"over {PLAIN} (wall)"]
+        gain, cpu, decoding = (row[f"over {PLAIN} ({clock})"] for clock in ("wall", "CPU", "decoding"))
         print(
             f"  {name:32s} {row['tokens per second (wall)']:6.1f} tokens/s, {gain['value']:.2f} of plain "
-            f"({gain['low']:.2f} to {gain['high']:.2f}; CPU {row[f'over {PLAIN} (CPU)']['value']:.2f}, behind the prompt "
-            f"{row[f'over {PLAIN} (decoding)']['value']:.2f}), "
+            f"({gain['low']:.2f} to {gain['high']:.2f}; CPU {cpu['value']:.2f}, decoding {decoding['value']:.2f}), "
             f"{row['tokens per pass']:.2f} tokens a pass, {row['accepted']:.2f} of the drafted accepted",
             flush=True,
         )

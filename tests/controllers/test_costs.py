@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.controllers import StepTimes
-from paceline.controllers.auto import GRID, CostKey, Costs, CostStore, Curve, Line
+from paceline.controllers.auto import GRID, Beside, CostKey, Costs, CostStore, Curve, Forecast, Line, choose
 from paceline.models import load_runner
 from paceline.models.cpu import source_number
 from paceline.models.loading import BUNDLED_FOLDER
@@ -82,6 +82,21 @@ def test_one_dear_row_does_not_make_all_beyond_it_dear() -> None:
     curve = Curve({rows: TILES[rows] for rows in range(1, 6)})
     assert curve.at(8) < 94.0 + 3 * (94.0 - 57.0) * 0.6
     assert curve.at(8) == pytest.approx(94.0 + 3 * (94.0 - 45.0) / 3)
+
+
+def test_a_drafter_that_seldom_finds_anything_is_charged_for_whole_drafts() -> None:
+    """With 4 levels half of the steps score 5 rows, at 94 ms, half 1 at 40: 67 on average, and 3 rows, which is their
+    mean number, take 51. Three levels fill the tile.
+    """
+    table = Curve(TILES).table(8)
+    forecast = Forecast(0, [0.0, 1.0, 2.0, 3.0, 4.0], [0.0] * 5, [0.0] * 5, 0.5, 1.0, Beside())
+    found = choose([forecast], table, 1)
+    assert found.picks[0].levels == 3
+    assert found.seconds == pytest.approx((TILES[1] + TILES[4]) / 2)
+    assert (1.0 + 0.5 * 4.0) / table[3] > (1.0 + 0.5 * 3.0) / table[2], "by the mean number of rows 4 levels win"
+    several = choose([forecast], table, 2)
+    assert several.picks[0].levels == 2
+    assert several.seconds == pytest.approx(table[2 + 2]), "of a batch some find something in every step"
 
 
 def test_the_curve_follows_the_machine() -> None:

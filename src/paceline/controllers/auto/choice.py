@@ -183,10 +183,19 @@ def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], siz
     levels, beside = pick.levels, one.beside if before.picks else Beside()
     gain = one.finds * (beside.alone * one.gains[levels] + beside.failing * one.rival_gains[levels])
     drafting = before.drafting + min(1.0, size * beside.asked) * one.seconds[levels]
-    rows = before.rows + one.finds * beside.asked * size * levels * one.width
+    share, more = one.finds * beside.asked, size * levels * one.width
+    rows = before.rows + share * more
+    if size == 1:  # it drafts or does not: the mean of two prices, not the price of a mean number of rows
+        scoring = (1.0 - share) * _at(table, before.rows) + share * _at(table, before.rows + more)
+    else:
+        scoring = _at(table, rows)
+    return Choice((*before.picks, pick), before.tokens + gain, drafting + scoring, rows, drafting)
+
+
+def _at(table: Sequence[float], rows: float) -> float:
+    """Seconds of a number of rows between two."""
     low = min(int(rows), len(table) - 2)
-    seconds = drafting + table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])
-    return Choice((*before.picks, pick), before.tokens + gain, seconds, rows, drafting)
+    return table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])
 
 
 def worth_scoring(
