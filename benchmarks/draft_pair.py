@@ -373,7 +373,7 @@ def as_avx2() -> None:
     """Start again under the switch, unless this process runs under it."""
     if any(os.environ.get(key) != value for key, value in AVX2.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | AVX2)
-    from paceline.models.cpu.processor import features
+    from paceline.models.cpu import features
 
     if features().get("avx512f"):
         sys.exit("the switch to AVX2 did not take hold")
