@@ -36,7 +36,7 @@ def command(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="Texts that it wrote: text, JSONL or JSON files (.gz too), or folders. Default: it writes some.",
         ),
     ] = None,

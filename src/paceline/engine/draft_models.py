@@ -21,17 +21,10 @@ import torch
 
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
-from paceline.errors import ConfigError, DrafterError, OutOfMemoryError, UnsupportedModelError
+from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
 from paceline.models import ModelInfo, Runner, load_runner, resolve_device
 from paceline.models.denoiser import Denoiser, load_denoiser
-from paceline.models.loading import (
-    Tokenizer,
-    read_config,
-    resolve,
-    same_tokenizer,
-    spec_from_config,
-    weight_bytes,
-)
+from paceline.models.loading import Tokenizer, head_share, read_config, resolve, same_tokenizer
 
 logger = logging.getLogger("paceline.engine")
 
@@ -278,19 +271,12 @@ class DraftModels:
         return path if path.is_file() else None
 
     def head_share(self, model: str | None = None) -> float:
-        """See `drafters.base.Models.head_share`; numbers are counted, whatever their bits.
+        """See `drafters.base.Models.head_share`.
 
         Raises:
             CheckpointError: nothing to load there.
         """
-        try:
-            spec = spec_from_config(read_config(self.folder if model is None else resolve(model, code=self._trust)))
-        except UnsupportedModelError:
-            return 0.0
-        sizes = weight_bytes(spec, torch.float32)
-        table = sizes.pop("embed.weight")
-        head = sizes.setdefault("head.weight", table)
-        return head / sum(sizes.values())
+        return head_share(self.folder if model is None else resolve(model, code=self._trust))
 
     def base_of_target(self) -> Runner:
         """The target without its LoRA adapter, read again from its files.
