@@ -246,6 +246,26 @@ def test_a_table_and_a_dear_drafter_together_beat_each_alone() -> None:
     assert both > 1.1 * max(alone)
 
 
+def requests(prompt: int) -> World:
+    """Requests of 40 steps, whose prompts a good draft model reads at 32 tokens in the time of a plain step."""
+    guesser = Guesser("draft", steady(0.9), per_level=0.15e-3 * PLAIN_MS, reading=1e-3 * PLAIN_MS * prompt / 32)
+    return World([guesser], packed, request=40, prompt=prompt)
+
+
+def test_prompts_are_read_where_the_drafts_pay_for_it() -> None:
+    """A long prompt takes longer to read than drafts save in a short answer; nothing is read of the next ones."""
+    for prompt, least, most in ((64, 1.5, 9.0), (8000, 0.97, 1.01)):
+        world = requests(prompt)
+        controller = automatic(world)
+        world.run(controller, 400)
+        gain = world.run(controller, 400, start=400) / world.run(FixedController(0, drafters=world.names), 10)
+        assert least < gain < most, prompt
+    always = requests(8000).run(FixedController(4, drafters=["draft"]), 400)
+    assert always < 0.8 * requests(8000).run(FixedController(0, drafters=["draft"]), 10), (
+        "the control reads each of them"
+    )
+
+
 def test_no_drafts_from_the_given_batch_size_on() -> None:
     world = WORLDS["good draft, packed"]
     controller = AutoController(world.costs(), world.names, disable_by_batch_size=2)

@@ -31,9 +31,11 @@ class Forecast:
     Attributes:
         gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and is alone.
         rival_gains: the same where an earlier drafter's draft fails.
-        seconds: by levels, what drafting takes. finds: how often it proposes anything.
+        seconds: by levels, what drafting takes, with this step's part of `reading`. finds: how often it proposes
+            anything.
         width: nodes on a level.
         beside: what became of it behind earlier drafters.
+        reading: seconds until it has read what it has not seen of the texts.
     """
 
     drafter: int
@@ -43,6 +45,7 @@ class Forecast:
     finds: float
     width: float
     beside: Beside
+    reading: float = 0.0
 
     def price(self, levels: int, table: Sequence[float], size: int, rate: float) -> float:
         """Tokens that the time of such a draft, and of scoring it, brings otherwise.

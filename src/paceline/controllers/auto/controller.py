@@ -79,6 +79,12 @@ PLANNING: Final = 0.01
 SPREAD: Final = 0.97
 """Share of what a drafter took to read prompts that is still to be paid for after a step."""
 
+MOST_READING: Final = 1e3
+"""Seconds of a token that are no measurement."""
+
+ENOUGH_READ: Final = 32
+"""Tokens that tell what reading takes; fewer are read together with a draft."""
+
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""
 
@@ -91,9 +97,14 @@ LIMIT: Final = 1024
 
 @dataclass(slots=True)
 class _Sequence:
-    """What is kept of one sequence across steps."""
+    """What is kept of one sequence across steps.
+
+    Attributes:
+        read: by drafter, tokens of its text that it has read.
+    """
 
     own: SequenceOdds
+    read: dict[int, int] = field(default_factory=dict)
     stoppers: dict[int, Stopper] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)
 
@@ -168,6 +179,7 @@ class AutoController(Controller):
         self.sequences: dict[int, _Sequence] = {}
         self._beside = [Beside()] * len(self.names)
         self._debts = [0.0] * len(self.names)
+        self._reading = [0.0] * len(self.names)  # seconds of a token of a text that a drafter has not seen
         self._speedups: dict[int, float] = {}
         self._planning = 0.0
         self._since_plain = self._ended = 0
@@ -257,15 +269,24 @@ class AutoController(Controller):
         depth = max(min(self.max_depth, self.max_nodes, remaining), 0)
         levels = [[self.acceptance.level(one.own, drafter, b) for b in range(BUCKETS)] for one in now.batch]
         line, finds = self.costs.line(self.names[drafter], now.size), self.acceptance.sources[drafter].finds
+        found = gains(levels, 1, depth, DEPTH_BUCKET)
+        reading = self._reading[drafter] * self._unread(now, drafter)
+        share = reading / max(sum(signal.remaining for signal in now.signals), 1)  # of it that each token bears
         return Forecast(
             drafter,
-            gains(levels, 1, depth, DEPTH_BUCKET),
+            found,
             gains(levels, RIVAL, depth, DEPTH_BUCKET),
-            [0.0, *(line.at(level) for level in range(1, depth + 1))],
+            [0.0, *(line.at(level) + share * (now.size + found[level]) for level in range(1, depth + 1))],
             finds,
             width,
             self._beside[drafter],
+            reading,
         )
+
+    def _unread(self, now: _Now, drafter: int) -> int:
+        """Tokens of the texts that a drafter has not read."""
+        pairs = zip(now.signals, now.batch, strict=True)
+        return sum(max(signal.length - sequence.read.get(drafter, 0), 0) for signal, sequence in pairs)
 
     def _probe(self, now: _Now) -> None:
         """Measure the grid point past what the plan scores, if the ledger pays for it."""
@@ -287,7 +308,7 @@ class AutoController(Controller):
         if levels < 1:
             return None
         rows = min(now.size * (1 + levels), len(now.table) - 1)
-        loss = one.seconds[levels] + now.table[rows] - now.plain
+        loss = one.seconds[levels] + one.reading + now.table[rows] - now.plain
         return Pick(one.drafter, levels) if self.ledger.affords(loss) else None
 
     def _of_sequence(self, now: _Now, sequence: _Sequence) -> list[Budget]:
@@ -367,6 +388,7 @@ class AutoController(Controller):
             return
         self._learn_costs(now, outcome)
         self._learn_beside(now, outcome)
+        self._learn_reading(now, outcome)
         if now.timed:  # so far a pass was the unit of time, or its price was old
             now.table = self.costs.table(now.size, now.context, len(now.table) - 1, hopeful=True)
         for sequence, proposed, tree, verdict in zip(
@@ -403,6 +425,17 @@ class AutoController(Controller):
                 levels[one.drafter] = deepest
                 source.finds += 0.05 * (min(proposing / asked, 1.0) - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
+
+    def _learn_reading(self, now: _Now, outcome: Outcome) -> None:
+        """What a drafter takes to read a token, and which texts it has read now."""
+        for drafter, share in enumerate(outcome.shares):
+            if share.reading > 0.0:
+                unread, known = self._unread(now, drafter), self._reading[drafter]
+                if unread >= ENOUGH_READ:
+                    price = share.reading / unread
+                    self._reading[drafter] = price if not known else known + 0.3 * (min(price, 4.0 * known) - known)
+                for signal, sequence in zip(now.signals, now.batch, strict=True):
+                    sequence.read[drafter] = signal.length
 
     def _learn_beside(self, now: _Now, outcome: Outcome) -> None:
         """What earlier drafters left to those behind them."""
@@ -456,7 +489,7 @@ class AutoController(Controller):
         self._ended += 1
         if self.memory is not None and self._ended & (self._ended - 1) == 0:
             sources = [source.to_list() for source in self.acceptance.sources]
-            self.memory.save({"sources": sources, "drafts": self.costs.drafts()})
+            self.memory.save({"sources": sources, "drafts": self.costs.drafts(), "reading": self._reading})
 
     def _recall(self) -> None:
         """Take over what an earlier process learned, all of it or nothing."""
@@ -467,11 +500,14 @@ class AutoController(Controller):
             sources = [Source.restore(one) for one in kept["sources"]]
             if len(sources) != len(self.names):
                 raise ValueError("it is for other drafters")
+            reading = [float(price) for price in kept["reading"]]
+            if len(reading) != len(self.names) or not all(0.0 <= price < MOST_READING for price in reading):
+                raise ValueError("reading takes no such time")
             self.costs.restore_drafts(kept["drafts"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("the stored acceptance of drafters is not valid (%s); starting from scratch", error)
             return
-        self.acceptance.sources = sources
+        self.acceptance.sources, self._reading = sources, reading
 
     def _sequence(self, key: int) -> _Sequence:
         return self.sequences.setdefault(key, _Sequence(SequenceOdds(len(self.names))))
