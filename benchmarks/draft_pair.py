@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from socket import socket
+from tempfile import TemporaryFile
 from time import perf_counter, process_time, sleep
 from typing import Any
 from urllib.request import Request, urlopen
@@ -215,9 +216,10 @@ def llama(given: argparse.Namespace, length: int | None) -> Iterator[Server]:
     words = [given.llama / "llama-server", "-m", given.target, "--port", port, "-np", 1, "-c", CONTEXT, "-ngl", 0]
     words += ["-t", given.threads, "-tb", given.threads, "--no-webui"]
     if length is not None:
-        words += ["-md", given.draft, "--spec-draft-n-max", length, "-ngld", 0]
-        words += ["-td", given.threads, "-tbd", given.threads, "-cd", CONTEXT]
-    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words += ["-md", given.draft, "--spec-type", "draft-simple", "--spec-draft-n-max", length, "-ngld", 0]
+        words += ["-td", given.threads, "-tbd", given.threads]
+    log = TemporaryFile("w+")  # noqa: SIM115 - closed below
+    process = subprocess.Popen([str(word) for word in words], stdout=log, stderr=log)
     server = Server(psutil.Process(process.pid), port)
     try:
         end = perf_counter() + 300
@@ -228,11 +230,13 @@ def llama(given: argparse.Namespace, length: int | None) -> Iterator[Server]:
             except OSError:
                 sleep(0.2)
         else:
-            sys.exit(f"llama-server did not start: {' '.join(map(str, words))}")
+            log.seek(0)
+            sys.exit(f"llama-server did not start: {' '.join(map(str, words))}\n{log.read()[-1000:]}")
         yield server
     finally:
         process.terminate()
         process.wait(60)
+        log.close()
 
 
 def best_length(given: argparse.Namespace, pieces: Sequence[Piece]) -> tuple[int, dict[int, float]]:
@@ -243,9 +247,10 @@ def best_length(given: argparse.Namespace, pieces: Sequence[Piece]) -> tuple[int
             run = server.run(given.tokens)
             run(pieces[0], 0)
             start = perf_counter()
-            for piece in pieces:
-                run(piece, 0)
+            drafted = sum(run(piece, 0).drafted for piece in pieces)
             seconds[length] = perf_counter() - start
+        if not drafted:
+            sys.exit("llama-server drafted nothing with the draft model; check that it knows --spec-type draft-simple")
         progress(f"llama.cpp, {length} drafted tokens: {seconds[length]:.1f} s")
     return min(seconds, key=lambda one: seconds[one]), seconds
 
