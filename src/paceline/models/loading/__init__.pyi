@@ -14,7 +14,7 @@ from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
 from .gguf_file import read_gguf as read_gguf
 from .gguf_rows import TYPES as TYPES
 from .gguf_rows import BlockRows as BlockRows
-from .head_share import head_share as head_share
+from .head_bytes import head_share as head_share
 from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
 from .hub import read_config as read_config
