@@ -16,7 +16,8 @@ from tiny_checkpoint import edit_json, edit_weights, write
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.controllers.auto import Costs, Line
 from paceline.llm import BUNDLED
-from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, model_digest, profile_dir, switched_on
+from paceline.models.loading import digest_of
+from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, profile_dir, switched_on
 
 HERE = Conditions(
     model="m" * 16,
@@ -133,7 +134,7 @@ def test_wrong_values_are_ignored_with_one_line(wrong: dict[str, Any], caplog: p
 def test_a_draft_model_that_is_gone_or_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     draft = write(tmp_path / "draft")
     config = {"method": "draft_model", "model": str(draft)}
-    profile = stored(config, drafts={str(draft): model_digest("", draft)})
+    profile = stored(config, drafts={str(draft): digest_of(draft)})
     assert find(HERE) == profile
     edit_weights(draft, lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"] + 1}))
     assert find(HERE) is None
@@ -153,9 +154,9 @@ def test_a_method_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_digest_tells_weights_of_one_shape_apart(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", seed=0), write(tmp_path / "b", seed=1)
-    assert model_digest("shape", a) == model_digest("shape", write(tmp_path / "c", seed=0))
-    assert model_digest("shape", a) != model_digest("shape", b)
-    assert model_digest("shape", a) != model_digest("other", a)
+    assert digest_of(a, "shape") == digest_of(write(tmp_path / "c", seed=0), "shape")
+    assert digest_of(a, "shape") != digest_of(b, "shape")
+    assert digest_of(a, "shape") != digest_of(a, "other")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

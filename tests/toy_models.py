@@ -105,6 +105,7 @@ class ToyModels:
             pad=draft.pad, max_context=draft.info.max_context,
         )  # fmt: skip
         self.opened: list[tuple[str, Any]] = []
+        self.counted: Path | None = None
 
     def open(
         self,
@@ -133,6 +134,12 @@ class ToyModels:
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Any:
         self.opened.append((quantization, head_rows))
         return self._trimmed(self.draft, head_rows)
+
+    def counts_file(self) -> Path | None:
+        return self.counted
+
+    def head_share(self, model: str | None = None) -> float:
+        return 0.3
 
     @staticmethod
     def _trimmed(runner: ToyRunner, head_rows: Sequence[int] | None) -> Any:

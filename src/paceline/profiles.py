@@ -23,7 +23,7 @@ from paceline import registry, utils
 from paceline.config import SpeculativeConfig
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.loading import resolve
+from paceline.models.loading import digest_of, resolve
 from paceline.utils import keys_once, user_cache
 
 if TYPE_CHECKING:
@@ -40,15 +40,13 @@ DEFAULT: Final[Mapping[str, Any]] = MappingProxyType({"method": "auto"})
 copy.
 """
 
-_SAMPLE = 1 << 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """What a measurement belongs to.
 
     Attributes:
-        model: digest of the checkpoint (`model_digest`).
+        model: digest of the checkpoint (`digest_of`).
         device, dtype, passes: where, in what and by what it computes (`ModelInfo.passes`).
         threads: of PyTorch on the CPU, before a profile changes them.
         machine: processor and the number of its CPUs that this process may use.
@@ -68,7 +66,7 @@ class Conditions:
         """Those of a loaded model in this process, now."""
         key = CostKey.of(info)
         versions = {"torch": key.torch, "paceline": key.paceline}
-        model = model_digest(info.fingerprint, folder)
+        model = digest_of(folder, info.fingerprint)
         return cls(
             model=model, device=key.device, dtype=key.dtype, passes=key.passes, threads=key.threads, machine=machine(),
             versions=versions,
@@ -186,7 +184,7 @@ class Profile:
                 return str(error)
         for name, digest in self.drafts.items():
             try:
-                now = model_digest("", resolve(name))
+                now = digest_of(resolve(name))
             except PacelineError as error:
                 return f"its draft model cannot be opened ({error})"
             if now != digest:
@@ -282,21 +280,6 @@ def find(here: Conditions, *, threads: int | None = None) -> Profile | None:
     elif foreign:
         logger.info("profile not used: %s; `paceline tune` makes one for this setup", foreign[0])
     return None
-
-
-def model_digest(fingerprint: str, folder: Path) -> str:
-    """16 hex digits of a checkpoint: its shape, config.json, and name, size and sampled bytes of its weight files."""
-    digest = hashlib.sha256(fingerprint.encode())
-    config = folder / "config.json"
-    digest.update(config.read_bytes() if config.is_file() else b"")
-    for path in [folder] if folder.is_file() else sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for start in sorted({0, max(0, size // 2), max(0, size - _SAMPLE)}):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:16]
 
 
 def machine() -> str:

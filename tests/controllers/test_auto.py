@@ -18,7 +18,16 @@ import torch
 from controllers.worlds import Guesser, World, informed, overconfident, steady
 
 from paceline.controllers import Plan, Signal
-from paceline.controllers.auto import LONGEST_WAIT, AutoController, Costs, CostStore
+from paceline.controllers.auto import (
+    BUCKETS,
+    LONGEST_WAIT,
+    Acceptance,
+    AutoController,
+    Costs,
+    CostStore,
+    SequenceOdds,
+    Stopper,
+)
 from paceline.controllers.policies import FixedController
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
@@ -51,6 +60,11 @@ def jump(rows: int) -> float:
     return 1e-3 * (PLAIN_MS if rows == 1 else 2.3 * PLAIN_MS + 0.5 * rows)
 
 
+def tiles(rows: int) -> float:
+    """A kernel works on tiles of four rows: the first row of a tile costs most."""
+    return 1e-3 * PLAIN_MS * (1.0 + 1.4 * ((rows - 1) // 4) + 0.1 * ((rows - 1) % 4))
+
+
 def draft(chance: object, cost: float, **options: object) -> Guesser:
     """A draft model, one level costing this share of a plain step."""
     seconds = 1e-3 * PLAIN_MS * cost
@@ -71,6 +85,8 @@ WORLDS = {
     "poor and dear draft, packed": World([draft(steady(0.3), 0.3)], packed),
     "draft, compute bound": World([draft(steady(0.85), 0.1)], compute_bound),
     "poor draft, compute bound": World([draft(steady(0.4), 0.1)], compute_bound),
+    "very good and dear draft, tiles": World([draft(steady(0.95), 0.28)], tiles),
+    "very good draft, tiles": World([draft(steady(0.97), 0.1)], tiles),
     "good draft, jump": World([draft(steady(0.95), 0.03)], jump),
     "draft, jump": World([draft(steady(0.6), 0.1)], jump),
     "informed draft, packed": World([draft(informed(0.2, 0.95), 0.1)], packed),
@@ -230,6 +246,26 @@ def test_a_table_and_a_dear_drafter_together_beat_each_alone() -> None:
     assert both > 1.1 * max(alone)
 
 
+def requests(prompt: int) -> World:
+    """Requests of 40 steps, whose prompts a good draft model reads at 32 tokens in the time of a plain step."""
+    guesser = Guesser("draft", steady(0.9), per_level=0.15e-3 * PLAIN_MS, reading=1e-3 * PLAIN_MS * prompt / 32)
+    return World([guesser], packed, request=40, prompt=prompt)
+
+
+def test_prompts_are_read_where_the_drafts_pay_for_it() -> None:
+    """A long prompt takes longer to read than drafts save in a short answer; nothing is read of the next ones."""
+    for prompt, least, most in ((64, 1.5, 9.0), (8000, 0.97, 1.01)):
+        world = requests(prompt)
+        controller = automatic(world)
+        world.run(controller, 400)
+        gain = world.run(controller, 400, start=400) / world.run(FixedController(0, drafters=world.names), 10)
+        assert least < gain < most, prompt
+    always = requests(8000).run(FixedController(4, drafters=["draft"]), 400)
+    assert always < 0.8 * requests(8000).run(FixedController(0, drafters=["draft"]), 10), (
+        "the control reads each of them"
+    )
+
+
 def test_no_drafts_from_the_given_batch_size_on() -> None:
     world = WORLDS["good draft, packed"]
     controller = AutoController(world.costs(), world.names, disable_by_batch_size=2)
@@ -271,6 +307,27 @@ def test_the_stopper_goes_further_the_surer_the_drafter_is() -> None:
 
     assert depth(0.2) < depth(0.95)
     assert depth(0.2) < depth(0.95), "a second draft under the same budget begins anew"
+
+
+def stopped_before(chance: float, prices: list[float]) -> int:
+    """The level before which a draft ends whose tokens are all accepted with this chance."""
+    acceptance, own = Acceptance(1), SequenceOdds(1)
+    right = np.random.default_rng(0).random(4000) < chance
+    for hit in right.tolist():
+        for bucket in range(1, BUCKETS):
+            acceptance.sources[0].learn(bucket, 0.9, hit)
+            acceptance.sources[0].learn_level(bucket, 1, hit)
+    stopper, depth = Stopper(acceptance, own, 0, prices), 2
+    while depth <= len(prices) and stopper(depth, 0.9 ** (depth - 1), None):
+        depth += 1
+    return depth
+
+
+def test_the_stopper_looks_beyond_the_dear_first_row_of_a_tile() -> None:
+    tile = [0.2, 0.2, 0.2, 1.0, 0.2, 0.2, 0.2]
+    assert stopped_before(0.97, tile) == 8, "the next rows are worth the dear one"
+    assert stopped_before(0.97, tile[:4]) == 4, "which alone is not"
+    assert stopped_before(0.7, tile) == 4
 
 
 def test_drawn_trials_are_never_cut_for_what_came_up() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.controllers import StepTimes
-from paceline.controllers.auto import GRID, CostKey, Costs, CostStore, Curve, Line
+from paceline.controllers.auto import GRID, Beside, CostKey, Costs, CostStore, Curve, Forecast, Line, choose
+from paceline.models import load_runner
+from paceline.models.cpu import source_number
+from paceline.models.loading import BUNDLED_FOLDER
 
 KEY = CostKey(fingerprint="f", device="cpu", dtype="float32", passes="compiled", threads=2, torch="2", paceline="0")
 
@@ -47,6 +52,53 @@ def test_real_steps_make_new_points_and_one_slow_one_does_not() -> None:
     assert curve.at(32) == pytest.approx(0.02, rel=0.3)
 
 
+TILES = {1: 40.0, 2: 45.0, 3: 51.0, 4: 57.0, 5: 94.0, 6: 100.0, 7: 108.0, 8: 118.0}
+"""Milliseconds of a kernel that works in tiles of four rows."""
+
+
+def test_steps_between_measured_points_become_points() -> None:
+    """A line from 1 row to 8 says 85 ms for the last row of a tile, which takes 57."""
+    curve = Curve({1: TILES[1], 8: TILES[8]})
+    assert curve.at(4) > 70.0
+    for rows in (3, 4, 5) * 3:
+        curve.observe(rows, TILES[rows])
+    assert [curve.at(rows) for rows in (3, 4, 5)] == pytest.approx([TILES[rows] for rows in (3, 4, 5)], rel=0.02)
+    for _ in range(2):
+        curve.observe(6, TILES[6])
+    assert 6 not in curve.points, "two steps may both have been held up"
+
+
+def test_hope_reaches_from_a_measured_point_to_the_next() -> None:
+    curve = Curve({1: 40.0, 4: 57.0, 8: 118.0})
+    assert curve.table(8, hopeful=True)[1:] == pytest.approx([40.0, 40.0, 40.0, 57.0, 57.0, 57.0, 57.0, 118.0])
+    assert curve.table(8)[6] == pytest.approx((57.0 + 118.0) / 2)
+    assert curve.table(20, hopeful=True)[20] == curve.table(20)[20], "beyond the last point, a slope"
+    measured = Curve(TILES)
+    assert measured.table(8, hopeful=True) == measured.table(8), "nor where all is known"
+
+
+def test_one_dear_row_does_not_make_all_beyond_it_dear() -> None:
+    """The fifth row begins a tile, whose further rows are nearly free; its own step is no slope."""
+    curve = Curve({rows: TILES[rows] for rows in range(1, 6)})
+    assert curve.at(8) < 94.0 + 3 * (94.0 - 57.0) * 0.6
+    assert curve.at(8) == pytest.approx(94.0 + 3 * (94.0 - 45.0) / 3)
+
+
+def test_a_drafter_that_seldom_finds_anything_is_charged_for_whole_drafts() -> None:
+    """With 4 levels half of the steps score 5 rows, at 94 ms, half 1 at 40: 67 on average, and 3 rows, which is their
+    mean number, take 51. Three levels fill the tile.
+    """
+    table = Curve(TILES).table(8)
+    forecast = Forecast(0, [0.0, 1.0, 2.0, 3.0, 4.0], [0.0] * 5, [0.0] * 5, 0.5, 1.0, Beside())
+    found = choose([forecast], table, 1)
+    assert found.picks[0].levels == 3
+    assert found.seconds == pytest.approx((TILES[1] + TILES[4]) / 2)
+    assert (1.0 + 0.5 * 4.0) / table[3] > (1.0 + 0.5 * 3.0) / table[2], "by the mean number of rows 4 levels win"
+    several = choose([forecast], table, 2)
+    assert several.picks[0].levels == 2
+    assert several.seconds == pytest.approx(table[2 + 2]), "of a batch some find something in every step"
+
+
 def test_the_curve_follows_the_machine() -> None:
     """Twice as slow: points that were not seen lately follow those that were."""
     curve = Curve({1: 0.01, 8: 0.012, 32: 0.02})
@@ -78,6 +130,19 @@ def test_a_line_finds_both_its_parts(fixed: float, level: float) -> None:
         line.observe(levels, fixed + level * levels)
     assert line.at(3) == pytest.approx(fixed + 3 * level, rel=0.05)
     assert line.at(8) == pytest.approx(fixed + 8 * level, rel=0.1)
+
+
+@pytest.mark.parametrize("held_up", [2, 3])
+def test_a_draft_that_was_held_up_is_not_believed(held_up: int) -> None:
+    """Else a drafter that seems twenty times as dear is never asked again."""
+    line = Line()
+    for count in (1, 2, 3):
+        line.observe(4, 4e-3 * (20 if count == held_up else 1))
+    assert line.at(4) < 2.6 * 4e-3
+    again = Line()
+    for seconds in (1.0, 4e-3, 4e-3):
+        again.observe(4, seconds)
+    assert again.at(4) == pytest.approx(4e-3)
 
 
 def test_the_point_past_the_plan_is_what_is_measured() -> None:
@@ -125,6 +190,13 @@ def test_costs_survive_a_process(tmp_path: Path) -> None:
     again.restore_drafts(json.loads(json.dumps(costs.drafts())))
     assert again.line("draft").at(2) == pytest.approx(costs.line("draft").at(2))
     assert not Costs(CostStore(KEY, tmp_path / "elsewhere")).knows(1, 10)
+    assert not Costs(CostStore(replace(KEY, kernels=7), tmp_path)).knows(1, 10), "other kernels, other prices"
+
+
+def test_prices_belong_to_the_kernels_that_were_timed() -> None:
+    info = load_runner(BUNDLED_FOLDER / "draft").info
+    assert CostKey.of(info).kernels == source_number() != 0
+    assert CostKey.of(replace(info, device=torch.device("meta"))).kernels == 0
 
 
 @pytest.mark.parametrize(
@@ -132,7 +204,7 @@ def test_costs_survive_a_process(tmp_path: Path) -> None:
     [
         {},
         {"curves": [[0, 0, [[1, -1.0]]]], "others": []},
-        {"curves": [[0, 0, [[7, 1.0]]]], "others": []},
+        {"curves": [[0, 0, [[7000, 1.0]]]], "others": []},
         {"curves": [], "others": [[0, True, 1e300]]},
     ],
 )

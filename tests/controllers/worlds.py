@@ -96,7 +96,9 @@ def judged(tree: TokenTree, proposed: TokenTree | None = None) -> Verdict:
 
 @dataclass
 class World:
-    """Drafters, and the seconds of scoring so many rows."""
+    """Drafters, and the seconds of scoring so many rows; `request`: steps after which a new text begins, of `prompt`
+    tokens.
+    """
 
     drafters: Sequence[Guesser]
     seconds: Callable[[int], float]
@@ -105,6 +107,7 @@ class World:
     outliers: float = 0.01
     remaining: int = 1000
     request: int = 0
+    prompt: int = 100
     _read: set[str] = field(default_factory=set)
     _plan: Plan = field(default_factory=lambda: Plan(()))
     _left: int = 0
@@ -128,12 +131,20 @@ class World:
             tokens, elapsed = tokens + gained, elapsed + spent
         return tokens / elapsed
 
+    def _signal(self, key: int, step: int) -> Signal:
+        """A text of its own for every request, which comes to its end."""
+        if not self.request:
+            return Signal(key, self.prompt + step, self.remaining, 0.0)
+        request, within = divmod(step, self.request)
+        remaining = min(self.remaining, 2 * (self.request - within))
+        return Signal(key + self.batch * request, self.prompt + within, remaining, 0.0)
+
     def step(self, controller: Any, step: int, rng: np.random.Generator) -> tuple[int, float]:
         """One step of the loop; tokens and seconds. Sequences are the same in every step, so a plan ends by itself
         alone.
         """
         if self._left < 1:
-            self._plan = controller.plan([Signal(key, 100 + step, self.remaining, 0.0) for key in range(self.batch)])
+            self._plan = controller.plan([self._signal(key, step) for key in range(self.batch)])
             self._left, self._outcome = self._plan.steps, None
         self._left -= 1
         trees = [EMPTY_TREE] * self.batch

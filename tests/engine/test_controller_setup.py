@@ -117,7 +117,7 @@ KANGAROO = {"method": "ngram", "controller": "kangaroo"}
         ),
         (
             {"nonsense": 1},
-            r"shared_tables, suffix_decoding_cache_prompts and \d+ more \(listed in the documentation\); with",
+            r"max_nodes, max_tenants and \d+ more \(listed in the documentation\); with",
         ),
         ({"modl": "toy"}, r"speculative_config does not know 'modl'; did you mean model"),
         ({"method": "ngram", "controler": "fixed"}, r"of 'ngram' does not know 'controler'; did you mean controller\?"),

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import LLM, SamplingParams
 from paceline.models import load_runner
 from paceline.models.cpu import PER_GROUP, Pages, block_sums, pack_rows, row_pitch, to_signed_bytes
-from paceline.models.loading import TYPES, BlockRows, block_values
+from paceline.models.loading import TYPES, BlockRows, block_values, head_share
 from paceline.tree import EMPTY_TREE, TokenTree
 
 INPUTS = 512
@@ -202,6 +202,23 @@ def test_a_cut_head_keeps_the_rows_that_are_asked_for(tmp_path: Path) -> None:
     logits = [one.extend([one.open()], [TEXT]).logits for one in (whole, cut)]
     assert torch.equal(logits[0][:, [3, 17, 90]], logits[1][:, [3, 17, 90]])
     assert torch.isinf(logits[1]).sum() == 128 - 3
+    assert cut.inner.info.quantization == whole.info.quantization, "its blocks are kept as well"
+    assert type(cut.inner.passes) is type(whole.passes)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_share_of_a_head_is_that_of_its_bytes(tmp_path: Path, tied: bool) -> None:
+    """As the package gguf reads the file: a head of 8 bits among matrices of 4 is more than its numbers tell."""
+    wide = "token_embd.weight" if tied else "output.weight"
+    kinds: Any = lambda name: Kind.Q8_0 if name == wide else Kind.Q4_0  # noqa: E731
+    path = write(tmp_path / "m.gguf", "llama", llama(tie_word_embeddings=tied), kinds)
+    read = {one.name: one for one in gguf.GGUFReader(path).tensors if len(one.shape) == 2}
+    head, table = read.get("output.weight", read["token_embd.weight"]), read.pop("token_embd.weight")
+    others = [one for one in read.values() if one.name != "output.weight"]
+    size = int(head.n_bytes)
+    assert head_share(path) == pytest.approx(size / (size + sum(int(one.n_bytes) for one in others)))
+    numbers = int(table.n_elements) / (int(table.n_elements) + sum(int(one.n_elements) for one in others))
+    assert head_share(path) > 1.5 * numbers
 
 
 def test_drafts_change_no_token(tmp_path: Path) -> None:

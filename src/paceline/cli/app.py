@@ -26,6 +26,7 @@ from paceline.cli import (
     chat,
     codebooks,
     convert,
+    count_tokens,
     datastore,
     demo,
     doctor,
@@ -75,6 +76,7 @@ app.command("tune")(tune.command)
 app.command("train")(train.command)
 app.add_typer(codebooks.app, name="codebooks")
 app.command("convert")(convert.command)
+app.command("count-tokens")(count_tokens.command)
 app.add_typer(profile.app, name="profile")
 app.command("doctor")(doctor.command)
 app.add_typer(datastore.app, name="datastore")

@@ -120,7 +120,11 @@ def _indent(line: str) -> str:
 
 
 def _probed(probe: Any) -> str:
-    """What a probe saw, in one line."""
+    """What a probe saw, in one line, and how the drafter was set up."""
+    return _seen(probe) + (f"; {probe.note}" if probe.note else "")
+
+
+def _seen(probe: Any) -> str:
     hits, number = sum(one.hit for one in probe.drafted_tokens), len(probe.drafted_tokens)
     if not number:
         return f"probe of {probe.drafter}: nothing drafted"

@@ -84,6 +84,10 @@ def in_use(llm: LLM) -> list[str]:
         lines = [f"method: auto, which drafts with {listed(llm.drafter_methods)}{_settings(config)}"]
     else:
         lines = [f"method: {listed(llm.drafter_methods)}{_settings(config)}"]
+    drafter_set = llm.engine.parts.drafter_set
+    lines += [
+        f"{name}: {one.note}" for name, one in zip(drafter_set.names, drafter_set.drafters, strict=True) if one.note
+    ]
     if llm.profile is not None:
         lines.append(str(llm.profile))
     return lines

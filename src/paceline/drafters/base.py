@@ -111,6 +111,14 @@ class Models(Protocol):
     def copy_of_target(self, quantization: str, *, head_rows: Sequence[int] | None = None) -> Runner:
         """The target with rounded weights, "int8" or "int4", made from its own files."""
 
+    def counts_file(self) -> Path | None:
+        """The file in which the target's tokens were counted (`paceline count-tokens`); None where they were not."""
+
+    def head_share(self, model: str | None = None) -> float:
+        """The head's share of the weights that a step of a model reads; of the target for None, 0 where the head cannot
+        be cut.
+        """
+
     def base_of_target(self) -> Runner:
         """The target without the LoRA adapter that it was loaded with."""
 
@@ -223,9 +231,11 @@ class Drafter(ABC):
         rewinds: `rewind` may be called, so that other drafters can be built on it.
         tree_policy: name of the policy by which it grows trees; "chain" where there is none.
         tables: what it learns from text, to be saved on request.
+        note: what people should know of how it was set up, which `doctor` and `explain` show.
     """
 
     name: str = ""
+    note: str = ""
     taps: Sequence[int] = ()
     tap_window: int | None = None
     catches_up: bool = False

@@ -16,6 +16,7 @@ from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
 from paceline.engine.controller_setup import (
+    OF_THE_DRAFT,
     OTHER_TOKENIZER,
     auto_table,
     build_controller,
@@ -153,9 +154,10 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
-    tables = {key: value for key, value in config.options.items() if key != OTHER_TOKENIZER}
-    own = {key: value for key, value in config.options.items() if key == OTHER_TOKENIZER}
-    need(draft is not None or not own, OTHER_TOKENIZER, "be given together with a draft model", own)
+    tables = {key: value for key, value in config.options.items() if key not in OF_THE_DRAFT}
+    own = {key: value for key, value in config.options.items() if key in OF_THE_DRAFT}
+    for key, value in own.items():
+        need(draft is not None, key, "be given together with a draft model", value)
     found = [
         SpeculativeConfig(method="prediction"),
         SpeculativeConfig(method="grammar"),

@@ -43,6 +43,15 @@ METHODS: Final = ("plan", "select", "observe", "forget")
 OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
 """vLLM's option of draft models whose tokenizer is not the target's (`engine.build` makes it method "tli")."""
 
+OF_THE_DRAFT: Final = (
+    OTHER_TOKENIZER,
+    "draft_vocab_size",
+    "draft_vocab_file",
+    "draft_device",
+    "draft_sample_method",
+)
+"""Options beside "auto" that are its draft model's."""
+
 INFERRED: Final = ("auto", "draft_model")
 """Methods that a configuration gets where it names none."""
 
@@ -131,7 +140,7 @@ def _reject_unknown(config: SpeculativeConfig, theirs: Sequence[str], own: Seque
     if config.controller is not None:
         kind += f" with controller {config.controller!r}"
     reject_unknown_keys(kind, unknown, [*theirs, *own], general)
-    rest = {key for key in config.options if key not in own and key != OTHER_TOKENIZER}
+    rest = {key for key in config.options if key not in own and key not in OF_THE_DRAFT}
     if config.method == "auto" and not rest <= set(options_of(auto_table(dict.fromkeys(rest)))):
         raise ConfigError(
             f"no single method of 'auto' has all of the options {', '.join(sorted(rest))}; name the method"
@@ -232,13 +241,13 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _drafter_options(config: SpeculativeConfig) -> list[str]:
-    """Options that the drafter of a single method has; "auto" passes them to the table that knows them, beside a list
-    there are none.
+    """Options that the drafter of a single method has; "auto" passes them to its draft model or the table that knows
+    them, beside a list there are none.
     """
     if not isinstance(config.method, str):
         return []
     if config.method == "auto":
-        return [OTHER_TOKENIZER, *(key for name in AUTO_TABLES for key in options_of(name))]
+        return [*OF_THE_DRAFT, *(key for name in AUTO_TABLES for key in options_of(name))]
     return options_of(config.method) + [OTHER_TOKENIZER] * (config.method == "draft_model")
 
 

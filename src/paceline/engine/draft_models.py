@@ -20,10 +20,11 @@ from typing import Any, Final
 import torch
 
 from paceline.config import QUANTIZATIONS, EngineConfig
+from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
 from paceline.models import ModelInfo, Runner, load_runner, resolve_device
 from paceline.models.denoiser import Denoiser, load_denoiser
-from paceline.models.loading import Tokenizer, read_config, resolve, same_tokenizer
+from paceline.models.loading import Tokenizer, head_share, read_config, resolve, same_tokenizer
 
 logger = logging.getLogger("paceline.engine")
 
@@ -263,6 +264,19 @@ class DraftModels:
                 head_rows=head_rows, lora=self._lora,
             ),
         )  # fmt: skip
+
+    def counts_file(self) -> Path | None:
+        """See `drafters.base.Models.counts_file`."""
+        path = counts_path(self.folder)
+        return path if path.is_file() else None
+
+    def head_share(self, model: str | None = None) -> float:
+        """See `drafters.base.Models.head_share`.
+
+        Raises:
+            CheckpointError: nothing to load there.
+        """
+        return head_share(self.folder if model is None else resolve(model, code=self._trust))
 
     def base_of_target(self) -> Runner:
         """The target without its LoRA adapter, read again from its files.

@@ -157,6 +157,7 @@ class ProbeFacts:
         draft_seconds: of one drafted token; 0 where it drafted nothing.
         target_seconds: rows -> seconds of one pass of the target, with 1 and with more rows.
         dropped: why the engine dropped it; "" if it did not.
+        note: how it was set up (`Drafter.note`).
     """
 
     drafter: str
@@ -166,6 +167,7 @@ class ProbeFacts:
     draft_seconds: float = 0.0
     target_seconds: Mapping[int, float] = field(default_factory=dict)
     dropped: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,7 @@ def probe(
                 draft_seconds=median(spent[1:] or spent) if spent else 0.0,
                 target_seconds=seconds,
                 dropped=dropped,
+                note=drafter.note,
             )
         )
     progress("probing drafters", len(found), len(found))
@@ -267,6 +268,7 @@ class Visit:
         probes = [
             {
                 "drafter": probe.drafter,
+                "note": probe.note,
                 "drafted_tokens": len(probe.drafted_tokens),
                 "accepted": sum(one.hit for one in probe.drafted_tokens),
                 "draft_seconds_per_token": probe.draft_seconds,

@@ -42,8 +42,8 @@ from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
-from paceline.models.loading import resolve
-from paceline.profiles import Conditions, Profile, model_digest
+from paceline.models.loading import digest_of, resolve
+from paceline.profiles import Conditions, Profile
 
 LEAST_TOKENS: Final = 16
 """Runs are not made shorter than this: what a step takes shows in the steps after the first ones."""
@@ -441,7 +441,7 @@ def _profile(found: Tuning, chosen: Arm, conditions: Conditions) -> Profile:
         "interrupted": found.interrupted,
         "model": found.model,
     }
-    drafts = {name: model_digest("", resolve(name)) for name in chosen.drafts}
+    drafts = {name: digest_of(resolve(name)) for name in chosen.drafts}
     return Profile(
         conditions=conditions, speculative_config=config, threads=chosen.threads, drafts=drafts, measured=measured
     )

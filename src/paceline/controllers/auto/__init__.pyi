@@ -1,6 +1,8 @@
+from .acceptance import BUCKETS as BUCKETS
 from .acceptance import Acceptance as Acceptance
 from .acceptance import SequenceOdds as SequenceOdds
 from .acceptance import Source as Source
+from .acceptance import Stopper as Stopper
 from .choice import Beside as Beside
 from .choice import Forecast as Forecast
 from .choice import choose as choose

@@ -260,17 +260,23 @@ class Gap:
 
 
 class Stopper:
-    """Ends a draft before the first level that is not worth its time (`Budget.go_on`).
+    """Ends a draft before the first level from which on nothing is worth its time (`Budget.go_on`).
 
+    Further levels are looked at too: of a tile of rows the first costs more than it brings, the rest next to nothing.
     It reads only confidences of tokens already drawn, never of the level that it decides about.
+
+    Args:
+        prices: of each level from 1 on, the tokens that its time brings otherwise.
     """
 
-    __slots__ = ("_acceptance", "_own", "_source", "chance", "confidence", "levels", "price", "reach", "stopped")
+    __slots__ = (
+        "_acceptance", "_own", "_prices", "_source", "chance", "confidence", "levels", "price", "reach", "stopped",
+    )  # fmt: skip
 
-    def __init__(self, acceptance: Acceptance, own: SequenceOdds, source: int, price: float) -> None:
-        self._acceptance, self._own, self._source, self.price = acceptance, own, source, price
+    def __init__(self, acceptance: Acceptance, own: SequenceOdds, source: int, prices: Sequence[float]) -> None:
+        self._acceptance, self._own, self._source, self._prices = acceptance, own, source, prices
         self.confidence = self.reach = self.chance = 1.0
-        self.levels, self.stopped = 1, 0
+        self.levels, self.stopped, self.price = 1, 0, 0.0
 
     def __call__(self, depth: int, confidence: float, features: object) -> bool:
         if depth == 2:  # a new draft
@@ -279,12 +285,24 @@ class Stopper:
         last = min(confidence / self.confidence, 1.0) if self.confidence > 0 else 0.0
         self.confidence = confidence
         self.reach *= self._acceptance.node(self._own, self._source, DEPTH_BUCKET[depth - 1], last)
-        self.chance = self.reach * self._acceptance.level(self._own, self._source, DEPTH_BUCKET[depth])
-        if self.chance <= self.price:
+        if not self._pays(depth):
             self.stopped, self.levels = depth, depth - 1
             return False
         self.levels = depth
         return True
+
+    def _pays(self, depth: int) -> bool:
+        """Whether this level, or the next few with it, bring more than their time does otherwise."""
+        reach, gain = self.reach, 0.0
+        for level in range(depth, max(depth, len(self._prices)) + 1):
+            reach *= self._acceptance.level(self._own, self._source, DEPTH_BUCKET[level])
+            price = self._prices[min(level, len(self._prices)) - 1]
+            if level == depth:
+                self.chance, self.price = reach, price
+            gain += reach - price
+            if gain > 0.0:
+                return True
+        return False
 
 
 def nodes(tree: TokenTree) -> Iterator[tuple[int, int, int, float]]:

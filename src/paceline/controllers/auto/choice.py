@@ -31,9 +31,11 @@ class Forecast:
     Attributes:
         gains: by levels from 0 on, tokens that a draft of so many levels adds where it finds something and is alone.
         rival_gains: the same where an earlier drafter's draft fails.
-        seconds: by levels, what drafting takes. finds: how often it proposes anything.
+        seconds: by levels, what drafting takes, with this step's part of `reading`. finds: how often it proposes
+            anything.
         width: nodes on a level.
         beside: what became of it behind earlier drafters.
+        reading: seconds until it has read what it has not seen of the texts.
     """
 
     drafter: int
@@ -43,6 +45,7 @@ class Forecast:
     finds: float
     width: float
     beside: Beside
+    reading: float = 0.0
 
     def price(self, levels: int, table: Sequence[float], size: int, rate: float) -> float:
         """Tokens that the time of such a draft, and of scoring it, brings otherwise.
@@ -183,10 +186,19 @@ def _with(before: Choice, one: Forecast, pick: Pick, table: Sequence[float], siz
     levels, beside = pick.levels, one.beside if before.picks else Beside()
     gain = one.finds * (beside.alone * one.gains[levels] + beside.failing * one.rival_gains[levels])
     drafting = before.drafting + min(1.0, size * beside.asked) * one.seconds[levels]
-    rows = before.rows + one.finds * beside.asked * size * levels * one.width
+    share, more = one.finds * beside.asked, size * levels * one.width
+    rows = before.rows + share * more
+    if size == 1:  # it drafts or does not: the mean of two prices, not the price of a mean number of rows
+        scoring = (1.0 - share) * _at(table, before.rows) + share * _at(table, before.rows + more)
+    else:
+        scoring = _at(table, rows)
+    return Choice((*before.picks, pick), before.tokens + gain, drafting + scoring, rows, drafting)
+
+
+def _at(table: Sequence[float], rows: float) -> float:
+    """Seconds of a number of rows between two."""
     low = min(int(rows), len(table) - 2)
-    seconds = drafting + table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])
-    return Choice((*before.picks, pick), before.tokens + gain, seconds, rows, drafting)
+    return table[low] + (min(rows, len(table) - 1) - low) * (table[low + 1] - table[low])
 
 
 def worth_scoring(

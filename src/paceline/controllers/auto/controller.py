@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -69,7 +70,7 @@ TRY_LEVELS: Final = 4
 TRY_BESIDE: Final = 0.25
 """A try drafts where earlier drafters are right with no more than this chance, whatever it is expected to bring."""
 
-TIMED: Final = 2
+TIMED: Final = 3
 """Short drafts of a drafter that was never timed before its price is believed."""
 
 PLANNING: Final = 0.01
@@ -77,6 +78,12 @@ PLANNING: Final = 0.01
 
 SPREAD: Final = 0.97
 """Share of what a drafter took to read prompts that is still to be paid for after a step."""
+
+MOST_READING: Final = 1e3
+"""Seconds of a token that are no measurement."""
+
+ENOUGH_READ: Final = 32
+"""Tokens that tell what reading takes; fewer are read together with a draft."""
 
 MOST_STEPS: Final = 64
 """Steps that a plan holds for at most; 8 while a drafter is tried."""
@@ -90,9 +97,14 @@ LIMIT: Final = 1024
 
 @dataclass(slots=True)
 class _Sequence:
-    """What is kept of one sequence across steps."""
+    """What is kept of one sequence across steps.
+
+    Attributes:
+        read: by drafter, tokens of its text that it has read.
+    """
 
     own: SequenceOdds
+    read: dict[int, int] = field(default_factory=dict)
     stoppers: dict[int, Stopper] = field(default_factory=dict)
     gaps: dict[int, Gap] = field(default_factory=dict)
 
@@ -167,6 +179,7 @@ class AutoController(Controller):
         self.sequences: dict[int, _Sequence] = {}
         self._beside = [Beside()] * len(self.names)
         self._debts = [0.0] * len(self.names)
+        self._reading = [0.0] * len(self.names)  # seconds of a token of a text that a drafter has not seen
         self._speedups: dict[int, float] = {}
         self._planning = 0.0
         self._since_plain = self._ended = 0
@@ -180,7 +193,8 @@ class AutoController(Controller):
         start = self.clock()
         size, context = len(signals), max((signal.length for signal in signals), default=0)
         limit = self.disable_by_batch_size
-        table = self.costs.table(size, context, min(size * (1 + self.max_nodes), max(GRID[-1], 2 * size)))
+        most = min(size * (1 + self.max_nodes), max(GRID[-1], 2 * size))
+        table = self.costs.table(size, context, most, hopeful=True)
         rate = max(self._speedups.get(batch_bucket(size), 1.0), 1.0) * size / table[size]
         batch = [self._sequence(signal.key) for signal in signals]
         self._now = now = _Now(signals, batch, context, table, rate, Choice((), float(size), table[size], float(size)))
@@ -255,15 +269,24 @@ class AutoController(Controller):
         depth = max(min(self.max_depth, self.max_nodes, remaining), 0)
         levels = [[self.acceptance.level(one.own, drafter, b) for b in range(BUCKETS)] for one in now.batch]
         line, finds = self.costs.line(self.names[drafter], now.size), self.acceptance.sources[drafter].finds
+        found = gains(levels, 1, depth, DEPTH_BUCKET)
+        reading = self._reading[drafter] * self._unread(now, drafter)
+        share = reading / max(sum(signal.remaining for signal in now.signals), 1)  # of it that each token bears
         return Forecast(
             drafter,
-            gains(levels, 1, depth, DEPTH_BUCKET),
+            found,
             gains(levels, RIVAL, depth, DEPTH_BUCKET),
-            [0.0, *(line.at(level) for level in range(1, depth + 1))],
+            [0.0, *(line.at(level) + share * (now.size + found[level]) for level in range(1, depth + 1))],
             finds,
             width,
             self._beside[drafter],
+            reading,
         )
+
+    def _unread(self, now: _Now, drafter: int) -> int:
+        """Tokens of the texts that a drafter has not read."""
+        pairs = zip(now.signals, now.batch, strict=True)
+        return sum(max(signal.length - sequence.read.get(drafter, 0), 0) for signal, sequence in pairs)
 
     def _probe(self, now: _Now) -> None:
         """Measure the grid point past what the plan scores, if the ledger pays for it."""
@@ -277,7 +300,7 @@ class AutoController(Controller):
             self.ledger.spend(took)
             self._planning -= took
             now.probed = took
-            now.table = self.costs.table(now.size, now.context, last)
+            now.table = self.costs.table(now.size, now.context, last, hopeful=True)
 
     def _try(self, now: _Now, one: Forecast) -> Pick | None:
         """A short draft by a drafter that does not seem to pay, if the ledger bears the loss of all of it."""
@@ -285,7 +308,7 @@ class AutoController(Controller):
         if levels < 1:
             return None
         rows = min(now.size * (1 + levels), len(now.table) - 1)
-        loss = one.seconds[levels] + now.table[rows] - now.plain
+        loss = one.seconds[levels] + one.reading + now.table[rows] - now.plain
         return Pick(one.drafter, levels) if self.ledger.affords(loss) else None
 
     def _of_sequence(self, now: _Now, sequence: _Sequence) -> list[Budget]:
@@ -293,19 +316,40 @@ class AutoController(Controller):
         found = [NO_BUDGET] * len(self.names)
         sequence.stoppers, sequence.gaps = {}, {}
         off = {one.drafter for one in now.planned if one.state is State.OFF}
-        rows = min(max(int(now.choice.rows), 2 * now.size), len(now.table) - 1)
-        row = (now.table[rows] - now.table[rows - now.size]) / now.size
         for one in now.planned:
             drafter = one.drafter
-            levels = min(one.pick.levels + (not one.cheap), self.max_depth)  # one more, where the stopper lets it
+            levels = self._most_levels(one)
             width = self.acceptance.sources[drafter].width
-            level = self.costs.line(one.name, now.size).per_level / now.size + row
-            stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, now.rate * level)
+            prices = self._prices(now, one, levels)
+            stopper = sequence.stoppers[drafter] = Stopper(self.acceptance, sequence.own, drafter, prices)
             nodes = min(self.max_nodes, levels if width < 1.1 else int(2 * width * levels) + 1)
             gap = sequence.gaps[drafter] = Gap(self.acceptance, sequence.own, drafter, one.most, off)
             needed = gap if one.most < 1.0 else always_needed
             found[drafter] = Budget(nodes, min(levels, nodes), stopper, needed)
         return found
+
+    def _most_levels(self, one: PlannedDraft) -> int:
+        """Levels that a drafter may draft: more than planned, where the stopper finds that they pay."""
+        levels = one.pick.levels
+        more = 0 if one.cheap else 1 if one.state is not State.ON else levels + 1
+        return min(levels + more, self.max_depth)
+
+    def _prices(self, now: _Now, one: PlannedDraft, levels: int) -> list[float]:
+        """Tokens that the time of each level, from 1 on, brings otherwise: of drafting it and of scoring its row.
+
+        A single sequence's rows are known one by one; those of a batch lie anywhere, so that they cost what rows cost
+        on average.
+        """
+        size, table = now.size, now.table
+        last, per_level = len(table) - 1, self.costs.line(one.name, size).per_level / size
+        if size > 1:
+            rows = min(max(int(now.choice.rows), 2 * size), last)
+            return [now.rate * (per_level + (table[rows] - table[rows - size]) / size)] * levels
+        source = self.acceptance.sources[one.drafter]
+        others = now.choice.rows - source.finds * one.pick.levels * source.width if now.choice.picks else 1.0
+        first = max(int(others), 1)
+        at = [table[min(first + round(level * source.width), last)] for level in range(levels + 1)]
+        return [now.rate * (per_level + more - less) for less, more in pairwise(at)]
 
     def select(self, trees: Sequence[TokenTree]) -> list[TokenTree]:
         """The nodes that are worth their rows; trees with drawn trials whole, for what came up must not decide."""
@@ -344,8 +388,9 @@ class AutoController(Controller):
             return
         self._learn_costs(now, outcome)
         self._learn_beside(now, outcome)
+        self._learn_reading(now, outcome)
         if now.timed:  # so far a pass was the unit of time, or its price was old
-            now.table = self.costs.table(now.size, now.context, len(now.table) - 1)
+            now.table = self.costs.table(now.size, now.context, len(now.table) - 1, hopeful=True)
         for sequence, proposed, tree, verdict in zip(
             now.batch, outcome.proposed, outcome.trees, outcome.verdicts, strict=True
         ):
@@ -380,6 +425,17 @@ class AutoController(Controller):
                 levels[one.drafter] = deepest
                 source.finds += 0.05 * (min(proposing / asked, 1.0) - source.finds)
         self.costs.observe(now.size, now.context, outcome.times, self.names, levels)
+
+    def _learn_reading(self, now: _Now, outcome: Outcome) -> None:
+        """What a drafter takes to read a token, and which texts it has read now."""
+        for drafter, share in enumerate(outcome.shares):
+            if share.reading > 0.0:
+                unread, known = self._unread(now, drafter), self._reading[drafter]
+                if unread >= ENOUGH_READ:
+                    price = share.reading / unread
+                    self._reading[drafter] = price if not known else known + 0.3 * (min(price, 4.0 * known) - known)
+                for signal, sequence in zip(now.signals, now.batch, strict=True):
+                    sequence.read[drafter] = signal.length
 
     def _learn_beside(self, now: _Now, outcome: Outcome) -> None:
         """What earlier drafters left to those behind them."""
@@ -433,7 +489,7 @@ class AutoController(Controller):
         self._ended += 1
         if self.memory is not None and self._ended & (self._ended - 1) == 0:
             sources = [source.to_list() for source in self.acceptance.sources]
-            self.memory.save({"sources": sources, "drafts": self.costs.drafts()})
+            self.memory.save({"sources": sources, "drafts": self.costs.drafts(), "reading": self._reading})
 
     def _recall(self) -> None:
         """Take over what an earlier process learned, all of it or nothing."""
@@ -444,11 +500,14 @@ class AutoController(Controller):
             sources = [Source.restore(one) for one in kept["sources"]]
             if len(sources) != len(self.names):
                 raise ValueError("it is for other drafters")
+            reading = [float(price) for price in kept["reading"]]
+            if len(reading) != len(self.names) or not all(0.0 <= price < MOST_READING for price in reading):
+                raise ValueError("reading takes no such time")
             self.costs.restore_drafts(kept["drafts"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             logger.warning("the stored acceptance of drafters is not valid (%s); starting from scratch", error)
             return
-        self.acceptance.sources = sources
+        self.acceptance.sources, self._reading = sources, reading
 
     def _sequence(self, key: int) -> _Sequence:
         return self.sequences.setdefault(key, _Sequence(SequenceOdds(len(self.names))))

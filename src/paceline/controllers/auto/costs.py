@@ -1,9 +1,10 @@
 """What a step costs on this machine: seconds of a scoring pass by batch, rows and context, and of a draft by levels.
 
 Passes: a curve over a grid of rows for each bucket of batch sizes and contexts; one that was never seen starts as a
-copy of its nearest neighbour. Real steps keep the curve current, a probe measures grid points where nobody has been.
-Beyond the last measured
-point its slope goes on. Drafts: a line over levels for each drafter and bucket of batch sizes. What a step spends
+copy of its nearest neighbour. Few rows have a grid point each, for kernels work in tiles: a pass over five rows may
+cost as much as one over eight, and far more than one over four. Real steps add points and keep them current, a probe
+measures where nobody has been. Beyond the last measured point the slope of its last doubling goes on. Drafts: a line
+over levels for each drafter and bucket of batch sizes. What a step spends
 outside scoring and drafting is kept apart, with drafts and without.
 """
 
@@ -20,7 +21,10 @@ from paceline.controllers.base import StepTimes
 
 logger = logging.getLogger("paceline.controllers")
 
-GRID: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+LADDER: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Rows at which a pass is probed."""
+
+GRID: Final[tuple[int, ...]] = tuple(sorted({*LADDER, *range(1, 18), 20, 28, 33, 40, 65, 129}))
 """Rows at which a pass is measured; observations beyond the last are not used."""
 
 PRIOR_ROW: Final = 0.02
@@ -75,14 +79,22 @@ class Curve:
         """The largest number of rows with a point; 0 without any."""
         return max(self.points, default=0)
 
-    def table(self, rows: int) -> list[float]:
-        """Seconds for 0 to `rows` rows; 0 rows take as long as 1. Without any point a pass of 1 row is the unit."""
-        points = list(self.points.items()) or [(1, 1.0)]
-        (at, high), found, slope = points[0], [points[0][1]] * (points[0][0] + 1), PRIOR_ROW * points[0][1]
-        for point, seconds in points[1:]:
-            slope = max(seconds - high, 0.0) / (point - at)
-            found += [high + slope * i for i in range(1, point - at + 1)]
-            at, high = point, max(high, seconds)
+    def table(self, rows: int, *, hopeful: bool = False) -> list[float]:
+        """Seconds for 0 to `rows` rows; 0 rows take as long as 1. Without any point a pass of 1 row is the unit.
+
+        Args:
+            hopeful: grid points between measured ones that were not measured cost what the one before them does, so
+                that whoever looks for the best number of rows tries them; three steps put that right.
+        """
+        points = self.points or {1: 1.0}
+        at, high = next(iter(points.items()))
+        found = [high] * (at + 1)
+        for point in sorted({*points, *GRID}) if hopeful else points:
+            if at < point <= self.measured:
+                seconds = max(points.get(point, high), high)
+                found += [high + (seconds - high) * i / (point - at) for i in range(1, point - at + 1)]
+                at, high = point, seconds
+        slope = (high - found[at // 2]) / (at - at // 2) if len(points) > 1 else PRIOR_ROW * high
         found += [high + slope * i for i in range(1, rows - at + 1)]
         return found[: rows + 1]
 
@@ -104,8 +116,8 @@ class Curve:
         if self.points and seconds < self.at(rows) / 2.0:  # a pass may be held up, but not hurried
             self._correct(point, seconds / self.at(rows))
             return
-        if point > self.measured:
-            self._extend(point, rows, seconds)
+        if point not in self.points:
+            self._add(point, rows, seconds)
             return
         ratio = min(max(seconds / self.at(rows), 1.0 / _CLIP), _CLIP)
         together = ratio**_TOGETHER
@@ -121,7 +133,7 @@ class Curve:
         self.points = {p: s * beyond if p > point else s for p, s in self.points.items()}
         self.set(point, right)
 
-    def _extend(self, point: int, rows: int, seconds: float) -> None:
+    def _add(self, point: int, rows: int, seconds: float) -> None:
         seen = self._new.setdefault(point, [])
         seen.append(seconds * (self.at(point) / self.at(rows) if self.points else 1.0))
         if len(seen) >= _NEW or not self.points:
@@ -163,7 +175,9 @@ class Line:
         self.count += 1
         if self.count == 1:
             return
-        if self.count > _NEW:
+        if self.count == _NEW and levels and seconds < self.at(levels) / 2.0:  # the one before was held up
+            self._sums = [0.0] * 5
+        if self.count >= _NEW:
             seconds = min(seconds, 4.0 * self.at(levels) + _LEAST)
         new = (1.0, levels, levels * levels, seconds, levels * seconds)
         self._sums = [self._DECAY * old + one for old, one in zip(self._sums, new, strict=True)]
@@ -171,7 +185,7 @@ class Line:
         spread = n * xx - x * x
         if spread > 1e-3 * n * n:
             self.per_level = max((n * xy - x * y) / spread, 0.0)
-        elif self.count == 2:
+        elif n == 1.0:
             self.per_level = y / max(x, 1.0)
         self.per_level = min(self.per_level, y / x) if x else self.per_level
         self.fixed = max((y - self.per_level * x) / n, 0.0)
@@ -197,12 +211,12 @@ class Costs:
 
     # Reading
 
-    def table(self, batch: int, context: int, rows: int) -> list[float]:
+    def table(self, batch: int, context: int, rows: int, *, hopeful: bool = False) -> list[float]:
         """Seconds of a whole step apart from drafting, for 0 to `rows` rows.
 
-        Up to `batch` of them are a step without drafts.
+        Up to `batch` of them are a step without drafts; `hopeful`: see `Curve.table`.
         """
-        found, bucket = self._curve(batch, context).table(rows), batch_bucket(batch)
+        found, bucket = self._curve(batch, context).table(rows, hopeful=hopeful), batch_bucket(batch)
         plain = self.others.get((bucket, False), 0.0)
         drafted = max(self.others.get((bucket, True), plain), plain)
         return [seconds + (plain if row <= batch else drafted) for row, seconds in enumerate(found)]
@@ -218,14 +232,14 @@ class Costs:
         return bool(self._curve(batch, context).points)
 
     def unmeasured(self, batch: int, context: int, rows: int) -> int | None:
-        """The grid point past so many rows, where nothing was measured there or beyond.
+        """The next number of rows to probe past so many, where nothing was measured there or beyond.
 
         None also where nothing can be.
         """
-        measured = self._curve(batch, context).measured
-        if self.probe is None or measured > rows:
+        point = next((point for point in LADDER if point > rows), None)
+        if self.probe is None or point is None or self._curve(batch, context).measured >= point:
             return None
-        return next((point for point in GRID if point > max(rows, measured)), None)
+        return point
 
     def _curve(self, batch: int, context: int) -> Curve:
         """The bucket's curve, or its nearest neighbour's: of its own context first, then of its own batch size."""
@@ -263,9 +277,9 @@ class Costs:
         self.save()
 
     def measure_up_to(self, batch: int, context: int, rows: int) -> None:
-        """Time the grid's powers of two up to the first one past so many rows, unless that was measured."""
+        """Time powers of two up to the first one past so many rows, unless that was measured."""
         if self._curve(batch, context).measured < min(rows, GRID[-1]):
-            for point in GRID:
+            for point in LADDER:
                 if point & (point - 1) == 0 and point < 2 * rows:
                     self.measure(batch, context, point)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ class CostKey:
         device, dtype, passes: where, in what and by what it computes (`ModelInfo.passes`).
         threads: of PyTorch on the CPU.
         torch, paceline: versions.
+        kernels: a number of the compiled passes' sources, 0 where there are none: others have other prices.
     """
 
     fingerprint: str
@@ -33,6 +35,7 @@ class CostKey:
     threads: int
     torch: str
     paceline: str
+    kernels: int = 0
 
     @classmethod
     def of(cls, info: ModelInfo) -> CostKey:
@@ -52,7 +55,17 @@ class CostKey:
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             paceline=__version__,
+            kernels=_kernels() if info.device.type == "cpu" else 0,
         )
+
+
+@functools.cache
+def _kernels() -> int:
+    try:
+        from paceline.models.cpu import source_number
+    except (ImportError, OSError, AttributeError):  # a broken numba shows as any of them: passes are PyTorch's
+        return 0
+    return source_number()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.0
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from paceline.drafters.base import Context, DrafterArgs
@@ -22,6 +23,8 @@ from paceline.errors import CapabilityError, ConfigError
 from paceline.models import Runner
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import need
+
+logger = logging.getLogger("paceline")
 
 
 class DraftModelDrafter(ModelDrafter[DraftState]):
@@ -48,10 +51,11 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
             is 1 / nodes.
         speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0,
             0)]".
-        draft_vocab_size: tokens that the draft's head keeps (see `vocab_trim`); the others are never drafted, which
-            saves the time of their rows. None keeps all.
-        draft_vocab_file: what tells which: JSON counts by token id, JSON ids by frequency, or a text; None keeps the
-            lowest ids.
+        draft_vocab_size: tokens that the draft's head keeps, the most frequent ones; the others are never drafted,
+            which saves the time of their rows. None, the default, keeps as many as pay where the target's tokens were
+            counted (`paceline count-tokens`), else all; "all" keeps all in any case.
+        draft_vocab_file: what tells which: a file of `paceline count-tokens`, JSON counts by token id, JSON ids by
+            frequency, or a text; None takes what was counted of this target, else the lowest ids.
         draft_device: where the draft model runs: "cpu", "cuda" or "cuda:N", or "auto" for the device of this machine on
             which its levels take the least time, which is measured and logged; None is the target's.
     Raises:
@@ -77,7 +81,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
-        draft_vocab_size: int | None = None,
+        draft_vocab_size: int | str | None = None,
         draft_vocab_file: str | None = None,
         draft_device: str | None = None,
     ) -> None:
@@ -88,7 +92,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
 
     def _open(
-        self, args: DrafterArgs, model: str | None, size: int | None, file: str | None, device: str | None
+        self, args: DrafterArgs, model: str | None, size: int | str | None, file: str | None, device: str | None
     ) -> None:
         """Draft with this model, with so many rows of its head, on this device."""
         trimmed_head.check(size, file)
@@ -96,7 +100,7 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
             raise ConfigError(
                 f"speculative_config model must be a folder or hub id for method {self.name!r}, got {model!r}"
             )
-        rows = self._rows(args, size, file)
+        rows = self._rows(args, size, file, model)
         if device is None and (rows is None or args.models is None):
             runner = args.load_runner(model)
         elif args.models is None:
@@ -123,12 +127,23 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         clash = self.policy.points and method == "probabilistic"
         need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
 
-    def _rows(self, args: DrafterArgs, size: int | None, file: str | None) -> list[int] | None:
-        """Tokens that the head keeps, None for all."""
-        if size is None or args.models is None:
-            need(size is None, "draft_vocab_size", "be left out where models are not loaded from files", size)
+    def _rows(
+        self, args: DrafterArgs, size: int | str | None, file: str | None, model: str | None = None
+    ) -> list[int] | None:
+        """Tokens that the head keeps, None for all; `model`: as of `cut_head`."""
+        if args.models is None:
+            need(
+                size is None and file is None,
+                "draft_vocab_size",
+                "be left out where models are not loaded from files",
+                size,
+            )
             return None
-        return trimmed_head.kept_tokens(size, file, args.models.tokenizer, args.vocab_size)
+        found = trimmed_head.cut_head(size, file, args.models, args.vocab_size, model=model)
+        if found.words:
+            self.note = found.words
+            logger.info("%s: %s", self.name, found.words)
+        return found.tokens
 
     def _use(self, runner: Runner, name: str) -> None:
         """Draft with this model."""

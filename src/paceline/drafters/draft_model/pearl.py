@@ -302,7 +302,7 @@ class PearlDrafter(DraftModelDrafter):
         num_speculative_tokens: int | None = None,
         overlap: bool | None = None,
         draft_sample_method: SampleMethod | None = None,
-        draft_vocab_size: int | None = None,
+        draft_vocab_size: int | str | None = None,
         draft_vocab_file: str | None = None,
         draft_device: str | None = None,
     ) -> None:

@@ -49,7 +49,7 @@ class QuantizedCopyDrafter(DraftModelDrafter):
         tree_width: int | Sequence[int] | None = None,
         tree_threshold: float | None = None,
         speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
-        draft_vocab_size: int | None = None,
+        draft_vocab_size: int | str | None = None,
         draft_vocab_file: str | None = None,
     ) -> None:
         known = isinstance(quantization, str) and quantization in QUANTIZATIONS

@@ -5,6 +5,13 @@ from .retokenize import cut_of as cut_of
 from .slem import SlemDrafter as SlemDrafter
 from .slem import Writer as Writer
 from .tli import TliDrafter as TliDrafter
+from .token_counts import FORMAT as FORMAT
+from .token_counts import STEP as STEP
+from .token_counts import TokenCounts as TokenCounts
+from .token_counts import counts_path as counts_path
+from .token_counts import most_frequent as most_frequent
+from .trimmed_head import HeadCut as HeadCut
+from .trimmed_head import cut_head as cut_head
 from .trimmed_head import indispensable as indispensable
 from .trimmed_head import kept_tokens as kept_tokens
 from .trimmed_head import read_counts as read_counts

@@ -8,6 +8,7 @@ from .block_products import block_sums as block_sums
 from .block_products import row_pitch as row_pitch
 from .block_products import to_signed_bytes as to_signed_bytes
 from .compilation import machine_code as machine_code
+from .compilation import source_number as source_number
 from .compiled_decoder import CompiledDecoder as CompiledDecoder
 from .eligibility import machine_lacks as machine_lacks
 from .forward import compiled as compiled

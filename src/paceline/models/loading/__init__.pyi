@@ -3,6 +3,7 @@ from .chat_template import render as render
 from .checkpoint import INDEX as INDEX
 from .checkpoint import SINGLE as SINGLE
 from .checkpoint import Checkpoint as Checkpoint
+from .digest import digest_of as digest_of
 from .families import FAMILIES as FAMILIES
 from .families import MULTIMODAL as MULTIMODAL
 from .families import declared_dtype as declared_dtype
@@ -13,6 +14,7 @@ from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
 from .gguf_file import read_gguf as read_gguf
 from .gguf_rows import TYPES as TYPES
 from .gguf_rows import BlockRows as BlockRows
+from .head_bytes import head_share as head_share
 from .hub import BUNDLED_FOLDER as BUNDLED_FOLDER
 from .hub import check_names as check_names
 from .hub import read_config as read_config
