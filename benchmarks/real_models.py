@@ -206,6 +206,20 @@ class LlamaCpp:
     def bench(self) -> Path:
         return self.programs / "llama-bench"
 
+    def compiled(self, program: Path) -> Path:
+        """A program of one C++ file that uses its library, compiled.
+
+        Raises:
+            SystemExit: the compiler fails; in one line.
+        """
+        to = self.programs / program.stem.replace("_", "-")
+        places = [f"-I{self.source / part}" for part in ("include", "ggml/include")]
+        places += [f"-L{self.programs}", f"-Wl,-rpath,{self.programs}", "-lllama", "-lggml", "-lggml-base"]
+        done = subprocess.run(["c++", "-O2", "-std=c++17", str(program), *places, "-o", str(to)], check=False)
+        if done.returncode:
+            sys.exit(f"{program.name} cannot be compiled; the compiler's lines above say why")
+        return to
+
 
 def llama_cpp(*, avx2: bool = False) -> LlamaCpp:
     """llama.cpp, downloaded and compiled if it is not there yet; for AVX2 alone, or with all that this processor has.
