@@ -18,7 +18,10 @@ from paceline.bench import pyplot
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PLOT = ROOT / "benchmarks" / "results", ROOT / "docs" / "images" / "own_computers.svg"
-PAGES = {"short": ROOT / "README.md", "long": ROOT / "docs" / "benchmarks.md", "loss": ROOT / "docs" / "benchmarks.md"}
+PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = {"files": ROOT / "README.md", "files-by-processor": PAGE, "block-losses": PAGE}
+"""Marks, and the pages that hold them."""
+
 NAMES = {
     "smollm2": "SmolLM2-135M, Q4_1",
     "qwen05": "Qwen2.5-Coder 0.5B, Q4_K_M",
@@ -100,11 +103,15 @@ def long(result: Mapping[str, Any]) -> str:
     for processor in PROCESSORS:
         if found := of_processor(result, processor):
             made = result["parts"][f"{processor}, {next(iter(found))}"]
-            shares = ", ".join(f"{number(one['of the limit'])} ({NAMES[file]})" for file, one in found.items())
-            last = f"Decoding reaches of the reading limit: {shares}. {processor.capitalize()}: {origin(made)}."
-            last = last.replace("Avx2", "AVX2")
+            last = f"{processor[0].upper()}{processor[1:]}: {origin(made)}.{shares(found)}"
             tables.append(f"{markdown(HEADS, map(_row, both(found)))}\n\n{last}")
     return "\n\n".join(tables)
+
+
+def shares(found: Mapping[str, Any]) -> str:
+    """How near decoding comes to reading its bytes once a step, where that was measured."""
+    each = [f"{one['of the limit']:.2f} ({NAMES[file]})" for file, one in found.items() if "of the limit" in one]
+    return f" Of the limit that reading sets, decoding reaches {', '.join(each)}." if each else ""
 
 
 HEADS = (
@@ -149,7 +156,7 @@ def plot(result: Mapping[str, Any]) -> str:
     processor, found = shown_first(result)
     plt, places = pyplot(), range(len(found))
     style = {"svg.fonttype": "none", "svg.hashsalt": processor, "font.family": "sans-serif", "font.size": 11}
-    panels = {"decoding": lambda one: one["decode"], "prompt of 512 tokens": lambda one: one["prefill"]["512"]}
+    panels = {"decoding": lambda one: one["decode"], "prompt of 512": lambda one: one["prefill"]["512"]}
     with plt.rc_context(style):
         figure, axes = plt.subplots(1, 2, figsize=(10, 0.75 * len(found) + 1.0), layout="constrained", sharey=True)
         for panel, (title, figure_of) in zip(axes, panels.items(), strict=True):
@@ -157,7 +164,7 @@ def plot(result: Mapping[str, Any]) -> str:
                 rates = [figure_of(one[key]) for one in found.values()]
                 bars = panel.barh([place + offset for place in places], rates, 0.36, color=colour)
                 panel.bar_label(bars, [f"{number(rate)} {engine}" for rate in rates], padding=4)
-            panel.set_title(f"{title}, tokens per second", loc="left", weight="bold")
+            panel.set_title(f"{title}, tokens/s", loc="left", weight="bold")
             panel.margins(x=0.35)
             panel.tick_params(left=False, bottom=False, labelbottom=False)
             panel.spines[:].set_visible(False)
@@ -172,7 +179,7 @@ def plot(result: Mapping[str, Any]) -> str:
 def texts(folder: Path = RESULTS) -> dict[str, str]:
     """Of each mark what the result files say."""
     speeds, losses = (json.loads((folder / f"{name}.json").read_text()) for name in ("own_computers", "block_quality"))
-    return {"short": short(speeds), "long": long(speeds), "loss": loss(losses)}
+    return {"files": short(speeds), "files-by-processor": long(speeds), "block-losses": loss(losses)}
 
 
 def main() -> None:
