@@ -19,7 +19,7 @@ from numba import njit
 from paceline import bench
 from paceline.bench import model_folder
 from paceline.errors import ConfigError
-from paceline.models.cpu.processor import features
+from paceline.models.cpu import features
 
 RESULTS = Path(__file__).parent / "results"
 AVX2 = {
@@ -32,7 +32,7 @@ AVX2 = {
 
 SEEN = """
 import torch
-from paceline.models.cpu.processor import features
+from paceline.models.cpu import features
 print("numba", *(name for name, has in features().items() if has))
 print("PyTorch", torch.backends.cpu.get_cpu_capability())
 torch.ones(64, 64).to_mkldnn()  # oneDNN says what it sees at its first use

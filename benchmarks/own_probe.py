@@ -16,8 +16,7 @@ import psutil
 import torch
 from common import instructions
 
-from paceline.bench import BUNDLED_TARGET
-from paceline.bench.machine import MemoryMeter
+from paceline.bench import BUNDLED_TARGET, machine
 from paceline.models import load_runner
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -43,7 +42,7 @@ def started(file: str) -> tuple[Any, dict[str, Any]]:
     """The model, and seconds and bytes until its first token; libraries are there, kernels compiled and used before."""
     bundled = load_runner(BUNDLED_TARGET)
     bundled.extend([bundled.open()], [[1, 2, 3]])
-    meter, before = MemoryMeter(torch.device("cpu")), psutil.Process().memory_info().rss
+    meter, before = machine.MemoryMeter(torch.device("cpu")), psutil.Process().memory_info().rss
     meter.start()
     start = perf_counter()
     runner = load_runner(file, max_context=CONTEXT)

@@ -35,8 +35,7 @@ from tqdm import tqdm
 
 from paceline.bench import SMOLLM2, smollm2_folder
 from paceline.errors import ConfigError
-from paceline.utils import user_cache
-from paceline.utils.whole_files import replacing
+from paceline.utils import replacing, user_cache
 
 WEIGHTS = f"{SMOLLM2}, bfloat16, dequantised from Q4_1"
 
