@@ -4,8 +4,9 @@ usage: block_quality.py [FILE...] --data FOLDER [--tokens 4000] [--threads 2] [-
 
 Texts are WikiText-2's validation part and HumanEval's solutions (--data), in windows of 500 tokens, every token given.
 For each file: divergence of our distribution, and of llama.cpp's, from that of the file's own values in float32
-(`quantization="none"`): mean and 99 % in nats, and how often the likeliest token is the same. llama.cpp runs with its
-own settings (keys and values in half precision). As a control, a copy of the file in which one matrix's scales are
+(`quantization="none"`): mean and 99 % in nats, and how often the likeliest token is the same. Ours in the file's dtype,
+in which logits are rounded too, and with everything but the blocks in float32; llama.cpp with its own settings (keys
+and values in half precision, all else in float32). As a control, a copy of the file in which one matrix's scales are
 twice as large must diverge far more.
 
 FILE is a name of `real_models.py` (default: smollm2 and qwen05) or a path. Results: `results/block_quality.json`.
@@ -106,14 +107,16 @@ def damaged(file: Path, to: Path) -> Path:
 
 def measured(file: Path, given: argparse.Namespace) -> dict[str, Any]:
     texts = windows(Tokenizer.load(file), given.data, given.tokens)
-    room = 2 * WINDOW
-    print(f"{file.stem}: {sum(map(len, texts))} tokens in float32", file=sys.stderr, flush=True)
+    room, count = 2 * WINDOW, sum(map(len, texts))
+    print(f"{file.stem}: {count} tokens", file=sys.stderr, flush=True)
     exact = list(logprobs(load_runner(file, quantization="none", dtype="float32", max_context=room), texts))
     ours = load_runner(file, max_context=room)
     assert ours.info.quantization == "blocks"
     llama = llama_logprobs(llama_cpp(avx2=given.avx2), file, texts, exact[0].shape[1], given.threads)
-    found: dict[str, Any] = {"tokens": sum(map(len, texts)), "llama.cpp": compared(exact, llama)}
+    found: dict[str, Any] = {"tokens": count, "llama.cpp": compared(exact, llama)}
     found["ours"] = compared(exact, logprobs(ours, texts))
+    wide = load_runner(file, dtype="float32", max_context=room)
+    found["ours in float32"] = compared(exact, logprobs(wide, texts))
     found["int4 and int8"] = compared(exact, logprobs(load_runner(file, quantization="int4", max_context=room), texts))
     with tempfile.TemporaryDirectory() as folder:
         control = load_runner(damaged(file, Path(folder) / file.name), max_context=room)

@@ -29,7 +29,13 @@ NAMES = {
 }
 PROCESSORS = ("AVX2 alone", "all instructions")
 ENGINES = {"llama.cpp": "llama.cpp", "paceline": "Paceline"}
-LOSSES = {"ours": "Paceline", "llama.cpp": "llama.cpp", "int4 and int8": "int4", "control": "control"}
+LOSSES = {
+    "ours": "Paceline",
+    "ours in float32": 'Paceline, `dtype="float32"`',
+    "llama.cpp": "llama.cpp",
+    "int4 and int8": "int4",
+    "control": "control",
+}
 COLOURS = ("#8a95a3", "#1b5fc4")
 """Of llama.cpp, and ours."""
 
