@@ -1,14 +1,15 @@
 """What compiled passes over a GGUF file's blocks lose against the same file in float32, beside llama.cpp's loss.
 
-usage: block_quality.py FILE... --data FOLDER [--tokens 4000]
+usage: block_quality.py [FILE...] --data FOLDER [--tokens 4000] [--threads 2] [--avx2] [--folder FOLDER]
 
 Texts are WikiText-2's validation part and HumanEval's solutions (--data), in windows of 500 tokens, every token given.
 For each file: divergence of our distribution, and of llama.cpp's, from that of the file's own values in float32
-(`quantization="none"`): mean and 99 % in nats, and how often the likeliest token is the same. As a control, a copy of
-the file in which one matrix's scales are twice as large must diverge far more.
+(`quantization="none"`): mean and 99 % in nats, and how often the likeliest token is the same. Ours in the file's dtype,
+in which logits are rounded too, and with everything but the blocks in float32; llama.cpp with its own settings (keys
+and values in half precision, all else in float32). As a control, a copy of the file in which one matrix's scales are
+twice as large must diverge far more.
 
-llama.cpp runs in its own environment: `paceline bench peers install llama.cpp`; without it, its column is left out.
-Results: `results/block_quality.json`.
+FILE is a name of `real_models.py` (default: smollm2 and qwen05) or a path. Results: `results/block_quality.json`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import gzip
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,13 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import save
-from gguf_files import LOGITS, llama_cpp
+from common import RESULTS, keep_to_avx2, kept, save
+from real_models import FILES, LlamaCpp, gguf_file, llama_cpp
 
-from paceline.bench.peers import peers_home
 from paceline.models import load_runner
 from paceline.models.loading import GgufCheckpoint, Tokenizer
 
+PROGRAM = Path(__file__).parent / "llama_logits.cpp"
 WINDOW = 500
 SCALES = {"Q4_0": (18, (0,)), "Q4_1": (20, (0, 2)), "Q5_0": (22, (0,)), "Q5_1": (24, (0, 2)), "Q8_0": (34, (0,)),
           "Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)), "Q6_K": (210, (208,))}  # fmt: skip
@@ -56,11 +58,28 @@ def logprobs(runner: Any, given: Sequence[Sequence[int]]) -> Iterator[torch.Tens
         runner.release(cache)
 
 
-def llama_logprobs(file: Path, given: Sequence[Sequence[int]], vocab: int) -> Iterator[torch.Tensor]:
-    for window in given:
-        with tempfile.TemporaryDirectory() as folder:
-            llama_cpp(LOGITS, file=str(file), windows=[list(window)], rows=WINDOW, to=folder)
-            yield torch.from_numpy(np.load(f"{folder}/0.npy"))[:, :vocab].float().log_softmax(-1)
+def llama_logprobs(
+    llama: LlamaCpp, file: Path, given: Sequence[Sequence[int]], vocab: int, threads: int
+) -> Iterator[torch.Tensor]:
+    """Of llama.cpp, window by window.
+
+    Raises:
+        SystemExit: its program fails, or has another vocabulary.
+    """
+    program = llama.compiled(PROGRAM)
+    with tempfile.NamedTemporaryFile() as tokens:
+        tokens.write(np.array(given, np.int32).tobytes())
+        tokens.flush()
+        command = [str(program), str(file), tokens.name, str(WINDOW), str(threads)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in given:
+                raw = bytearray(process.stdout.read(WINDOW * vocab * 4))
+                if len(raw) != WINDOW * vocab * 4:
+                    sys.exit(f"{program.name} ended early on {file.name}; its lines above say why")
+                yield torch.frombuffer(raw, dtype=torch.float32).view(WINDOW, vocab).log_softmax(-1)
+            if process.stdout.read(1):
+                sys.exit(f"{file.name} has more than {vocab} tokens in llama.cpp; its rows cannot be compared")
 
 
 def compared(exact: Sequence[torch.Tensor], other: Iterator[torch.Tensor]) -> dict[str, float]:
@@ -86,37 +105,43 @@ def damaged(file: Path, to: Path) -> Path:
     return to
 
 
-def measured(file: Path, data: Path, tokens: int) -> dict[str, Any]:
-    given = windows(Tokenizer.load(file), data, tokens)
-    options: dict[str, Any] = {"dtype": "float32", "max_context": 2 * WINDOW}
-    exact = list(logprobs(load_runner(file, quantization="none", **options), given))
-    found: dict[str, Any] = {"tokens": sum(map(len, given))}
-    ours = load_runner(file, max_context=2 * WINDOW)
+def measured(file: Path, given: argparse.Namespace) -> dict[str, Any]:
+    texts = windows(Tokenizer.load(file), given.data, given.tokens)
+    room, count = 2 * WINDOW, sum(map(len, texts))
+    print(f"{file.stem}: {count} tokens", file=sys.stderr, flush=True)
+    exact = list(logprobs(load_runner(file, quantization="none", dtype="float32", max_context=room), texts))
+    ours = load_runner(file, max_context=room)
     assert ours.info.quantization == "blocks"
-    found["ours"] = compared(exact, logprobs(ours, given))
-    found["int4 and int8"] = compared(exact, logprobs(load_runner(file, quantization="int4", max_context=1000), given))
-    if (peers_home() / "llama.cpp").exists():
-        try:
-            found["llama.cpp"] = compared(exact, llama_logprobs(file, given, exact[0].shape[1]))
-        except subprocess.CalledProcessError as error:
-            print(f"llama.cpp ended with {error.returncode}: {error.stderr[-500:]}")
+    llama = llama_logprobs(llama_cpp(avx2=given.avx2), file, texts, exact[0].shape[1], given.threads)
+    found: dict[str, Any] = {"tokens": count, "llama.cpp": compared(exact, llama)}
+    found["ours"] = compared(exact, logprobs(ours, texts))
+    wide = load_runner(file, dtype="float32", max_context=room)
+    found["ours in float32"] = compared(exact, logprobs(wide, texts))
+    found["int4 and int8"] = compared(exact, logprobs(load_runner(file, quantization="int4", max_context=room), texts))
     with tempfile.TemporaryDirectory() as folder:
-        control = load_runner(damaged(file, Path(folder) / file.name), max_context=2 * WINDOW)
-        found["control"] = compared(exact, logprobs(control, given))
+        control = load_runner(damaged(file, Path(folder) / file.name), max_context=room)
+        found["control"] = compared(exact, logprobs(control, texts))
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="*", default=["smollm2", "qwen05"], metavar="FILE")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--avx2", action="store_true")
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    found = {}
-    for file in given.files:
-        found[file.stem] = measured(file, given.data, given.tokens)
-        print(file.stem, json.dumps(found[file.stem], indent=1), flush=True)
-    save("block_quality", {"files": found})
+    if given.avx2:
+        keep_to_avx2()
+    torch.set_num_threads(given.threads)
+    for name in given.files:
+        file = gguf_file(name) if name in FILES else Path(name)
+        result = kept("block_quality", given.folder)
+        result[file.stem] = measured(file, given)
+        print(file.stem, json.dumps(result[file.stem], indent=1), flush=True)
+        save("block_quality", result, given.folder, parts=[file.stem])
 
 
 if __name__ == "__main__":

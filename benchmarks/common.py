@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 
 from paceline import bench
 from paceline.bench import model_folder
 from paceline.errors import ConfigError
+from paceline.models.cpu import features
 
 RESULTS = Path(__file__).parent / "results"
 AVX2 = {
@@ -23,7 +28,23 @@ AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
-"""Settings under which a process uses no instruction beyond AVX2."""
+"""Settings under which a process uses no instruction beyond AVX2; `keep_to_avx2` and `avx2.py` apply them."""
+
+SEEN = """
+import torch
+from paceline.models.cpu import features
+print("numba", *(name for name, has in features().items() if has))
+print("PyTorch", torch.backends.cpu.get_cpu_capability())
+torch.ones(64, 64).to_mkldnn()  # oneDNN says what it sees at its first use
+"""
+WIDER = {
+    "AVX-VNNI": "avxvnni",
+    "AVX-512": "avx512f",
+    "VNNI": "avx512vnni",
+    "BF16": "avx512bf16",
+    "AMX": "amx-int8",
+}
+"""Instructions beyond AVX2 that kernels use, and LLVM's names of them."""
 
 DIGITS = 8
 """Of a stored figure."""
@@ -55,7 +76,51 @@ def provenance() -> dict[str, Any]:
         "python": made["python"],
         "packages": {"paceline": made["paceline"], **made["packages"]},
         **{name: here[name] for name in ("cpu", "cores", "threads", "gpu")},
+        "instructions": instructions(),
     }
+
+
+def instructions() -> str:
+    """What the kernels of this process may use, in words."""
+    has = features()
+    wider = [name for name, feature in WIDER.items() if has.get(feature)]
+    return ", ".join(["AVX2", *wider]) if wider else "AVX2 alone" if has.get("avx2") else "less than AVX2"
+
+
+def keep_to_avx2() -> None:
+    """Start this script anew under `AVX2`, unless it runs so already; programs that it starts then run so too.
+
+    To be called before anything is computed.
+
+    Raises:
+        SystemExit: the settings did not take hold.
+    """
+    if any(os.environ.get(name) != value for name, value in AVX2.items()):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | AVX2)
+    if wrong := beyond_avx2():
+        sys.exit(f"the settings for AVX2 did not take hold: {wrong}; a newer numba or PyTorch may have other ones")
+
+
+def beyond_avx2() -> str:
+    """Asks numba, PyTorch and oneDNN what they see under `AVX2`: what is not AVX2 alone, and empty if all is."""
+    command = [sys.executable, "-c", SEEN]
+    environment = os.environ | AVX2 | {"ONEDNN_VERBOSE": "1"}
+    return wider(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def wider(seen: str) -> str:
+    """Of what `SEEN` prints the lines that are not of AVX2 alone."""
+    lines = seen.splitlines()
+    said = {line.split()[0]: line for line in lines if line.startswith(("numba ", "PyTorch "))}
+    said["oneDNN"] = next((line for line in lines if ",cpu,isa:" in line), "oneDNN says nothing")
+    has = set(said["numba"].split())
+    right = {
+        "numba": "avx2" in has and not has & set(WIDER.values()),
+        "PyTorch": said["PyTorch"].endswith(" AVX2"),
+        "oneDNN": said["oneDNN"].endswith(" AVX2"),
+    }
+    return "; ".join(said[name] for name in said if not right[name])
 
 
 def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
@@ -83,6 +148,30 @@ def read_bandwidth(device: str = "cpu") -> float:
     return float(bench.read_bandwidth(torch.device(device))["bytes_per_second"])
 
 
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _sum_of(data: Any) -> int:
+    """From four places at once: faster than from one on every processor seen so far."""
+    part, found = len(data) // 4, 0
+    for i in range(part):
+        found ^= data[i] ^ data[i + part] ^ data[i + 2 * part] ^ data[i + 3 * part]
+    return found
+
+
+def reading_limit(size: int, threads: int, repeats: int = 15) -> float:
+    """Bytes per second of reading an array of `size` bytes, each thread its share; the best of `repeats`.
+
+    What a step of a model of this size cannot exceed, caches included.
+    """
+    data = np.ones(size // 8, np.int64)
+    shares, times = np.array_split(data, threads), []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats + 1):
+            start = perf_counter()
+            list(pool.map(_sum_of, shares))
+            times.append(perf_counter() - start)
+    return data.nbytes / min(times[1:])
+
+
 def random_llama(folder: Path) -> Path:
     """A randomly initialised 291M Llama (1024 wide, 24 layers, 16/8 heads, MLP 2816, vocabulary 8192 tied) in
     bfloat16.
@@ -92,7 +181,7 @@ def random_llama(folder: Path) -> Path:
 
 def kept(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     """What a result file holds already, so that a part can be made anew by itself; without what says who made it."""
-    return {key: value for key, value in _read(folder / f"{name}.json").items() if key not in ("provenance", "parts")}
+    return {key: value for key, value in _stored(folder / f"{name}.json").items() if key not in ("provenance", "parts")}
 
 
 def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts: Iterable[str] = ()) -> Path:
@@ -110,7 +199,7 @@ def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts:
     path, made = folder / f"{name}.json", provenance()
     head: dict[str, Any] = {"provenance": made}
     if here := dict.fromkeys(parts, made):
-        old = _read(path)
+        old = _stored(path)
         head["parts"] = old.get("parts", {"earlier": old["provenance"]} if old else {}) | here
         if all(key in head["parts"] for key in result):
             head["parts"].pop("earlier", None)
@@ -122,6 +211,6 @@ def save(name: str, result: Mapping[str, Any], folder: Path = RESULTS, *, parts:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _stored(path: Path) -> dict[str, Any]:
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return known

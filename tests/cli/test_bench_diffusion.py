@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
     )
     assert found.code == 0, found.err
     before, *results = found.err.splitlines()
-    assert "3 methods on 1 prompts, 1 of them timed: up to about 1 s. Ctrl-C ends it and keeps what is there." in before
+    assert re.search(r"^3 methods on 1 prompts, 1 of them timed: up to about \d+ (s|min)\. Ctrl-C ends it and", before)
     assert [line.partition(": ")[0] for line in results] == ["static", "freedave", "static denoising_steps=2"]
     for text in (
         "1 held-out prompts of 1 tasks, 8 slots each",

@@ -221,8 +221,10 @@ def first_round(confidence: list[float], **options: float) -> set[int]:
 
 def test_the_trace_of_the_card_near_anchors() -> None:
     outcome = fill(Independent(LOCAL_LEAP_CARD), "local_leap", 8, ())
-    rounds = [sorted(r.slots.tolist()) for r in outcome.trajectory.rounds]
-    assert rounds[:2] == [[0, 1, 2, 4], [5]]
+    first, second = (set(one.slots.tolist()) for one in outcome.trajectory.rounds[:2])
+    assert first == {0, 1, 2, 4}
+    assert len(second) == 1
+    assert second < {5, 6, 7}  # equally sure: which one is the surest is a matter of rounding
 
 
 @pytest.mark.parametrize("options", [{"relaxed_threshold": 0.8}, {"anchor_radius": 0}])

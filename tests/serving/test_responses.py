@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -380,11 +381,14 @@ def put(store: ResponseStore, name: str, owner: str = "", text: str = "") -> Non
     store.put(owner, {"id": name, "text": text}, [{"id": "msg_1"}])
 
 
-def test_the_store_forgets_what_is_old_or_too_much(tmp_path: Path) -> None:
-    store = ResponseStore(str(tmp_path / "a.db"), 1000, 0.3)
+def test_the_store_forgets_what_is_old_or_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.time()]
+    monkeypatch.setattr("paceline.serving.response_store.time", SimpleNamespace(time=lambda: now[0]))
+    store = ResponseStore(str(tmp_path / "a.db"), 1000, 100.0)
     put(store, "one")
+    now[0] += 99.0
     assert store.get("", "one") is not None
-    time.sleep(0.35)
+    now[0] += 2.0
     assert store.get("", "one") is None
     assert not store.delete("", "one")
     store.close()

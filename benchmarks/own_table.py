@@ -1,0 +1,202 @@
+"""Writes what `own_computers.py` and `block_quality.py` found into the README and `docs/benchmarks.md`, and the plot.
+
+usage: own_table.py [--folder FOLDER]     changes nothing if all is up to date already
+
+The README's table and plot are of AVX2 alone where it was measured; the page has all processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from paceline.bench import pyplot
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PLOT = ROOT / "benchmarks" / "results", ROOT / "docs" / "images" / "own_computers.svg"
+PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = {"files": ROOT / "README.md", "files-by-processor": PAGE, "block-losses": PAGE}
+"""Marks, and the pages that hold them."""
+
+NAMES = {
+    "smollm2": "SmolLM2-135M, Q4_1",
+    "qwen05": "Qwen2.5-Coder 0.5B, Q4_K_M",
+    "qwen15": "Qwen2.5-Coder 1.5B, Q4_K_M",
+}
+PROCESSORS = ("AVX2 alone", "all instructions")
+ENGINES = {"llama.cpp": "llama.cpp", "paceline": "Paceline"}
+LOSSES = {
+    "ours": "Paceline",
+    "ours in float32": 'Paceline, `dtype="float32"`',
+    "llama.cpp": "llama.cpp",
+    "int4 and int8": "int4",
+    "control": "control",
+}
+COLOURS = ("#8a95a3", "#1b5fc4")
+"""Of llama.cpp, and ours."""
+
+NONE = "-"
+
+
+def marked(name: str, text: str) -> str:
+    """Text between the marks by which it is found again."""
+    return f"<!-- {name}:begin -->\n{text}\n<!-- {name}:end -->"
+
+
+def within(name: str, page: str, text: str) -> str:
+    """A page with the text between its marks."""
+    before, rest = page.split(f"<!-- {name}:begin -->")
+    return f"{before}{marked(name, text)}{rest.split(f'<!-- {name}:end -->')[1]}"
+
+
+def number(value: float | None, scale: float = 1.0) -> str:
+    """Three digits, without needless noughts behind a point."""
+    if value is None:
+        return NONE
+    value *= scale
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.{1 if value >= 9.95 else 2}f}"
+
+
+def several(found: Mapping[str, float], keys: Iterable[str], scale: float = 1.0) -> str:
+    return " / ".join(number(found.get(key), scale) for key in keys)
+
+
+def of_processor(result: Mapping[str, Any], processor: str) -> dict[str, Any]:
+    """File -> its figures, the smallest first."""
+    return {file: result[part] for file in NAMES if (part := f"{processor}, {file}") in result}
+
+
+def shown_first(result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The processor of the README, and its files."""
+    return next((name, found) for name in PROCESSORS if (found := of_processor(result, name)))
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def origin(made: Mapping[str, Any]) -> str:
+    """A run in words."""
+    return f"{made['cpu']}, {made['threads']} threads, {made['date'][:10]}; made by `{made['command']}`"
+
+
+def both(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Every file's rows: its name (once), the engine, its figures."""
+    for file, engines in found.items():
+        for place, (key, engine) in enumerate(ENGINES.items()):
+            yield "" if place else NAMES[file], engine, engines[key]
+
+
+def short(result: Mapping[str, Any]) -> str:
+    """The README's table."""
+    processor, found = shown_first(result)
+    heads = ("tokens/s", "", "prompt of 512", "decoding")
+    rows = [
+        (name, engine, number(one["prefill"].get("512")), number(one["decode"])) for name, engine, one in both(found)
+    ]
+    made = result["parts"][f"{processor}, {next(iter(found))}"]
+    return f"{markdown(heads, rows)}\n\nFiles as people download them, {processor}; {origin(made)}."
+
+
+def long(result: Mapping[str, Any]) -> str:
+    """The page's tables, one for each processor."""
+    tables = []
+    for processor in PROCESSORS:
+        if found := of_processor(result, processor):
+            made = result["parts"][f"{processor}, {next(iter(found))}"]
+            last = f"{processor[0].upper()}{processor[1:]}: {origin(made)}.{shares(found)}"
+            tables.append(f"{markdown(HEADS, map(_row, both(found)))}\n\n{last}")
+    return "\n\n".join(tables)
+
+
+def shares(found: Mapping[str, Any]) -> str:
+    """How near decoding comes to reading its bytes once a step, where that was measured."""
+    each = [f"{one['of the limit']:.2f} ({NAMES[file]})" for file, one in found.items() if "of the limit" in one]
+    return f" Of the limit that reading sets, decoding reaches {', '.join(each)}." if each else ""
+
+
+HEADS = (
+    "file",
+    "",
+    "prompt of 512 / 2,048, tokens/s",
+    "decoding, tokens/s",
+    "a pass over 1 / 2 / 4 / 8 / 16 / 32 rows, ms",
+    "to the first token, first / next start, s",
+    "memory for it, GB",
+)
+
+
+def _row(one: tuple[str, str, Any]) -> tuple[str, ...]:
+    name, engine, found = one
+    return (
+        name,
+        engine,
+        several(found["prefill"], ("512", "2048")),
+        number(found["decode"]),
+        several(found["rows"], ("1", "2", "4", "8", "16", "32")),
+        several(found.get("ready", {}), ("first", "next")),
+        several(found.get("peak", {}), ("first", "next"), 1e-9),
+    )
+
+
+def loss(result: Mapping[str, Any]) -> str:
+    """What block arithmetic loses, file by file."""
+    heads = ("file", "", "nats, mean", "nats, 99 %", "same likeliest token")
+    rows = [
+        (NAMES[file] if key == "ours" else "", name, f"{one['mean']:.2g}", f"{one['99 %']:.2g}", f"{one['same']:.1%}")
+        for file in NAMES
+        if file in result
+        for key, name in LOSSES.items()
+        if (one := result[file].get(key))
+    ]
+    return markdown(heads, [tuple(cell.replace("%", " %") for cell in row) for row in rows])
+
+
+def plot(result: Mapping[str, Any]) -> str:
+    """Bars of both engines, prompts and decoding, in SVG with text as text."""
+    processor, found = shown_first(result)
+    plt, places = pyplot(), range(len(found))
+    style = {"svg.fonttype": "none", "svg.hashsalt": processor, "font.family": "sans-serif", "font.size": 11}
+    panels = {"decoding": lambda one: one["decode"], "prompt of 512": lambda one: one["prefill"]["512"]}
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(1, 2, figsize=(10, 0.75 * len(found) + 1.0), layout="constrained", sharey=True)
+        for panel, (title, figure_of) in zip(axes, panels.items(), strict=True):
+            for offset, (key, engine), colour in zip((-0.2, 0.2), ENGINES.items(), COLOURS, strict=True):
+                rates = [figure_of(one[key]) for one in found.values()]
+                bars = panel.barh([place + offset for place in places], rates, 0.36, color=colour)
+                panel.bar_label(bars, [f"{number(rate)} {engine}" for rate in rates], padding=4)
+            panel.set_title(f"{title}, tokens/s", loc="left", weight="bold")
+            panel.margins(x=0.35)
+            panel.tick_params(left=False, bottom=False, labelbottom=False)
+            panel.spines[:].set_visible(False)
+        axes[0].set_yticks(places, [NAMES[file] for file in found], weight="bold")
+        axes[0].invert_yaxis()
+        text = StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format")))
+        plt.close(figure)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def texts(folder: Path = RESULTS) -> dict[str, str]:
+    """Of each mark what the result files say."""
+    speeds, losses = (json.loads((folder / f"{name}.json").read_text()) for name in ("own_computers", "block_quality"))
+    return {"files": short(speeds), "files-by-processor": long(speeds), "block-losses": loss(losses)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    for name, text in texts(given.folder).items():
+        page = PAGES[name]
+        page.write_text(within(name, page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    PLOT.write_text(plot(json.loads((given.folder / "own_computers.json").read_text())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
