@@ -13,9 +13,9 @@ peak      bytes of memory until then, the mapped file included: beyond a process
 limit     bytes per second of reading an array of the size of the matrices that a step reads, by as many threads, in the
           same run: a step reads its matrices once
 
-llama.cpp runs with flash attention and without; the better median counts, each figure for itself. FILE is a name of
-`real_models.py` (default: all three), which makes file and llama.cpp, or a path. `--avx2` keeps both engines to AVX2
-alone. Files are in the system's memory and kernels are compiled: a first round does not count.
+llama.cpp runs with flash attention and without, and without repacking; the best median counts, each figure for itself.
+FILE is a name of `real_models.py` (default: all three), which makes file and llama.cpp, or a path. `--avx2` keeps both
+engines to AVX2 alone. Files are in the system's memory and kernels are compiled: a first round does not count.
 
 Results: `results/own_computers.json`, by processor and file; `own_table.py` makes tables and a plot of them.
 """
@@ -41,7 +41,11 @@ from real_models import FILES, gguf_file, llama_cpp
 from paceline.utils import user_cache
 
 PROBE = Path(__file__).parent / "own_probe.py"
-SETTINGS = {"flash attention": ("-fa", "on"), "no flash attention": ("-fa", "off")}
+SETTINGS = {
+    "flash attention": ("-fa", "on"),
+    "no flash attention": ("-fa", "off"),
+    "no repacking": ("-fa", "on", "--repack", "0"),
+}
 PARTS = {True: "AVX2 alone", False: "all instructions"}
 
 
@@ -110,7 +114,7 @@ def middle(runs: Sequence[Any]) -> Any:
 
 
 def best(found: Mapping[str, Any]) -> dict[str, Any]:
-    """llama.cpp's figures, each of the better setting."""
+    """llama.cpp's figures, each of the best setting."""
     settings = [found[name] for name in SETTINGS]
     return {
         "ready": {"next": found["ready"]},

@@ -85,6 +85,14 @@ LLAMA_AVX2 = (
     *(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2")),
     "-DGGML_AVX512=OFF",
 )
+LLAMA_TILES = (
+    "ggml/src/ggml-cpu/amx/mmq.cpp",
+    "    _tile_loadconfig(&tc);\n",
+    '    __asm__ volatile("" : : "r"(&tc) : "memory");\n',
+)
+"""A file, a line of it, and one that must stand before that line: without it GCC 12 and older drop what the line reads,
+and the program ends at its first product of several rows on a processor with AMX.
+"""
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -255,6 +263,9 @@ def _llama_source(to: Path) -> None:
         _check(hashlib.sha256(archive.read_bytes()).hexdigest(), LLAMA_SHA256, archive.name)
         with tarfile.open(archive) as tar:
             tar.extractall(work, filter="data")
+        place, line, before = LLAMA_TILES
+        file = next(work.glob(f"*/{LLAMA}")) / place
+        file.write_text(file.read_text().replace(line, before + line))
         os.replace(next(work.glob(f"*/{LLAMA}")), to)
 
 
