@@ -215,9 +215,13 @@ def _tile_rows(queries: int) -> int:
 
 @part_of_compiled
 def _multiply(
-    strips: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, sums_pitch: int, fresh: bool
+    outputs: int, weights: int, steps: int, x: int, pitch: int, rows: int, sums: int, sums_pitch: int, fresh: bool
 ) -> None:
-    """Products of rows with strips, to sums of 64 for each strip; `fresh`: whether the matrix unit starts them at 0."""
+    """Products of rows with strips of 64 outputs; `fresh`: whether the matrix unit starts their sums at 0.
+
+    Beyond the sixteen of the last output nothing is read: what lies there could be slow denormal numbers.
+    """
+    strips = (outputs + STRIP - 1) // STRIP
     if MATRIX_UNIT:
         each = _tile_rows(rows)
         configure(each)
@@ -227,9 +231,13 @@ def _multiply(
                 sums + row * sums_pitch, sums_pitch,
             )  # fmt: skip
         return
-    passes, parts = (rows + MAX_ROWS - 1) // MAX_ROWS, COLUMNS if NARROW and rows > 1 else 1
+    passes = (rows + MAX_ROWS - 1) // MAX_ROWS
     for strip in range(strips):
-        own, done = weights + strip * steps * STEP, 0
+        own, done, parts = (
+            weights + strip * steps * STEP,
+            0,
+            min(COLUMNS, (outputs - strip * STRIP + LANES - 1) // LANES),
+        )
         for turn in range(passes):
             take, row = (rows - done + passes - turn - 1) // (passes - turn), x + done * pitch
             for part in range(0, 64 * parts, 64):
@@ -253,12 +261,10 @@ def strip_scores(
             place += first * 2 * size
         else:
             pack_keys(keys, slots + 8 * first, slot_pitch, here, size // 32, packed)
-        strips = (here + STRIP - 1) // STRIP
-        for strip in range(0 if MATRIX_UNIT else strips):
-            for q in range(queries):
-                for i in range(0, 4 * STRIP, 64):
-                    store(scores + q * pitch + 4 * (first + strip * STRIP) + i, broadcast(np.float32(0.0)))
-        _multiply(strips, place, size // 2, query, ITEM * size, queries, scores + 4 * first, pitch, True)
+        for q in range(0 if MATRIX_UNIT else queries):
+            for i in range(first, first + here, LANES):
+                store(scores + q * pitch + 4 * i, broadcast(np.float32(0.0)))
+        _multiply(here, place, size // 2, query, ITEM * size, queries, scores + 4 * first, pitch, True)
 
 
 @part_of_compiled
@@ -276,7 +282,7 @@ def strip_weigh(
         else:
             pack_values(values, slots + 8 * first, slot_pitch, here, lines, packed)
         steps = (here + BLOCK - 1) // BLOCK * (BLOCK // 2)
-        _multiply(1, place, steps, shares + ITEM * first, pitch, queries, sums, 4 * STRIP, False)
+        _multiply(32 * lines, place, steps, shares + ITEM * first, pitch, queries, sums, 4 * STRIP, False)
 
 
 @part_of_compiled

@@ -73,14 +73,16 @@ MAX_ROWS: Final = 8 if LANES == 16 else 4
 VECTOR: Final = 4 * LANES
 """Bytes of four inputs of all outputs of a sub-strip."""
 
+LINES: Final = 2
+"""That each such group and pass of rows fetches of the groups behind, in steps so small that two passes fetch all."""
+
 READY: Final = (GROUP // 4 + 4) * VECTOR
 """Bytes of a group that many rows take, see `_Ready`."""
 
 AT_ONCE: Final = 32
-"""Groups that are ready at a time: with some rows of activations they fit into the first-level cache."""
-
-FETCHED: Final = 128
-"""Bytes that each such group and pass of rows fetches of the groups behind."""
+"""Most groups that are ready at a time, a multiple of 8: with some rows of activations they fit into the first-level
+cache.
+"""
 
 TOP, PER_GROUP = 127, 12
 """Largest activation; bytes of a group of activations behind the numbers of a row: float32 scale, float32 sum of what
@@ -270,15 +272,17 @@ class _BlockLoop:
     """The loop over groups of one sub-strip, for a number of rows.
 
     Args:
-        pitch: bytes of memory ahead that each group fetches.
+        lines: of memory ahead that each group fetches.
     """
 
-    def __init__(self, builder: Builder, groups: _Groups, rows: int, pitch: int) -> None:
-        self.builder, self.groups, self.kind, self.rows, self.pitch = builder, groups, groups.kind, rows, pitch
+    def __init__(self, builder: Builder, groups: _Groups, rows: int, lines: int) -> None:
+        self.builder, self.groups, self.kind, self.rows, self.lines = builder, groups, groups.kind, rows, lines
 
     def emit(
-        self, weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value, ahead: Value
-    ) -> None:
+        self, weights: Value, groups: Value, x: Value, scales: Value, stride: Value, sums: Value, ahead: Value,
+        pitch: Value,
+    ) -> None:  # fmt: skip
+        """`ahead`: what the first group fetches; `pitch`: bytes from there to what the next does."""
         builder = self.builder
         offsets = [builder.mul(stride, ir.Constant(I64, row)) for row in range(self.rows)]
         first = [load_at(builder, sums, F32L, 4 * STRIP * row) for row in range(self.rows)]
@@ -291,7 +295,9 @@ class _BlockLoop:
         for phi, value in zip(kept, first, strict=True):
             phi.add_incoming(value, before)
         above, at = self.groups.places(weights, index)
-        self._prefetch(builder.add(ahead, builder.mul(index, ir.Constant(I64, self.pitch))))
+        fetched = builder.add(ahead, builder.mul(index, pitch))
+        for line in range(self.lines):
+            prefetch(builder, fetched, 64 * line, 2)
         along = builder.add(x, builder.mul(index, ir.Constant(I64, GROUP)))
         beside = builder.add(scales, builder.mul(index, ir.Constant(I64, PER_GROUP)))
         found = self._group(
@@ -310,10 +316,6 @@ class _BlockLoop:
         given = self.groups.scales(above, at)
         whole = self._sums(at, rows, given)
         return [self.groups.added(given, *parts) for parts in zip(places, sums, whole, strict=True)]
-
-    def _prefetch(self, at: Value) -> None:
-        for line in range(0, self.pitch, 64):
-            prefetch(self.builder, at, line, 2)
 
     def _sums(self, at: Value, rows: list[Value], given: _GroupScales) -> list[Value]:
         """Emit int32 sums of products of every row."""
@@ -376,8 +378,9 @@ def _accumulate_blocks(
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(I64, 16 * one.number + count), block)
             builder.position_at_end(block)
-            loop = _BlockLoop(builder, _Groups(builder, one), count, one.group_bytes)
-            loop.emit(weights, groups, x, scales, stride, sums, builder.add(weights, ir.Constant(I64, AHEAD)))
+            loop = _BlockLoop(builder, _Groups(builder, one), count, -(-one.group_bytes // 64))
+            ahead = builder.add(weights, ir.Constant(I64, AHEAD))
+            loop.emit(weights, groups, x, scales, stride, sums, ahead, ir.Constant(I64, one.group_bytes))
             builder.branch(done)
     builder.position_at_end(done)
 
@@ -399,10 +402,10 @@ def _make_ready(builder: Builder, kind: Value, weights: Value, groups: Value, ta
     builder.position_at_end(done)
 
 
-@lowered(Nothing, *[Int] * 9, outlined=True)
+@lowered(Nothing, *[Int] * 10, outlined=True)
 def _accumulate_ready(
     builder: Builder, bits: Value, rows: Value, ready: Value, groups: Value, x: Value, scales: Value, stride: Value,
-    sums: Value, ahead: Value,
+    sums: Value, ahead: Value, pitch: Value,
 ) -> Any:  # fmt: skip
     """Add groups that are ready to sums (rows, 64 float32 apart) of up to MAX_ROWS rows; see `_BlockLoop`."""
     done = builder.append_basic_block()
@@ -412,8 +415,8 @@ def _accumulate_ready(
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(I64, 16 * one.bits + count), block)
             builder.position_at_end(block)
-            loop = _BlockLoop(builder, _Ready(builder, one), count, FETCHED)
-            loop.emit(ready, groups, x, scales, stride, sums, ahead)
+            loop = _BlockLoop(builder, _Ready(builder, one), count, LINES)
+            loop.emit(ready, groups, x, scales, stride, sums, ahead, pitch)
             builder.branch(done)
     builder.position_at_end(done)
 
@@ -520,21 +523,24 @@ def block_sums(kind: int, weights: int, groups: int, x: int, pitch: int, rows: i
 
 @part_of_compiled
 def _accumulate_rows(
-    kind: int, weights: int, groups: int, x: int, scales: int, pitch: int, rows: int, sums: int
+    kind: int, weights: int, groups: int, x: int, scales: int, stride: int, rows: int, sums: int
 ) -> None:
-    """Add a sub-strip to the sums of many rows: its groups are made ready once for all."""
-    ready, passes, stretch = _stack_room(), (rows + MAX_ROWS - 1) // MAX_ROWS, AT_ONCE
+    """Add a sub-strip to the sums of many rows: its groups are made ready once for all, and every pass of rows fetches
+    its share of those that follow.
+    """
+    ready, passes = _stack_room(), (rows + MAX_ROWS - 1) // MAX_ROWS
+    parts = (groups + AT_ONCE - 1) // AT_ONCE
+    stretch = (groups + 8 * parts - 1) // (8 * parts) * 8
     for at in range(0, groups, stretch):
         count, done = min(stretch, groups - at), 0
         own, following = weights + sub_bytes(kind, at), weights + sub_bytes(kind, at + count)
+        pitch = (following - own + passes * count - 1) // (passes * count)
         _make_ready(kind, own, count, ready)
         for turn in range(passes):
-            take, row = (rows - done + passes - turn - 1) // (passes - turn), done * pitch
-            fetched = turn * count * FETCHED
-            ahead = following + fetched if fetched < following - own else own
+            take, row = (rows - done + passes - turn - 1) // (passes - turn), done * stride
             _accumulate_ready(
-                BITS[kind], take, ready, count, x + row + at * GROUP, scales + row + at * PER_GROUP, pitch,
-                sums + done * (4 * STRIP), ahead,
+                BITS[kind], take, ready, count, x + row + at * GROUP, scales + row + at * PER_GROUP, stride,
+                sums + done * (4 * STRIP), following + turn * count * pitch, pitch,
             )  # fmt: skip
             done += take
 

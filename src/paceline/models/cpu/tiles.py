@@ -191,7 +191,7 @@ def _variants() -> list[tuple[int, int, int, int]]:
     """Kinds, rows, columns and lines."""
     kinds = (DOT, HALF, FULL, BYTES) if has_bfloat() else (HALF, FULL, BYTES)
     if NARROW:
-        return [(kind, rows, 1 if rows > 1 else COLUMNS, 4 if rows > 1 else 16) for kind in kinds for rows in ROWS]
+        return [(kind, rows, 1, 4) for kind in kinds for rows in ROWS] + [(kind, 1, COLUMNS, 16) for kind in kinds]
     return [
         (kind, rows, COLUMNS, lines) for kind in kinds for rows in ROWS for lines in ((16, 8) if rows > 2 else (16,))
     ]
@@ -202,8 +202,8 @@ def accumulate(
     builder: Builder, kind: Value, rows: Value, alone: Value,
     weights: Value, groups: Value, x: Value, stride: Value, sums: Value, sums_pitch: Value, ahead: Value,
 ) -> Any:  # fmt: skip
-    """Add a stretch of a strip to sums (rows, 64) float32, `sums_pitch` bytes apart; if NARROW, of several rows
-    only its first 16 outputs.
+    """Add a stretch of a strip to sums (rows, 64) float32, `sums_pitch` bytes apart; if NARROW, only its first 16
+    outputs, but all of a row that is alone.
 
     `kind`, `rows` (1 to 6): the variant. `alone`: 1 where no other rows take the same weights, so that all of the
     memory ahead is fetched here, else half. `groups`: stretch of the strip, GROUP steps each. `stride`: bytes between
@@ -217,7 +217,7 @@ def accumulate(
         block = builder.append_basic_block()
         kind_, rows_, columns, lines = variant
         switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines == 16)), block)
-        if rows_ <= 2 or NARROW:
+        if rows_ == 2 or (rows_ > 2 and NARROW) or (rows_ == 1 and not NARROW):
             switch.add_case(ir.Constant(I64, 16 * kind_ + 2 * rows_ + (lines != 16)), block)
         builder.position_at_end(block)
         StripLoop(builder, kind_, rows_, columns, lines).emit(weights, groups, x, stride, sums, sums_pitch, ahead)
