@@ -30,7 +30,7 @@ def command(
     ] = None,
     given: dict[str, Any],
 ) -> None:
-    """Compile all kernels for this processor, and prepare a model: pack its weights, test and measure its passes."""
+    """Compile all kernels for this processor, and prepare a model: pack its weights, test its passes."""
     if positional is not None and "model" in given:
         raise ConfigError("give the model as an argument or with --model, not both")
     given |= {"model": positional} if positional is not None else {}
