@@ -85,7 +85,9 @@ def test_a_zero_is_something_that_was_typed(run: Command, tiny: Path, tmp_path: 
 def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring a draft and making one cost nothing, so that what `auto` does is not up to how busy the machine is."""
     monkeypatch.setattr(
-        Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)]
+        Costs,
+        "table",
+        lambda self, batch, context, rows, *, hopeful=False: [1e-3 + 1e-7 * row for row in range(rows + 1)],
     )
     monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
 
