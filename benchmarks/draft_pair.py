@@ -30,6 +30,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import psutil
 from common import AVX2, estimated, kept, save
-from methods import FILES
+from methods import FILES, Piece
 
 from paceline import LLM, SamplingParams
 from paceline.bench import in_turn
@@ -63,16 +64,6 @@ COUNTED = {
 """Prompts that counts are made with, none of which is timed."""
 
 RUNS = count()
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One request: its set, its conversation, its token ids, and what plain decoding says to it."""
-
-    set: str
-    conversation: str
-    ids: list[int]
-    answer: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +365,11 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def without_folders(text: str) -> str:
+    """A text with the names of files in place of their paths."""
+    return re.sub(r"(?:/[^/\s,]+)+/", "", text)
+
+
 def as_avx2() -> None:
     """Start again under the switch, unless this process runs under it."""
     if any(os.environ.get(key) != value for key, value in AVX2.items()):
@@ -403,8 +399,8 @@ def main() -> None:
     result = kept(given.name, given.folder)
     tables: dict[str, Any] = {}
     result[part] = {
-        "target": given.target.name, "draft": given.draft.name, "head": head,
-        "counted": {"texts": made.texts, "tokens": made.tokens, "origin": made.origin},
+        "target": given.target.name, "draft": given.draft.name, "head": without_folders(head),
+        "counted": {"texts": made.texts, "tokens": made.tokens, "origin": without_folders(made.origin)},
         "tokens": given.tokens, "repeats": given.repeats, "sets": tables,
     }  # fmt: skip
     with ExitStack() as stack:
