@@ -5,7 +5,8 @@ usage: block_quality.py [FILE...] --data FOLDER [--tokens 4000] [--threads 2] [-
 Texts are WikiText-2's validation part and HumanEval's solutions (--data), in windows of 500 tokens, every token given.
 For each file: divergence of our distribution, and of llama.cpp's, from that of the file's own values in float32
 (`quantization="none"`): mean and 99 % in nats, and how often the likeliest token is the same. Ours in the file's dtype,
-in which logits are rounded too, and with everything but the blocks in float32; llama.cpp with its own settings (keys
+in which logits are rounded too, with everything but the blocks in float32, and so with activations of two bytes;
+llama.cpp with its own settings (keys
 and values in half precision, all else in float32). As a control, a copy of the file in which one matrix's scales are
 twice as large must diverge far more.
 
@@ -117,6 +118,8 @@ def measured(file: Path, given: argparse.Namespace) -> dict[str, Any]:
     found["ours"] = compared(exact, logprobs(ours, texts))
     wide = load_runner(file, dtype="float32", max_context=room)
     found["ours in float32"] = compared(exact, logprobs(wide, texts))
+    fine = load_runner(file, dtype="float32", max_context=room, activation_bits=16)
+    found["ours in float32, activations of 16 bits"] = compared(exact, logprobs(fine, texts))
     found["int4 and int8"] = compared(exact, logprobs(load_runner(file, quantization="int4", max_context=room), texts))
     with tempfile.TemporaryDirectory() as folder:
         control = load_runner(damaged(file, Path(folder) / file.name), max_context=room)

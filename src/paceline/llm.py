@@ -84,7 +84,8 @@ class LLM(metaclass=Named):
         gguf_file: the file meant where `model` is a folder or repository of GGUF files.
         lora: folder of a LoRA adapter in PEFT's format, which is merged into the weights.
         dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
-            kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization: see `EngineConfig`.
+            kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization,
+            activation_bits: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
         others: arguments of vLLM and transformers that change nothing here, which one warning names; all others are
@@ -130,6 +131,7 @@ class LLM(metaclass=Named):
         seed: int | None = None,
         exactness: str = "auto",
         quantization: str | None = None,
+        activation_bits: int | None = None,
         trust_remote_code: bool = False,
         profile: bool = True,
         **others: Any,
@@ -150,6 +152,7 @@ class LLM(metaclass=Named):
             "seed": seed,
             "exactness": exactness,
             "quantization": quantization,
+            "activation_bits": activation_bits,
         }
         self.config = EngineConfig(**{key: value for key, value in given.items() if value is not None})
         self.speculative, self._diffusion_config = SpeculativeConfig.parse(speculative_config), diffusion_config
@@ -209,6 +212,7 @@ class LLM(metaclass=Named):
             trust_remote_code=self._trust,
             exactness=self.config.exactness,
             quantization=self.config.quantization,
+            activation_bits=self.config.activation_bits,
             lora=self._lora,
             tokens=1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )

@@ -15,6 +15,7 @@ from models.translated_once import translated_once
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, SamplingParams
+from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.cpu import PER_GROUP, Pages, block_sums, pack_rows, row_pitch, to_signed_bytes
 from paceline.models.loading import TYPES, BlockRows, block_values, head_share
@@ -34,16 +35,17 @@ def _products(table, strips, groups, x, pitch, rows, sums, out):
 
 
 @translated_once
-def _converted(source, size, target, dim, outer, inner):
-    to_signed_bytes(source, size, target, dim, outer, inner)
+def _converted(source, size, target, dim, outer, inner, rest):
+    to_signed_bytes(source, size, target, dim, outer, inner, rest)
 
 
-def converted(x: np.ndarray, heads: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
-    """(rows, bytes) of rows of float32."""
-    made = np.zeros((len(x), row_pitch(x.shape[1])), np.uint8)
+def converted(x: np.ndarray, heads: tuple[int, int, int] = (0, 0, 0), *, twice: bool = False) -> np.ndarray:
+    """(rows, bytes) of rows of float32; (2 * rows, bytes) where what each one loses is a row of its own."""
+    made = np.zeros((len(x), 1 + twice, row_pitch(x.shape[1])), np.uint8)
     for row, target in zip(x, made, strict=True):
-        _converted(np.ascontiguousarray(row).ctypes.data, len(row), target.ctypes.data, *heads)
-    return made
+        rest = target[1].ctypes.data if twice else 0
+        _converted(np.ascontiguousarray(row).ctypes.data, len(row), target[0].ctypes.data, *heads, rest)
+    return made.reshape(-1, made.shape[2])
 
 
 def meant(made: np.ndarray, inputs: int = INPUTS) -> np.ndarray:
@@ -134,6 +136,19 @@ def test_activations_lose_less_than_half_a_step_and_odd_numbers_are_not_hidden()
     assert not products(rows, zeros).any()
 
 
+def test_two_bytes_lose_a_256th_of_what_one_does() -> None:
+    x = inputs_of(3) * np.geomspace(1e-3, 1e3, 3).astype(np.float32)[:, None]
+    once, both = converted(x), converted(x, twice=True)
+    assert np.array_equal(both[::2], once)
+    groups = np.abs(x).reshape(3, -1, 32).max(-1)
+    lost = np.abs(meant(both).reshape(3, 2, -1).sum(1) - x).reshape(3, -1, 32).max(-1)
+    assert (lost <= groups / 127**2 * 0.2501).all()
+    assert (np.abs(meant(once) - x).reshape(3, -1, 32).max(-1) > groups / 127 * 0.3).mean() > 0.9
+    heads = converted(x, (64, 4, 2), twice=True)
+    assert np.array_equal(heads[::2], converted(x, (64, 4, 2)))
+    assert not np.array_equal(heads[1::2], both[1::2])
+
+
 def test_heads_are_brought_into_the_order_of_the_file() -> None:
     """From (2 in a group, 4 groups) to (4 groups, 2)."""
     heads = inputs_of(1).reshape(2, 4, 64)
@@ -171,6 +186,39 @@ def test_files_keep_their_numbers(tmp_path: Path, kind: Any, tied: bool, caplog:
     scored = runner.score(caches, [3, 3, 4], [TREE, EMPTY_TREE, TokenTree.chain([1, 2])])
     assert torch.equal(scored.of(0)[0], scored.of(1)[0])
     assert scored.best == scored.logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0])
+def test_activations_of_two_bytes_come_near_to_the_files_own_values(tmp_path: Path, kind: Kind) -> None:
+    path = write(tmp_path / "m.gguf", "llama", llama(), kind)
+    exact = values_of(path)
+    runner: Any = load_runner(path, dtype="float32", activation_bits=16)
+    caches = [runner.open() for _ in range(3)]
+    found = runner.extend(caches[:1], [TEXT], all_logits=True).logits
+    assert (found - exact).norm() < 3e-4 * exact.norm()
+    one: Any = load_runner(path, dtype="float32", activation_bits=8)
+    assert (one.extend([one.open()], [TEXT], all_logits=True).logits - exact).norm() > 3e-3 * exact.norm()
+    runner.extend(caches[1:], [TEXT, TEXT[:30]])
+    scored = runner.score(caches, [3, 3, 4], [TREE, EMPTY_TREE, TokenTree.chain([1, 2])])
+    assert torch.equal(scored.of(0)[0], scored.of(1)[0]), "a row's bits do not depend on its neighbours"
+    default: Any = load_runner(path, dtype="float32")
+    assert default.info.fingerprint == one.info.fingerprint != runner.info.fingerprint
+
+
+def test_bits_of_activations_are_honoured_or_rejected(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "m.gguf", "llama", llama(), Kind.Q4_0))
+    with pytest.raises(ConfigError, match="activation_bits must be 8 or 16, got 4"):
+        LLM(path, activation_bits=4)
+    with pytest.raises(UnsupportedModelError, match=r"activation_bits=8 .* multiplied with 16 bits; leave it out"):
+        load_runner(path, quantization="int8", activation_bits=8)
+    with pytest.raises(UnsupportedModelError, match=r"activation_bits=16 .* not rounded; leave it out"):
+        load_runner(path, quantization="none", activation_bits=16)
+    assert load_runner(path, quantization="int8", activation_bits=16).info.quantization == "int8"
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(path, activation_bits=16, speculative_config=None, threads=1) as plain:
+        tokens = plain.generate([TEXT[:9]], greedy)[0].outputs[0].token_ids
+        drafted = plain.with_speculative_config("ngram").generate([TEXT[:9]], greedy)
+        assert drafted[0].outputs[0].token_ids == tokens
 
 
 def test_types_that_share_a_strip_are_rounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

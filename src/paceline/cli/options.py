@@ -92,6 +92,7 @@ ENGINE_HELP = {
         "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none, for GGUF files int8 or "
         "int4."
     ),
+    "activation_bits": "8 or 16, of what the blocks of a GGUF file are multiplied with; default: 8.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",
 }
 INTEGERS = (
@@ -106,6 +107,7 @@ INTEGERS = (
     "prompt_logprobs",
     "truncate_prompt_tokens",
     "max_model_len",
+    "activation_bits",
     "threads",
     "kv_cache_memory_bytes",
     "speculative_memory_bytes",

@@ -52,6 +52,7 @@ ENGINE: Mapping[str, Any] = {
     "speculative_memory_bytes": None,
     "exactness": "auto",
     "quantization": None,
+    "activation_bits": None,
 }
 """The same of engine arguments."""
 

@@ -58,6 +58,7 @@ def load_runner(
     native: bool = True,
     exactness: str = "auto",
     quantization: str | None = None,
+    activation_bits: int | None = None,
     head_rows: Sequence[int] | None = None,
     group_size: int | None = None,
     lora: str | Path | None = None,
@@ -76,6 +77,7 @@ def load_runner(
         native: False takes the transformers fallback for every architecture.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
             (models.loading.quantization).
+        activation_bits: 8 or 16, of the activations that a GGUF file's blocks are multiplied with; None: 8.
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
         head_rows: tokens that the head keeps (models.remapped_tokens); all others have logits of -inf. None: all.
         group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
@@ -93,7 +95,7 @@ def load_runner(
     name, strict = name or str(model), exactness == "strict"
     adapter = None if lora is None else Path(lora).expanduser()
     wanted = _LoadRequest(
-        name, dtype, target, max_context, strict, quantization, head_rows, group_size, adapter, tokens
+        name, dtype, target, max_context, strict, quantization, activation_bits, head_rows, group_size, adapter, tokens
     )
     return _load(
         resolve(model, revision=revision, code=trust_remote_code), wanted, native=native, code=trust_remote_code
@@ -110,6 +112,7 @@ class _LoadRequest:
     max_context: int | None
     strict: bool
     quantization: str | None
+    activation_bits: int | None
     head_rows: Sequence[int] | None
     group_size: int | None = None
     lora: Path | None = None
@@ -179,6 +182,7 @@ def _refuse_fallback(wanted: _LoadRequest) -> None:
         raise strict_unavailable(name, NOT_STRICT_IN_TRANSFORMERS)
     if wanted.quantization not in {None, NOT_QUANTIZED}:
         raise UnsupportedModelError(f"{name}: quantization={wanted.quantization!r} {NATIVE_ONLY}")
+    _check_activation_bits(wanted, None)
 
 
 def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _LoadRequest) -> Runner:
@@ -196,6 +200,8 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     rows = None if wanted.head_rows is None else HeadRows.of(wanted.head_rows, size)
     blocks = _blocks(checkpoint, spec, wanted, chosen, HeadRows(np.arange(size), size) if rows is None else rows)
     form = _form(checkpoint, spec, wanted, told=blocks is None)
+    if blocks is None:
+        _check_activation_bits(wanted, form)
     if wanted.lora is not None:
         checkpoint = AdaptedCheckpoint(checkpoint, wanted.lora, tied=spec.tied)
         spec = untie_if_different(checkpoint, spec)
@@ -225,7 +231,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     else:  # a runner takes only handles of its own kind, which the protocol cannot say
         made = _runner_of(spec)(
             spec, weights, name=name, device=device, dtype=chosen, max_context=context, strict=wanted.strict,
-            blocks=blocks, packed=packed,
+            blocks=blocks, packed=packed, activation_bits=wanted.activation_bits or 8,
         )  # fmt: skip
         runner = cast(Runner, made)
     return runner if rows is None else MappedRunner.of_head(runner, rows)
@@ -276,6 +282,20 @@ def _form(checkpoint: Checkpoint, spec: ModelSpec, wanted: _LoadRequest, *, told
         wanted.name, kind, ROUNDED[which],
     )  # fmt: skip
     return forms
+
+
+def _check_activation_bits(wanted: _LoadRequest, form: Forms | None) -> None:
+    """Of matrices that are no blocks: activations have 16 bits where weights are rounded, else the model's dtype.
+
+    Raises:
+        UnsupportedModelError: others are asked for.
+    """
+    if wanted.activation_bits not in {None, 16 if form else None}:
+        kept = "rounded weights are multiplied with 16 bits" if form else "its weights are not rounded"
+        raise UnsupportedModelError(
+            f"{wanted.name}: activation_bits={wanted.activation_bits} is for the blocks of GGUF files in compiled "
+            f"passes, here {kept}; leave it out"
+        )
 
 
 def _packed(

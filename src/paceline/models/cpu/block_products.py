@@ -1,9 +1,10 @@
 """Products of GGUF's quantised blocks with activations of one byte; whole numbers are summed exactly.
 
 Weights keep the numbers and scales of their file (models.cpu.blocks). Activations are rounded to signed bytes, with a
-float32 scale for every 32 inputs. In each lane of 32 bits four unsigned numbers of one output meet four signed
-activations, which are the same for all lanes, so that nothing is summed across lanes. Processors without an instruction
-for that sum pairs of products in 16 bits, as many as cannot overflow, and widen once.
+float32 scale for every 32 inputs; where they shall have two bytes, what that loses is a row of its own. In each lane of
+32 bits four unsigned numbers of one output meet four signed activations, which are the same for all lanes, so that
+nothing is summed across lanes. Processors without an instruction for that sum pairs of products in 16 bits, as many as
+cannot overflow, and widen once.
 
 The sum of a group of 32 inputs is multiplied by both scales in float32, an offset is added for the group's activations,
 and groups follow each other from the first to the last. So a row's bits depend neither on the rows beside it nor on the
@@ -569,11 +570,28 @@ def _store_sums(builder: Builder, address: Value, low: Value, high: Value) -> No
 
 
 @part_of_compiled
-def to_signed_bytes(source: int, size: int, target: int, dim: int, outer: int, inner: int) -> None:
+def _put_group(low: Any, high: Any, target: int, beside: int) -> tuple[Any, Any]:
+    """The numbers and the record of 32 activations; returns what they lose."""
+    most = largest(larger(_size(low), _size(high)))
+    factor, scale = broadcast(np.float32(TOP) / most if most > 0 else np.float32(0.0)), most / np.float32(TOP)
+    first, second = _rounded(mul(low, factor)), _rounded(mul(high, factor))
+    _store_bytes(target, first)
+    _store_bytes(target + 16, second)
+    sums = total(first), total(second)
+    write_float(beside, scale)
+    write_float(beside + 4, scale * (sums[0] + sums[1]))
+    _store_sums(beside + 8, *sums)
+    back = broadcast(-scale)
+    return fma(first, back, low), fma(second, back, high)
+
+
+@part_of_compiled
+def to_signed_bytes(source: int, size: int, target: int, dim: int, outer: int, inner: int, rest: int) -> None:
     """One row of float32, zero from `size` to the end of its group, as `block_sums` takes it.
 
     With `inner` above 1 the source holds heads of `dim` numbers in the order (inner, outer), the result (outer, inner).
-    Where a value is not finite, the first scale is NaN.
+    What rounding to bytes loses goes to `rest` as one more row, unless that is 0. Where a value is not finite, the
+    first scale is NaN.
     """
     groups, zero = (size + GROUP - 1) // GROUP, broadcast(np.float32(0.0))
     odd, beside = zero, target + groups * GROUP
@@ -584,13 +602,7 @@ def to_signed_bytes(source: int, size: int, target: int, dim: int, outer: int, i
             at = source + 4 * ((head % inner * outer + head // inner) * dim + within)
         low, high = load(at), load(at + 64)
         odd = fma(low, zero, fma(high, zero, odd))
-        most = largest(larger(_size(low), _size(high)))
-        factor = broadcast(np.float32(TOP) / most if most > 0 else np.float32(0.0))
-        low, high = _rounded(mul(low, factor)), _rounded(mul(high, factor))
-        _store_bytes(target + GROUP * i, low)
-        _store_bytes(target + GROUP * i + 16, high)
-        first, second, scale = total(low), total(high), most / np.float32(TOP)
-        write_float(beside + PER_GROUP * i, scale)
-        write_float(beside + PER_GROUP * i + 4, scale * (first + second))
-        _store_sums(beside + PER_GROUP * i + 8, first, second)
+        lost = _put_group(low, high, target + GROUP * i, beside + PER_GROUP * i)
+        if rest != 0:
+            _put_group(lost[0], lost[1], rest + GROUP * i, rest + groups * GROUP + PER_GROUP * i)
     write_float(beside, read_float(beside) + total(odd))

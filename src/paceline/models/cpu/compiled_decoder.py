@@ -58,6 +58,7 @@ class CompiledDecoder:
         kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
         blocks: matrices that are not among the weights, as they lie in a GGUF file.
         packed: makes the packed matrices, or has them; None makes them.
+        activation_bits: 8 or 16, of the activations that blocks are multiplied with.
 
     Attributes:
         frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
@@ -74,6 +75,7 @@ class CompiledDecoder:
         kind: int | None = None,
         blocks: Blocks | None = None,
         packed: PackedWeights | None = None,
+        activation_bits: int = 8,
     ) -> None:
         self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
         self.embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
@@ -87,7 +89,7 @@ class CompiledDecoder:
         if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
         packed = packed or PackedWeights()
-        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {}, packed)
+        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {}, packed, activation_bits)
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}

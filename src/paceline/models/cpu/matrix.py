@@ -28,6 +28,7 @@ from paceline.models.cpu.tiles import (
     BYTES,
     COLUMNS,
     DOT,
+    FINE_BLOCKS,
     FULL,
     GROUP,
     HALF,
@@ -39,7 +40,7 @@ from paceline.models.cpu.tiles import (
     STRIP,
     accumulate,
 )
-from paceline.models.cpu.vectors import broadcast, read, store
+from paceline.models.cpu.vectors import add, broadcast, load, read, store
 from paceline.models.loading.quantization import GROUP as WIDTH
 from paceline.models.loading.weights import empty
 from paceline.utils import part_of_compiled
@@ -117,10 +118,14 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
     """Products of one strip with all rows: sums (rows, 64) float32.
 
     Rows of BYTES and NIBBLES are those of `quantized.to_bytes`; `sums` then needs twice the room. Scales of bytes lie
-    behind the strip's steps. Of BLOCKS, there are the strip's address and type, and rows of `to_signed_bytes`.
+    behind the strip's steps. Of BLOCKS, there are the strip's address and type, and rows of `to_signed_bytes`; of
+    FINE_BLOCKS two for each row, whose sums need twice the room.
     """
     if kind == BLOCKS:
         block_sums(read(weights + 8), read(weights), steps, x, pitch, rows, sums)
+    elif kind == FINE_BLOCKS:
+        block_sums(read(weights + 8), read(weights), steps, x, pitch // 2, 2 * rows, sums)
+        _add_pairs(rows, sums)
     elif kind == NIBBLES:
         nibble_sums(weights, steps // GROUP, x, pitch, rows, sums)
     elif kind == BYTES:
@@ -128,6 +133,15 @@ def strip_sums(kind: int, weights: int, steps: int, x: int, pitch: int, rows: in
         settle_bytes(weights + steps * STEP, x, pitch, rows, sums)
     else:
         _multiply(kind, weights, steps, x, pitch, rows, sums)
+
+
+@part_of_compiled
+def _add_pairs(rows: int, sums: int) -> None:
+    """Sums (rows, 64) of each two of (2 * rows, 64), in their place."""
+    for row in range(rows):
+        for i in range(0, 4 * STRIP, 64):
+            first = sums + 2 * row * (4 * STRIP) + i
+            store(sums + row * (4 * STRIP) + i, add(load(first), load(first + 4 * STRIP)))
 
 
 @part_of_compiled
@@ -182,7 +196,7 @@ def _multiply(kind: int, weights: int, steps: int, x: int, pitch: int, rows: int
 @part_of_compiled
 def steps_of(kind: int, inputs: int) -> int:
     """Steps of a strip."""
-    if kind == BLOCKS:
+    if kind >= BLOCKS:
         return inputs // WIDTH
     if kind == BYTES:
         return (inputs + WHOLE - 1) // WHOLE * GROUP
@@ -194,7 +208,7 @@ def steps_of(kind: int, inputs: int) -> int:
 @part_of_compiled
 def strip_size(kind: int, steps: int) -> int:
     """Bytes from one strip to the next, or from what says where one is."""
-    if kind == BLOCKS:
+    if kind >= BLOCKS:
         return 16
     if kind == NIBBLES:
         return steps // GROUP * NIBBLE_BLOCK
@@ -229,8 +243,8 @@ def when_prepared(frame: int, team: int, rows: int) -> None:
 @part_of_compiled
 def convert_row(kind: int, source: int, size: int, target: int, pitch: int) -> None:
     """One row of float32 in whole numbers, for a kind of product."""
-    if kind == BLOCKS:
-        to_signed_bytes(source, size, target, 0, 0, 0)
+    if kind >= BLOCKS:
+        to_signed_bytes(source, size, target, 0, 0, 0, target + pitch // 2 if kind == FINE_BLOCKS else 0)
     else:
         to_bytes(source, size, target, pitch, kind == NIBBLES)
 
@@ -243,8 +257,11 @@ def convert_rows(
     own, dim, keys = read(frame + at.NORMED_PITCH), read(frame + at.HEAD_DIM), read(frame + at.KV_HEADS)
     each = read(frame + at.HEADS) // keys if heads and read(frame + at.LATENT) == 0 else 0
     for row in range(first, stop):
-        if kind == BLOCKS:
-            to_signed_bytes(source + row * pitch, size, target + row * own, dim, keys, each)
+        if kind >= BLOCKS:
+            to = target + row * own
+            to_signed_bytes(
+                source + row * pitch, size, to, dim, keys, each, to + own // 2 if kind == FINE_BLOCKS else 0
+            )
         else:
             convert_row(kind, source + row * pitch, size, target + row * own, own)
 

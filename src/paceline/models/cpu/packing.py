@@ -19,7 +19,7 @@ from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import OWN_ROWS, pack
 from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
-from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, NIBBLES, STRIP
+from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.cpu.visible_slots import address
 from paceline.models.decoder.decoder import head_order
@@ -66,6 +66,7 @@ class Packing:
         kind: of the products with matrices that are not quantised.
         blocks: matrices that are packed as they lie in a file, and are not among the weights.
         packed: makes the matrices, or has them; then those among the weights may be on the meta device.
+        activation_bits: 8 or 16, of the activations that blocks are multiplied with.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class Packing:
         kind: int,
         blocks: Blocks,
         packed: PackedWeights,
+        activation_bits: int,
     ) -> None:
         self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
         self._blocks, self._packed = blocks, packed
+        self._kind_of_blocks = FINE_BLOCKS if activation_bits == 16 else BLOCKS
         self.kept: list[torch.Tensor | Table] = []
 
     def record(self, index: int) -> dict[int, int]:
@@ -195,7 +198,7 @@ class Packing:
             strips = self._packed.matrix(lambda pages: pack_strips(ordered, pages))
             table = strip_table(ordered, strips)
             self.kept += [table, strips]
-            return {kind: BLOCKS, place: table.data_ptr()}
+            return {kind: self._kind_of_blocks, place: table.data_ptr()}
         weight, scale = self._take_matrix(name)
         if order is not None:
             weight, scale = weight[order], None if scale is None else scale[order]

@@ -5,7 +5,8 @@ lives in one lane from the first input to the last, so its bits depend neither o
 neighbours. Kinds: DOT multiplies bfloat16 pairs by bfloat16 pairs in one instruction (avx512bf16), HALF widens the
 weights and keeps float32 activations, FULL is float32 throughout, BYTES multiplies four unsigned by four signed bytes
 (models.cpu.integer_products), whose int32 sums travel as the bits of float32 lanes. NIBBLES and BLOCKS have loops of
-their own (models.cpu.integer_products, models.cpu.block_products).
+their own (models.cpu.integer_products, models.cpu.block_products); FINE_BLOCKS are BLOCKS with activations of two
+bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from paceline.models.cpu.vectors import (
     store_at,
 )  # fmt: skip
 
-DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS = 0, 1, 2, 3, 4, 5
+DOT, HALF, FULL, BYTES, NIBBLES, BLOCKS, FINE_BLOCKS = range(7)
 STRIP, STEP, GROUP = 64, 256, 4
 """Outputs of a strip, bytes of one step, steps that the loop takes at a time."""
 
@@ -50,9 +51,9 @@ MAX_ROWS = 6
 AVX2.
 """
 
-INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32}
+INPUTS = {DOT: 2, HALF: 2, FULL: 1, BYTES: 4, NIBBLES: 8, BLOCKS: 32, FINE_BLOCKS: 32}
 """Inputs per step."""
-ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1}
+ACTIVATION = {DOT: 2, HALF: 4, FULL: 4, BYTES: 1, NIBBLES: 1, BLOCKS: 1, FINE_BLOCKS: 1}
 """Bytes of one activation."""
 
 COLUMNS, ROWS = 4, range(1, MAX_ROWS + 1)

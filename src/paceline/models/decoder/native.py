@@ -85,6 +85,7 @@ class NativeRunner:
         let_go: bool = True,
         blocks: Blocks | None = None,
         packed: PackedWeights | None = None,
+        activation_bits: int = 8,
     ) -> None:
         read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
         weight_bytes = bytes_read(spec, weights) + read
@@ -104,7 +105,9 @@ class NativeRunner:
             if blocks:
                 from paceline.models.cpu.compiled_decoder import CompiledDecoder
 
-                passes = CompiledDecoder(spec, weights, self.arena, blocks=blocks, packed=packed)
+                passes = CompiledDecoder(
+                    spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits
+                )
                 self.passes, self.graphs = passes, None
             else:
                 invariant: RowInvariance = "proven" if strict else row_invariant
@@ -123,7 +126,13 @@ class NativeRunner:
             dtype=dtype,
             weight_bytes=weight_bytes,
             fingerprint=fingerprint(spec, dtype)
-            + (f"-{'+'.join(kinds_of(blocks))}" if blocks else f"-{quantization}" if quantization else "")
+            + (
+                f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
+                if blocks
+                else f"-{quantization}"
+                if quantization
+                else ""
+            )
             + ("-mixed" if mixed else ""),
             quantization=quantization,
             stored_rows=spec.stored_rows,
