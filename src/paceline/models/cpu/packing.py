@@ -13,6 +13,7 @@ from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
 from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
+from paceline.models.cpu.block_products import row_pitch
 from paceline.models.cpu.experts import routing
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
@@ -304,7 +305,8 @@ class Workspace:
         # An odd number of lines: rows of one column spread over the sets of the first-level cache.
         pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
         if quantized:
-            pitches[at.NORMED] = 2 * half_pitch(max(widest, spec.attended_size, inner))
+            longest = max(widest, spec.attended_size, inner)
+            pitches[at.NORMED] = 2 * max(half_pitch(longest), row_pitch(longest))
         spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
         own = spare + pitches[at.X] + (spare if spec.moe else 0)
         sums = ROWS * 4 * STRIP * (1 + quantized)
