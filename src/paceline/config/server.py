@@ -10,7 +10,7 @@ from typing import Final
 from paceline.utils import choice, integer, need, number, strings
 
 TOOL_FORMATS: Final = ("mistral", "hermes", "llama3_json", "pythonic")
-"""How models write calls of functions (serving.tools)."""
+"""How models write calls of functions (serving.tool_formats)."""
 
 MOST: Final = ("max_waiting", "max_streams_per_key", "max_body_bytes", "max_n", "max_prompts", "max_response_bytes")
 """Limits that are at least 1."""

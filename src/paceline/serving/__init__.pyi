@@ -15,8 +15,8 @@ from .routing import SeenPrefixes as SeenPrefixes
 from .routing import affinity_of as affinity_of
 from .routing import ranked as ranked
 from .server import Server as Server
-from .tools import FORMATS as FORMATS
-from .tools import Delta as Delta
-from .tools import Reader as Reader
-from .tools import calls_grammar as calls_grammar
-from .tools import format_of as format_of
+from .tool_formats import FORMATS as FORMATS
+from .tool_formats import format_of as format_of
+from .tool_grammar import calls_grammar as calls_grammar
+from .tool_reading import Delta as Delta
+from .tool_reading import Reader as Reader

@@ -13,7 +13,7 @@ from paceline.llm import LLM
 from paceline.sampling import Logprob
 from paceline.serving.jobs import Job, JobFactory
 from paceline.serving.protocol import ChatRequest, CompletionRequest
-from paceline.serving.tools import Reader
+from paceline.serving.tool_reading import Reader
 
 Json = dict[str, Any]
 

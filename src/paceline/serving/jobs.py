@@ -25,7 +25,9 @@ from paceline.serving.protocol import (
     Sampled,
     TokenizeRequest,
 )
-from paceline.serving.tools import FORMATS, THINK, Reader, calls_grammar, format_of
+from paceline.serving.tool_formats import FORMATS, format_of
+from paceline.serving.tool_grammar import calls_grammar
+from paceline.serving.tool_reading import THINK, Reader
 from paceline.serving.workers import Workers
 
 FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")

@@ -1,25 +1,15 @@
-"""Function calls and thoughts in a model's text: how each family writes them, read while the text grows, and the
-grammar that makes a model write them.
-
-Formats: Hermes (Qwen, SmolLM2, many others): `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; Llama 3:
-`{"name": ..., "parameters": ...}`; Mistral: `[TOOL_CALLS][{"name": ..., "arguments": ...}]`; pythonic (Llama 3.2
-and 4): `[name(key=value)]`. Which one is read off the chat template.
-"""
+"""Thoughts, content and function calls in a model's text, told apart while it grows."""
 
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from paceline.grammar import bounded_json
-from paceline.serving.protocol import ApiError, Tool
-from paceline.serving.python_calls import python_grammar
+from paceline.serving.tool_formats import ToolFormat
 
 THINK, THOUGHT = "<think>", "</think>"
 
@@ -35,25 +25,6 @@ BETWEEN: Final = re.compile(r"[\s\[\],;]*")
 
 Call = tuple[str, Any]
 """A function's name and its arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How calls are written.
-
-    Attributes:
-        signs: what the chat templates of such models contain, all of them.
-        begin: what starts calls; "" where they start the text.
-        end: what ends one; "" where the text's end does.
-        key: under which the arguments are.
-        listed: calls are the items of one list.
-    """
-
-    signs: tuple[str, ...]
-    begin: str
-    end: str
-    key: str
-    listed: bool
 
 
 def _of_json(text: str) -> Call:
@@ -83,72 +54,6 @@ def _of_python(text: str) -> list[Call]:
         if not isinstance(one, ast.Call) or one.args:
             raise ValueError("no call")
         found.append((ast.unparse(one.func), {str(k.arg): ast.literal_eval(k.value) for k in one.keywords}))
-    return found
-
-
-FORMATS: Final[Mapping[str, ToolFormat]] = {
-    "mistral": ToolFormat(("[TOOL_CALLS]",), "[TOOL_CALLS]", "", "arguments", True),
-    "hermes": ToolFormat(("<tool_call>",), "<tool_call>", "</tool_call>", "arguments", False),
-    "llama3_json": ToolFormat(('"parameters"',), "", "", "parameters", False),
-    "pythonic": ToolFormat(("[func_name1(",), "", "", "", True),
-}
-
-
-def format_of(template: str | None) -> str:
-    """The format that a chat template speaks of; Hermes where it speaks of none."""
-    for name, one in FORMATS.items():
-        if template is not None and all(sign in template for sign in one.signs):
-            return name
-    return "hermes"
-
-
-def calls_grammar(
-    tools: Sequence[Tool], format_name: str, *, only: str | None, parallel: bool, strict: bool = False
-) -> str:
-    """In llguidance's notation: one or more calls of these functions and nothing else.
-
-    Args:
-        only: the function that is to be called; None leaves the choice.
-        strict: functions that do not say so are; of others, what cannot be enforced of their parameters is ignored.
-    Raises:
-        ApiError: no such function, or parameters that cannot be enforced in this format.
-    """
-    form = FORMATS[format_name]
-    picked = [tool.function for tool in tools if only in (None, tool.function.name)]
-    if not picked:
-        raise ApiError(f"tool_choice names {only!r}, which is not among tools", param="tool_choice")
-    if not form.key:
-        return python_grammar(picked, parallel=parallel and only is None, strict=strict)
-    shapes = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": one.name}, form.key: copy.deepcopy(one.parameters or {"type": "object"})},
-            "required": ["name", form.key],
-            "additionalProperties": False,
-        }
-        for one in picked
-    ]
-    defined = _hoisted(shapes)
-    schema: dict[str, Any] = {"anyOf": shapes} if len(shapes) > 1 else shapes[0]
-    many = parallel and only is None
-    if form.listed:
-        schema = {"type": "array", "items": schema, "minItems": 1, **({} if many else {"maxItems": 1})}
-    whole = bounded_json(schema | defined, strict=all(strict if one.strict is None else one.strict for one in picked))
-    body = f"%json {json.dumps(whole)}"
-    begin, end = (json.dumps(mark) if mark else "" for mark in (form.begin, form.end))
-    call = f'{begin} "\\n"? call "\\n"? {end}' if form.end else f"{begin} call"
-    rest = f'("\\n"? {call})*' if many and form.end else ""
-    return f"%llguidance {{}}\nstart: {call} {rest}\ncall: {body}\n"
-
-
-def _hoisted(shapes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Definitions of the functions' own schemas, moved to where their references look for them."""
-    found: dict[str, Any] = {}
-    for shape in shapes:
-        for parameters in shape["properties"].values():
-            for key in ("$defs", "definitions"):
-                if key in parameters:
-                    found.setdefault(key, {}).update(parameters.pop(key))
     return found
 
 
