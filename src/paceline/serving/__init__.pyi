@@ -2,6 +2,7 @@ from .app import create_app as create_app
 from .front import Fleet as Fleet
 from .front import front_app as front_app
 from .limits import read_keys as read_keys
+from .message_parts import Delta as Delta
 from .metrics import Metrics as Metrics
 from .page import LivePage as LivePage
 from .page import clipped_step as clipped_step
@@ -10,6 +11,9 @@ from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
+from .reasoning import REASONING as REASONING
+from .reasoning import Steering as Steering
+from .reasoning import reasoning_of as reasoning_of
 from .response_store import ResponseStore as ResponseStore
 from .routing import SeenPrefixes as SeenPrefixes
 from .routing import affinity_of as affinity_of
@@ -18,5 +22,5 @@ from .server import Server as Server
 from .tool_formats import FORMATS as FORMATS
 from .tool_formats import format_of as format_of
 from .tool_grammar import calls_grammar as calls_grammar
-from .tool_reading import Delta as Delta
 from .tool_reading import Reader as Reader
+from .typed_values import typed_value as typed_value
