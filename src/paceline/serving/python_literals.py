@@ -25,25 +25,28 @@ def call_end(text: GrowingText) -> Steps[str]:
     depth, quote, length = 1, "", 0
     while depth:
         sign = SIGNS.search(text.text, text.at + length)
-        if sign is None or (sign[0] == "\\" and sign.end() == len(text.text)):
+        if sign is None or (not text.last and _unclear(text.text, sign.start(), quote)):
             length = (len(text.text) if sign is None else sign.start()) - text.at
             yield from text.more()
             continue
-        length = sign.end() - text.at + (sign[0] == "\\")
-        if quote or sign[0] in "\"'":
-            quote = _quote(quote, sign[0])
-        elif sign[0] != "\\":
-            depth += 1 if sign[0] in "([{" else -1
+        found = sign[0]
+        if found in "\"'" and quote in ("", found, 3 * found):
+            found = 3 * found if quote != found and text.text.startswith(3 * found, sign.start()) else found
+            quote = found if not quote else "" if quote == found else quote
+        elif not quote:
+            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(found, -1)
+        length = sign.start() - text.at + len(found) + (found == "\\")
     inner = text.text[text.at : text.at + length - 1]
     text.at += length
     return inner
 
 
-def _quote(quote: str, sign: str) -> str:
-    """The quote that is open behind a sign."""
-    if not quote:
-        return sign
-    return "" if sign == quote else quote
+def _unclear(text: str, place: int, quote: str) -> bool:
+    """Whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
+    rest = text[place : place + 3]
+    if rest[0] == "\\":
+        return len(rest) == 1
+    return len(rest) < 3 and rest == len(rest) * rest[0] and rest[0] in "\"'" and quote in ("", 3 * rest[0])
 
 
 def keywords(written: str) -> dict[str, Any]:
