@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving.conftest import Live, Scripted, serve
+from serving.conftest import Live, serve
 
 from paceline import LLM, AsyncLLM
 from paceline.llm import BUNDLED
@@ -18,7 +18,7 @@ CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "Hi"}]
 WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
 HARMONY = """<|start|>system<|message|>{{ reasoning_effort or 'medium' }}{{ tools | tojson if tools }}<|end|>{% for m in
 messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}{{ m.thinking }}<|end|>{% endfor %}<|start|>assistant"""
-RENAMED = {"<|user|>": "<|start|>", "<|assistant|>": "<|message|>", "<|endoftext|>": "<|channel|>"}
+RENAMED = {"<|user|>": "<|other|>", "<|assistant|>": "<|message|>", "<|endoftext|>": "<|channel|>"}
 
 
 class Forced(AsyncLLM):
@@ -80,7 +80,7 @@ def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         (folder / name).write_text(text)
     template = folder / "chat.jinja"
     template.write_text(HARMONY)
-    llm = LLM(dtype="float32", profile=False, tokenizer=str(folder))
+    llm = LLM(dtype="float32", profile=False, tokenizer=str(folder), speculative_config=None)
     yield from serve(Forced(llm), chat_template=str(template))
 
 
@@ -89,7 +89,7 @@ def forced(live: Live, text: str) -> None:
     live.model.tokens = live.model.llm.tokenizer.encode(text, add_special_tokens=False)
 
 
-ANALYSIS = "<|channel|>analysis<|message|>We think.<|start|>assistant<|channel|>"
+ANALYSIS = "<|channel|>analysis<|message|>We think.<|end|><|channel|>"
 
 
 def test_marks_that_are_special_tokens_are_read_and_not_shown(channels: Live) -> None:
@@ -99,19 +99,20 @@ def test_marks_that_are_special_tokens_are_read_and_not_shown(channels: Live) ->
     given: dict[str, Any] = {"ignore_eos": True}
     forced(channels, f"{ANALYSIS}final<|message|>Hello!")
     found = told(channels, **given)
-    assert (found["content"].split("<|end|>")[0], found["reasoning"]) == ("Hello!", "We think.")
+    assert (found["content"], found["reasoning"]) == ("Hello!", "We think.")
     assert found == told(channels, **given, skip_special_tokens=True)
+    forced(channels, f"{ANALYSIS}final<|message|>Hello<|other|>!")
+    assert told(channels, **given)["content"] == "Hello!"
+    assert told(channels, **given, skip_special_tokens=False)["content"] == "Hello<|other|>!"
     forced(channels, "a <|end|> <|message|> b")
-    assert told(channels, **given)["content"] == "a   b"
-    shown = told(channels, **given, skip_special_tokens=False)["content"]
-    assert "<|end|>" in shown
+    assert told(channels, **given)["content"].split() == ["a", "b"]
     call = 'commentary to=functions.weather json<|message|>{"city": "Oslo"}'
     forced(channels, f"{ANALYSIS}{call}")
     found = told(channels, **given, tools=WEATHER)
     assert (found["content"], found["reasoning"]) == ("", "We think.")
     assert found["calls"] == [{"name": "weather", "arguments": '{"city": "Oslo"}'}]
     other = [{"type": "function", "function": {"name": "climate"}}]
-    assert told(channels, **given, tools=other)["content"].startswith('{"city": "Oslo"}')
+    assert told(channels, **given, tools=other)["content"] == '{"city": "Oslo"}'
     answer = channels.ok("/v1/completions", prompt="Hi", ignore_eos=True, max_tokens=9)["choices"][0]["text"]
     assert "<|" not in answer
 
@@ -183,18 +184,21 @@ TEXT = 'Well. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</too
     ("ell", "W", None, "stop"),
 ])  # fmt: skip
 def test_a_call_that_a_stop_text_cuts_is_none(
-    talking: Live, stop: str | None, content: str, arguments: str | None, reason: str
+    talking: Live,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: str | None,
+    content: str,
+    arguments: str | None,
+    reason: str,
 ) -> None:
-    assert isinstance(talking.model, Scripted)
-    talking.model.script = TEXT
+    monkeypatch.setattr(talking.model, "script", TEXT)
     found = told(talking, tools=WEATHER, **({} if stop is None else {"stop": [stop]}))
     calls = [] if arguments is None else [{"name": "weather", "arguments": arguments}]
     assert found == {"content": content, "reasoning": "", "calls": calls, "reason": reason}
 
 
-def test_a_call_that_a_limit_cuts_is_none(talking: Live) -> None:
-    assert isinstance(talking.model, Scripted)
-    talking.model.script = TEXT
+def test_a_call_that_a_limit_cuts_is_none(talking: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talking.model, "script", TEXT)
     seen = set()
     for limit in range(4, 60, 5):
         found = told(talking, tools=WEATHER, max_tokens=limit)
@@ -210,9 +214,8 @@ def test_a_call_that_a_limit_cuts_is_none(talking: Live) -> None:
     assert (True, True, "tool_calls") in seen
 
 
-def test_calls_of_other_functions_are_content(talking: Live) -> None:
-    assert isinstance(talking.model, Scripted)
-    talking.model.script = TEXT
+def test_calls_of_other_functions_are_content(talking: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talking.model, "script", TEXT)
     other = [{"type": "function", "function": {"name": "climate"}}]
     for given in ({"tools": other}, {}, {"tools": WEATHER, "tool_choice": "none"}):
         assert told(talking, **given) == {"content": TEXT, "reasoning": "", "calls": [], "reason": "stop"}

@@ -36,6 +36,12 @@ class Header:
     channel: str = ""
 
 
+def begun(prompt: str) -> str | None:
+    """The message that a prompt ends in, from its header on; None where its answer begins behind a role."""
+    last = prompt[prompt.rindex(START) :] if START in prompt else ""
+    return last if MESSAGE in last or CHANNEL in last else None
+
+
 def read_messages(text: GrowingText, parts: Parts) -> Steps[None]:
     """Read an answer, from its role or what is behind it on."""
     mark = ""

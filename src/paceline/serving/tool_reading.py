@@ -61,8 +61,8 @@ class Reader:
             self._steps = self._answer(thinking)
             return
         self._steps = self._messages()
-        if harmony.START in prompt:
-            self.feed(prompt[prompt.rindex(harmony.START) :], last=False)
+        if (begun := harmony.begun(prompt)) is not None:
+            self.feed(begun, last=False)
 
     @property
     def called(self) -> int:
