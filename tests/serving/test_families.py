@@ -155,6 +155,20 @@ def test_thoughts_are_switched_by_the_templates_own_name(llm: LLM, tmp_path: Pat
             assert rendered(live, **given).endswith("</think>")
 
 
+def test_budgets_and_efforts_of_anthropic_reach_the_template(llm: LLM, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    shown = "{{ 'x ' * (thinking_budget or 0) }}{{ 'y ' * 50 if reasoning_effort == 'high' }}"
+    template.write_text(f"{shown}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}")
+    path, asked = "/v1/messages/count_tokens", {"model": "bundled", "messages": HELLO}
+    for live in serve(AsyncLLM(llm), chat_template=str(template)):
+        plain = live.ok(path, **asked)["input_tokens"]
+        assert live.ok(path, **asked, thinking={"type": "disabled"})["input_tokens"] == plain
+        thinking = {"type": "enabled", "budget_tokens": 40}
+        assert live.ok(path, **asked, thinking=thinking)["input_tokens"] >= plain + 40
+        assert live.ok(path, **asked, output_config={"effort": "high"})["input_tokens"] >= plain + 50
+        assert live.ok(path, **asked, output_config={"effort": "low"})["input_tokens"] == plain
+
+
 def test_tools_need_a_format_that_is_known(llm: LLM, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
