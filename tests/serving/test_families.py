@@ -119,7 +119,8 @@ def test_marks_that_are_special_tokens_are_read_and_not_shown(channels: Live) ->
 
 def rendered(live: Live, **body: Any) -> str:
     """The prompt of a chat."""
-    tokens = live.ok(CHAT, messages=HELLO, max_tokens=1, return_token_ids=True, **body)["prompt_token_ids"]
+    given: dict[str, Any] = {"messages": HELLO, "max_tokens": 1, "return_token_ids": True}
+    tokens = live.ok(CHAT, **given | body)["prompt_token_ids"]
     return str(live.ok("/detokenize", tokens=tokens)["prompt"])
 
 
@@ -136,6 +137,15 @@ def test_efforts_reach_the_template(channels: Live) -> None:
     found = channels.ok("/v1/responses", **asked, reasoning={"effort": "low"})
     assert found["reasoning"] == {"effort": "low", "summary": None}
     assert channels.error("/v1/responses", **asked, reasoning={"effort": "none"})["param"] == "reasoning.effort"
+
+
+def test_thoughts_before_calls_reach_the_template(channels: Live) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    said = {"role": "assistant", "tool_calls": [call], "reasoning_content": "I look it up."}
+    result = {"role": "tool", "tool_call_id": "a", "content": "Rain"}
+    for turn, shown in ((said, 1), (said | {"content": "Well."}, 0)):
+        prompt = rendered(channels, messages=[*HELLO, turn, result], tools=WEATHER)
+        assert prompt.count("I look it up.") == shown
 
 
 def test_thoughts_are_switched_by_the_templates_own_name(llm: LLM, tmp_path: Path) -> None:

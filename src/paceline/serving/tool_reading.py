@@ -55,6 +55,7 @@ class Reader:
     ) -> None:
         self._form, self._reasoning = form, reasoning
         make_id = new_id if form is None else form.make_id
+        hidden = {*hidden, *reasoning.around}
         self._parts = Parts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
         self._text = GrowingText()
         if form not in MESSAGES and reasoning not in MESSAGES:
