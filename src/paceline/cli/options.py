@@ -57,6 +57,7 @@ SERVER_HELP = {
     "log_requests": "Log prompts, and show texts to these keys.",
     "allowed_host": "Name that the Host header may have, beside this machine's; may be repeated.",
     "chat_template": "File of a chat template that replaces the model's.",
+    "allow_special_tokens": "What messages spell like special tokens becomes them.",
     "tool_call_parser": "mistral, hermes, llama3_json or pythonic; default: as the chat template has it.",
     "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
     "vllm_metrics": "Give metrics vLLM's own names.",
@@ -156,7 +157,14 @@ LISTS = (
     "admin_key",
     "allowed_host",
 )
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "log_requests", "strict_schemas", "vllm_metrics")
+SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "log_requests",
+    "allow_special_tokens",
+    "strict_schemas",
+    "vllm_metrics",
+)
 METAVARS = {"logit_bias": "JSON", "steering": "METHOD", "canvas": "JSON", "think": "JSON"} | dict.fromkeys(
     ("dtype", "device", "exactness", "quantization"), "NAME"
 )

@@ -32,6 +32,7 @@ class ServerConfig:
         allowed_host: names beside those of this machine that the Host header may have; none where `host` is no loopback
             address: any.
         chat_template: file of one that replaces the checkpoint's.
+        allow_special_tokens: what messages spell like special tokens becomes them; else it is text.
         tool_call_parser: one of TOOL_FORMATS; None is read off the chat template.
         strict_schemas: JSON schemas are strict unless a request says otherwise.
         vllm_metrics: metrics have vLLM's own names.
@@ -56,6 +57,7 @@ class ServerConfig:
     log_requests: bool = False
     allowed_host: Sequence[str] = ()
     chat_template: str | None = None
+    allow_special_tokens: bool = False
     tool_call_parser: str | None = None
     strict_schemas: bool = False
     vllm_metrics: bool = False
@@ -79,7 +81,7 @@ class ServerConfig:
             need(all(text.strip() for text in texts), name, "not be empty; leave it out", "an empty text")
             vars(self)[name] = texts
         choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
-        for name in ("log_requests", "strict_schemas", "vllm_metrics"):
+        for name in ("log_requests", "allow_special_tokens", "strict_schemas", "vllm_metrics"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
         for name in MOST:
             integer(name, getattr(self, name), 1)

@@ -288,9 +288,12 @@ class Routes:
         special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
         try:
             with self._service.slots.slot(http.scope["owner"], 0):
-                text = request.prompt if request.prompt is not None else await self._service.jobs.rendered(request)
-                async with self._service.jobs.turn(text):
-                    tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
+                if request.prompt is None:
+                    tokens = (await self._service.jobs.conversation(request))[1]
+                    tokens = tokenizer.framed(tokens) if special else tokens
+                else:
+                    async with self._service.jobs.turn(request.prompt):
+                        tokens = await asyncio.to_thread(tokenizer.encode, request.prompt, add_special_tokens=special)
         except PacelineError as error:
             raise ApiError(str(error)) from None
         found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
