@@ -69,7 +69,7 @@ class Entrance:
         self._running: dict[_Exchange, asyncio.Task[Any]] = {}
         self.draining = False
 
-    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
