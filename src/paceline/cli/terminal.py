@@ -111,7 +111,7 @@ def start_logging() -> None:
 
 def log_json() -> None:
     """Write log records as lines of JSON from now on."""
-    from paceline.serving.request_log import JsonLines
+    from paceline.serving import JsonLines
 
     for handler in logging.getLogger().handlers:
         if isinstance(handler, StandardError):
