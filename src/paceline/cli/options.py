@@ -56,7 +56,9 @@ SERVER_HELP = {
     "admin_key_file": "File with one such key a line.",
     "log_requests": "Log prompts, and show texts to these keys.",
     "allowed_host": "Name that the Host header may have, beside this machine's; may be repeated.",
+    "allowed_origins": "Origin of pages that may use the server, as https://example.org, * or a JSON list; repeatable.",
     "chat_template": "File of a chat template that replaces the model's.",
+    "allow_special_tokens": "What messages spell like special tokens becomes them.",
     "tool_call_parser": f"How the model writes calls: {', '.join(TOOL_FORMATS)}. Default: as the chat template has it.",
     "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
     "vllm_metrics": "Give metrics vLLM's own names.",
@@ -68,6 +70,7 @@ SERVER_HELP = {
     "max_request_tokens": "Maximum number of new tokens that a request may ask for; default: any.",
     "receive_timeout": "Seconds in which a request's head, and then its body, must have arrived.",
     "request_timeout": "Seconds that a request may take.",
+    "drain_timeout": "Seconds that running requests have to end when the server stops.",
     "response_file": "File that stored responses are kept in; default: memory.",
     "max_response_bytes": "Maximum length of all stored responses; the oldest are forgotten. Default: 256 MiB.",
     "max_response_age": "Seconds after which a stored response is forgotten; default: 30 days.",
@@ -143,6 +146,7 @@ TEXTS = (
     "admin_key",
     "admin_key_file",
     "allowed_host",
+    "allowed_origins",
     "chat_template",
     "tool_call_parser",
 )
@@ -155,8 +159,16 @@ LISTS = (
     "api_key",
     "admin_key",
     "allowed_host",
+    "allowed_origins",
 )
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "log_requests", "strict_schemas", "vllm_metrics")
+SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "log_requests",
+    "allow_special_tokens",
+    "strict_schemas",
+    "vllm_metrics",
+)
 METAVARS = {"logit_bias": "JSON", "steering": "METHOD", "canvas": "JSON", "think": "JSON"} | dict.fromkeys(
     ("dtype", "device", "exactness", "quantization"), "NAME"
 )

@@ -1,4 +1,6 @@
+from .app import check_files as check_files
 from .app import create_app as create_app
+from .entrance import Entrance as Entrance
 from .front import Fleet as Fleet
 from .front import front_app as front_app
 from .limits import read_keys as read_keys
@@ -14,6 +16,8 @@ from .protocol import Tool as Tool
 from .reasoning import REASONING as REASONING
 from .reasoning import Steering as Steering
 from .reasoning import reasoning_of as reasoning_of
+from .request_log import Facts as Facts
+from .request_log import JsonLines as JsonLines
 from .response_store import ResponseStore as ResponseStore
 from .routing import SeenPrefixes as SeenPrefixes
 from .routing import affinity_of as affinity_of
@@ -24,3 +28,4 @@ from .tool_formats import format_of as format_of
 from .tool_grammar import calls_grammar as calls_grammar
 from .tool_reading import Reader as Reader
 from .typed_values import typed_value as typed_value
+from .warming import warm_up as warm_up

@@ -4,7 +4,7 @@ It reads a line of JSON from standard input and writes one:
 {"grammar": text in llguidance's notation} -> {"error": text}, empty where it compiles;
 {"notation": text of a grammar as a user gives it} -> the same;
 {"schema": ..., "text": ...} -> {"errors": [text, ...]}, what the text violates;
-{"template": fields of `ChatTemplate`, "messages": ..., "more": ...} -> {"text": ..., "error": ""}.
+{"template": fields of `ChatTemplate`, "messages": ..., "more": ...} -> fields of `Rendered`, "error": "".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import sys
 import threading
+from dataclasses import asdict
 from typing import Any, Final
 
 from paceline.grammar import library_text
@@ -28,7 +29,7 @@ MEMORY_BYTES: Final = 2**32
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """To one line."""
     if "template" in asked:
-        return {"text": _rendered(**asked), "error": ""}
+        return _rendered(**asked) | {"error": ""}
     if "grammar" in asked or "notation" in asked:
         import llguidance
 
@@ -36,10 +37,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     return {"errors": _violations(**asked) if asked else []}
 
 
-def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> str:
+def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> dict[str, Any]:
     from paceline.models.loading import ChatTemplate
 
-    return ChatTemplate(**template).apply(messages, **more)
+    return asdict(ChatTemplate(**template).apply_tracked(messages, **more))
 
 
 def _violations(schema: Any, text: str) -> list[str]:
@@ -64,8 +65,8 @@ def main() -> None:
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
             found = {"error": why, "errors": [why]}
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
