@@ -79,8 +79,10 @@ def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | 
     if first["type"] in ("too_short", "string_too_short") and context["min_length"] == 1:
         return f"{at} must not be empty", param, None
     if first["type"] in TEXTS:
-        more = {"items": ITEMS.get(str(path[-1]) if path else "", "items"), "got": _got(first)}
-        return f"{at} {TEXTS[first['type']].format(**context, **more)}", param, None
+        more: Json = {"items": ITEMS.get(str(path[-1]) if path else "", "items"), "got": _got(first)}
+        if isinstance(first["input"], dict | list):  # which pydantic does not count to the end
+            more["actual_length"] = len(first["input"])
+        return f"{at} {TEXTS[first['type']].format(**(context | more))}", param, None
     return f"{at}: {first['msg']}", param, None
 
 

@@ -74,7 +74,9 @@ class JsonRoute(APIRoute):
 
         async def answer(http: Request) -> Response:
             body = await http.body()
-            return await handle(_Read(http, read_json(body) if body else None))
+            if not body:
+                raise _invalid("is missing")
+            return await handle(_Read(http, read_json(body)))
 
         return answer
 
