@@ -190,7 +190,10 @@ def test_marks_for_caches_and_what_servers_told_are_not_shown_to_the_model(talki
     assert tokens([plain[0], plain[1] | {"content": "Three"}], [TOOL]) != expected
     thought = [*HELLO, {"role": "assistant", "content": "a", "reasoning_content": "because"}]
     other = [*HELLO, {"role": "assistant", "content": "a", "reasoning": "because"}]
-    assert tokens(thought, []) == tokens(other, []) != tokens([*HELLO, {"role": "assistant", "content": "a"}], [])
+    both = [*HELLO, thought[1] | {"reasoning": "because"}]
+    expected = tokens(thought, [])
+    assert tokens(other, []) == tokens(both, []) == expected
+    assert tokens([*HELLO, {"role": "assistant", "content": "a"}], []) != expected
 
 
 # ------------------------------------------------------------------------------------------------ lenient

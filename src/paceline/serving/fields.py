@@ -396,6 +396,8 @@ def _rename(api: str, body: Json, known: Collection[str], notes: Notes) -> None:
     Raises:
         FieldError: both names are given, or it does not mean quite the same.
     """
+    if api != MESSAGES:
+        _rename_thoughts(body)
     _rename_format(api, body, notes)
     for name, other in OTHER_NAMES.items():
         to, _, key = other.to.partition(".")
@@ -415,6 +417,15 @@ def _rename(api: str, body: Json, known: Collection[str], notes: Notes) -> None:
             raise FieldError(f"give {name} or {other.to}, not both", name)
         body[to] = {**(here or {}), key: value} if key else value
         notes.names[to] = name
+
+
+def _rename_thoughts(body: Json) -> None:
+    """vLLM's name of them in messages; of both, ours counts."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and "reasoning" in message:
+            thoughts = message.pop("reasoning")
+            message.setdefault("reasoning_content", thoughts)
 
 
 def _rename_format(api: str, body: Json, notes: Notes) -> None:

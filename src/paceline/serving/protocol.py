@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from annotated_types import MaxLen
 from pydantic import (
-    AliasChoices,
     BaseModel,
     ConfigDict,
     FailFast,
@@ -263,7 +262,7 @@ class Message(Strict):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], QUICK] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    reasoning_content: str | None = None
     refusal: str | None = None
     audio: None = None
     function_call: None = None
