@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -15,6 +15,9 @@ from paceline.serving.protocol import ApiError
 MAX_DEPTH: Final = 128
 """Lists and objects within each other."""
 
+CONSTANT: Final = object()
+"""Stands for NaN and Infinity, until the field is found that they are in."""
+
 
 def read_json(body: bytes) -> Any:
     """The value that a body holds; of keys that come twice, the last counts.
@@ -23,8 +26,14 @@ def read_json(body: bytes) -> Any:
         ApiError: it is not UTF-8, not JSON (NaN and Infinity are not), holds a number of too many digits, or nests
             too deeply.
     """
+    constants = list[str]()
+
+    def note(name: str) -> object:
+        constants.append(name)
+        return CONSTANT
+
     try:
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=_reject_constant)
+        found = json.loads(body.decode("utf-8-sig"), parse_constant=note)
     except UnicodeDecodeError as error:
         raise _invalid(f"is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}") from None
     except json.JSONDecodeError as error:
@@ -35,6 +44,10 @@ def read_json(body: bytes) -> Any:
         raise _invalid("holds a number of too many digits") from None
     if _deeper(found, MAX_DEPTH):
         raise _too_deep()
+    if constants:
+        fields = found.items() if isinstance(found, dict) else ()
+        param = next((name for name, value in fields if _holds_constant(value)), None)
+        raise ApiError(f"{param or 'the body'} holds {constants[0]}, which is no number of JSON's", param=param)
     return found
 
 
@@ -42,8 +55,15 @@ def _invalid(why: str) -> ApiError:
     return ApiError(f"the body {why}", code="invalid_json")
 
 
-def _reject_constant(name: str) -> NoReturn:
-    raise _invalid(f"is not JSON: {name} is none of its numbers")
+def _holds_constant(value: Any) -> bool:
+    left = [value]
+    while left:
+        one = left.pop()
+        if one is CONSTANT:
+            return True
+        if isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+    return False
 
 
 def _too_deep() -> ApiError:
