@@ -1,7 +1,7 @@
 """A process that works on data of strangers, so that what hangs or crashes takes nothing else along.
 
-It reads a line of JSON from standard input, [seconds, question], and writes one. Where an answer takes it more seconds
-of a processor, it ends.
+It reads a line of JSON from standard input and writes one. Where that takes it more "seconds" of a processor, which
+stand beside each question, it ends.
 
 Questions and answers:
 {"grammar": text in llguidance's notation} -> {"error": text}, empty where it compiles;
@@ -80,8 +80,8 @@ def main() -> None:
     """Answer lines until there are none."""
     for line in sys.stdin.buffer:
         try:
-            seconds, asked = json.loads(line)
-            with _limited(seconds):
+            asked = json.loads(line)
+            with _limited(asked.pop("seconds")):
                 found = answer(asked)
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
