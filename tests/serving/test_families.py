@@ -179,6 +179,19 @@ def test_budgets_and_efforts_of_anthropic_reach_the_template(llm: LLM, tmp_path:
         assert live.ok(path, **asked, output_config={"effort": "low"})["input_tokens"] == plain
 
 
+def test_what_a_template_cannot_do_is_ignored_by_choice(llm: LLM) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 40}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/messages": {"thinking": thinking, "output_config": {"effort": "low"}, "max_tokens": 1, "model": "bundled"},
+        CHAT: {"reasoning_effort": "low", "max_tokens": 1},
+    }
+    named = {"/v1/messages": "thinking.budget_tokens, reasoning_effort", CHAT: "reasoning_effort"}
+    for live in serve(AsyncLLM(llm), lenient_fields=True):
+        for path, body in asked.items():
+            answer = live.post(path, messages=HELLO, **body)
+            assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, named[path])
+
+
 def test_tools_need_a_format_that_is_known(llm: LLM, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{% endfor %}")

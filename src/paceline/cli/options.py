@@ -61,6 +61,7 @@ SERVER_HELP = {
     "allow_special_tokens": "What messages spell like special tokens becomes them.",
     "tool_call_parser": f"How the model writes calls: {', '.join(TOOL_FORMATS)}. Default: as the chat template has it.",
     "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
+    "lenient_fields": "Ignore fields that cannot be honoured, and name them in the header x-ignored-fields.",
     "vllm_metrics": "Give metrics vLLM's own names.",
     "max_waiting": "Maximum number of requests that wait; more are answered 429.",
     "max_streams_per_key": "Maximum number of requests of a key that run at once.",
@@ -167,6 +168,7 @@ SWITCHES = (
     "log_requests",
     "allow_special_tokens",
     "strict_schemas",
+    "lenient_fields",
     "vllm_metrics",
 )
 METAVARS = {"logit_bias": "JSON", "steering": "METHOD", "canvas": "JSON", "think": "JSON"} | dict.fromkeys(

@@ -1,6 +1,7 @@
 from .app import check_files as check_files
 from .app import create_app as create_app
 from .entrance import Entrance as Entrance
+from .fields import field_table as field_table
 from .front import Fleet as Fleet
 from .front import front_app as front_app
 from .limits import read_keys as read_keys

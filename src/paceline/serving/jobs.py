@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.models.loading import Rendered, TokenBytes
+from paceline.serving.field_notes import NOTES
 from paceline.serving.limits import tenant_of
 from paceline.serving.protocol import (
     ApiError,
@@ -132,8 +133,6 @@ class JobFactory:
         Raises:
             ApiError: a field that cannot be honoured.
         """
-        if request.best_of not in (None, request.n or 1):
-            raise ApiError("best_of must equal n; outputs are returned as they are drawn", param="best_of")
         prompts = _prompts(request.prompt)
         if not 0 < len(prompts) <= self._config.max_prompts:
             raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")
@@ -238,11 +237,11 @@ class JobFactory:
         given: Json = dict(request.chat_template_kwargs or {})
         more: Json = {}
         if (switch := getattr(request, "enable_thinking", None)) is not None:
-            more |= self._steering.switched(switch, "enable_thinking")
+            more |= _or_ignored("enable_thinking", lambda: self._steering.switched(switch, "enable_thinking"))
         if (thinking := getattr(request, "thinking", None)) is not None:
-            more |= self._steering.switched(thinking.type == "enabled", "thinking")
+            more |= _or_ignored("thinking", lambda: self._steering.switched(thinking.type == "enabled", "thinking"))
         if (effort := getattr(request, "reasoning_effort", None)) is not None:
-            more |= self._steering.effort(effort)
+            more |= _or_ignored("reasoning_effort", lambda: self._steering.effort(effort))
         return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
 
     def _calls(self, request: Any) -> bool:
@@ -280,8 +279,9 @@ class JobFactory:
             ApiError: the template cannot ask for that.
         """
         if budget is not None:
-            return self._steering.budgeted(budget, "thinking.budget_tokens")
-        return self._steering.switched(wanted, "thinking")
+            name = "thinking.budget_tokens"
+            return _or_ignored(name, lambda: self._steering.budgeted(budget, name))
+        return _or_ignored("thinking", lambda: self._steering.switched(wanted, "thinking"))
 
     def _required_calls(self, request: Any) -> str | None:
         """The grammar of calls that a request insists on."""
@@ -370,6 +370,22 @@ class JobFactory:
         if found and "json" in found[0] and "strict" not in found[0]:
             found[0] = {**found[0], "strict": self._config.strict_schemas}
         return found[0] if found else None
+
+
+def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
+    """What a field asks of the template; nothing, where fields that cannot be honoured are ignored.
+
+    Raises:
+        ApiError: the template cannot do it.
+    """
+    notes = NOTES.get()
+    try:
+        return ask()
+    except ApiError:
+        if notes is None or not notes.lenient:
+            raise
+        notes.ignore(name)
+        return {}
 
 
 def _with_thinking(message: Json) -> Json:

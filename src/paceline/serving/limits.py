@@ -172,7 +172,7 @@ def _shared(send: Any, origin: str) -> Any:
     async def told(message: Scope) -> None:
         if message["type"] == "http.response.start":
             more = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"),
-                    (b"access-control-expose-headers", b"x-request-id, retry-after")]  # fmt: skip
+                    (b"access-control-expose-headers", b"x-request-id, x-ignored-fields, retry-after")]  # fmt: skip
             message["headers"] = [*message["headers"], *more]
         await send(message)
 
