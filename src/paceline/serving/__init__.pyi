@@ -1,6 +1,8 @@
 from .app import create_app as create_app
+from .call_formats import AllowedCalls as AllowedCalls
 from .front import Fleet as Fleet
 from .front import front_app as front_app
+from .grammar_rules import Marks as Marks
 from .limits import read_keys as read_keys
 from .metrics import Metrics as Metrics
 from .page import LivePage as LivePage
@@ -17,6 +19,9 @@ from .routing import ranked as ranked
 from .server import Server as Server
 from .tool_formats import FORMATS as FORMATS
 from .tool_formats import format_of as format_of
+from .tool_grammar import TextSchema as TextSchema
+from .tool_grammar import Thoughts as Thoughts
+from .tool_grammar import answer_grammar as answer_grammar
 from .tool_grammar import calls_grammar as calls_grammar
 from .tool_reading import Delta as Delta
 from .tool_reading import Reader as Reader

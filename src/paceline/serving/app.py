@@ -21,8 +21,9 @@ from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.constraints import constrained_by
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import Job, JobFactory, constrained_by, named
+from paceline.serving.jobs import Job, JobFactory, named
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics

@@ -13,20 +13,19 @@ from typing import Any, Final
 from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
+from paceline.serving.constraints import Constraints, at_fault
+from paceline.serving.grammar_rules import Marks
 from paceline.serving.limits import tenant_of
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     Message,
-    NamedTool,
     Prediction,
-    ResponseFormat,
     Sampled,
     TokenizeRequest,
 )
 from paceline.serving.tool_formats import FORMATS, format_of
-from paceline.serving.tool_grammar import calls_grammar
 from paceline.serving.tool_reading import THINK, Reader
 from paceline.serving.workers import Workers
 
@@ -70,23 +69,7 @@ def named(error: PacelineError, request: Sampled) -> ApiError:
     """The same error for a client, with the field that its text begins with, or quotes first."""
     words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
     param = next((word for word in words if word in type(request).model_fields), None)
-    return ApiError(str(error), param=constrained_by(request) if param == "structured_outputs" else param)
-
-
-def constrained_by(request: Any) -> str:
-    """The field that a request's constraint is from."""
-    if request.structured_outputs is not None:
-        return "structured_outputs"
-    return "response_format" if request.response_format is not None else "tools"
-
-
-def lenient_schema(request: Any) -> Any:
-    """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
-    bound = request.structured_outputs or {}
-    wanted: ResponseFormat | None = request.response_format
-    if wanted is not None and wanted.json_schema is not None:
-        bound = {"json": wanted.json_schema.schema_, "strict": wanted.json_schema.strict}
-    return None if bound.get("strict") else bound.get("json")
+    return ApiError(str(error), param=at_fault(request) if param == "structured_outputs" else param)
 
 
 class JobFactory:
@@ -103,6 +86,9 @@ class JobFactory:
         self.workers, self._one_long = Workers(), asyncio.Lock()
         self._llm, self._config, self._template = llm, config, chat_template
         self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
+        marks = Marks.of(llm.tokenizer, llm.defaults.eos_ids)
+        own = chat_template or llm.tokenizer.chat_template
+        self._constraints = Constraints(config, self._tool_format, own, marks)
 
     def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
         """A job for each prompt.
@@ -152,7 +138,7 @@ class JobFactory:
             tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
-        params = self._params(request, most, more)
+        params = self._params(request, most, more, text)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
     def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
@@ -216,26 +202,6 @@ class JobFactory:
             raise ApiError("thinking cannot be switched off by this model's chat template", param="thinking")
         return None
 
-    def _required_calls(self, request: Any) -> str | None:
-        """The grammar of calls that a request insists on."""
-        choice, tools = getattr(request, "tool_choice", None), getattr(request, "tools", None) or []
-        if choice == "required" or isinstance(choice, NamedTool):
-            if not tools:
-                raise ApiError("tool_choice needs tools", param="tool_choice")
-            only = choice.function.name if isinstance(choice, NamedTool) else None
-            parallel = request.parallel_tool_calls is not False
-            strict = self._config.strict_schemas
-            try:
-                return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
-            except (AttributeError, TypeError, ValueError, RecursionError):
-                raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
-        if choice != "none" and any(tool.function.strict for tool in tools):
-            why = (
-                "a function's strict: true is enforced where tool_choice is required or names a function; leave it out"
-            )
-            raise ApiError(why, param="tools")
-        return None
-
     def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
         own: Json = {}
         if prediction is not None:
@@ -256,7 +222,7 @@ class JobFactory:
         if (length := sum(map(len, texts))) > LONG:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
-    def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:
+    def _params(self, request: Sampled, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
         given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", given.get("n"), self._config.max_n),
@@ -270,7 +236,7 @@ class JobFactory:
                 raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
         self._short("bad_words", request.bad_words or ())
         try:
-            bound = self._constraint(request)
+            bound = self._constraints.of(request, prompt)
             params = self._llm.default_sampling_params(
                 **given,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
@@ -282,27 +248,6 @@ class JobFactory:
         if think is not None and most is not None and think.max_tokens > most:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
-
-    def _constraint(self, request: Any) -> Json | None:
-        """`structured_outputs` of whatever asks for it."""
-        found = [request.structured_outputs] if request.structured_outputs is not None else []
-        wanted: ResponseFormat | None = request.response_format
-        if wanted is not None and wanted.type == "json_object":
-            found.append({"json_object": True})
-        if wanted is not None and wanted.type == "json_schema":
-            inner = wanted.json_schema
-            if inner is None or inner.schema_ is None:
-                raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
-            found.append({"json": inner.schema_} | ({} if inner.strict is None else {"strict": inner.strict}))
-        if (calls := self._required_calls(request)) is not None:
-            found.append({"grammar": calls})
-        if len(found) > 1:
-            raise ApiError(
-                "give one of response_format, structured_outputs and a required tool_choice", param="response_format"
-            )
-        if found and "json" in found[0] and "strict" not in found[0]:
-            found[0] = {**found[0], "strict": self._config.strict_schemas}
-        return found[0] if found else None
 
 
 def _texts(prediction: Prediction) -> list[str]:
