@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from paceline.grammar import spelled
 from paceline.serving.grammar_rules import BLANK, Rules, one_of
@@ -41,18 +41,21 @@ class AllowedCalls:
         needed: there is no answer without a call.
         many: several may be called.
         strict: functions that do not say so are.
+        beside_json: the answer may be JSON instead, which begins as calls in JSON do.
     """
 
     functions: Sequence[Function]
     needed: bool
     many: bool
     strict: bool
+    beside_json: bool = False
 
     def arguments(self, rules: Rules, function: Function) -> str:
         """Those of a function, as JSON."""
-        given = {key: value for key, value in (function.parameters or ANYTHING).items() if key != "x-guidance"}
-        schema = given if SHAPES & given.keys() else ANYTHING | given
-        return rules.json(schema, strict=self.strict if function.strict is None else function.strict)
+        return rules.json(_schema(function), strict=self.strict_of(function))
+
+    def strict_of(self, function: Function) -> bool:
+        return self.strict if function.strict is None else function.strict
 
     def each(self, rules: Rules, before: Callable[[str], str]) -> str:
         """A call of any of the functions.
@@ -67,6 +70,12 @@ class AllowedCalls:
         return f"{one} ({between} {one})*" if self.many else one
 
 
+def _schema(function: Function) -> dict[str, Any]:
+    """Of a function's parameters."""
+    given = {key: value for key, value in (function.parameters or ANYTHING).items() if key != "x-guidance"}
+    return given if SHAPES & given.keys() else {**ANYTHING, **given}
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A way in which calls begin.
@@ -74,7 +83,7 @@ class Opening:
     Attributes:
         rest: what follows up to their end.
         mark: that begins them, anywhere in a text.
-        text: that begins them at the start where there is no mark, as a regular expression.
+        text: that begins them at the start where there is no mark, as a regular expression; "" where `rest` is all.
         tag: a special token that may stand before that text.
         loose: no way in which calls that must come are written.
     """
@@ -136,11 +145,28 @@ def _mistral_args(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
 def _llama3_json(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
     tag = PYTHON_TAG if rules.silent(PYTHON_TAG) else ""
     for one in calls.functions:
-        head, key = spelled(f'"{one.name}"'), spelled('"parameters"')
-        rest = rules.rule(f'/{BLANK},{BLANK}{key}{BLANK}:/ BLANK? {calls.arguments(rules, one)} BLANK? "}}"')
-        named = BLANK.join((r"\{", spelled('"name"'), ":", head))
-        yield Opening(rest, text=BEFORE + named, tag=tag)
-        yield Opening(f'{rest} BLANK? "]"', text=rf"{BEFORE}\[{BLANK}{named}", loose=True)
+        if calls.beside_json:
+            yield Opening(rules.json(_call_schema(one), strict=calls.strict_of(one)))
+            continue
+        start = BLANK.join((r"\{", spelled('"name"'), ":", spelled(f'"{one.name}"')))
+        key = BLANK.join(("", ",", spelled('"parameters"'), ":"))
+        rest = rules.rule(f'/{key}/ BLANK? {calls.arguments(rules, one)} BLANK? "}}"')
+        yield Opening(rest, text=BEFORE + start, tag=tag)
+        yield Opening(f'{rest} BLANK? "]"', text=rf"{BEFORE}\[{BLANK}{start}", loose=True)
+
+
+def _call_schema(function: Function) -> dict[str, Any]:
+    """Of a whole call; definitions are where references look for them."""
+    schema = _schema(function)
+    moved = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+    properties = {"name": {"const": function.name}, "parameters": schema}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        **moved,
+    }
 
 
 def _pythonic(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
@@ -149,7 +175,7 @@ def _pythonic(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
     call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
     more = f"(COMMA {call})*" if calls.many else ""
     for name, text in arguments.items():
-        yield Opening(f'{text} ")" {more} "]"', text=rf"{BEFORE}\[{BLANK}{spelled(f'{name}(')}")
+        yield Opening(f'{text} ")" {more} "]"', text=rf"{BEFORE}\[{spelled(f'{name}(')}")
     if rules.silent(PYTHON_START):
         yield Opening(rf'"[" {call} {more} "]" {rules.mark(PYTHON_END)}', mark=PYTHON_START, loose=True)
 

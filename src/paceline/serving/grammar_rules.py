@@ -18,7 +18,8 @@ from paceline.models.loading import Tokenizer
 BLANK: Final = f"(?:{BLANKS})?"
 """What may stand between parts of a call, as a regular expression."""
 
-SHARED: Final = (r"TEXT: /(?s:.+)/", f"BLANK: /{BLANKS}/")
+SHARED: Final = (r"ANY: /(?s:.*)/", f"BLANK: /{BLANKS}/")
+"""Terminals that all rules may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,14 @@ class Rules:
     @property
     def free(self) -> str:
         """Any text, also none, with the special tokens that mean nothing."""
-        return f"(TEXT | {self._others})*" if self._others else "TEXT?"
+        return f"(ANY {self._others})* ANY" if self._others else "ANY"
 
     def until(self, mark: str) -> str:
         """Any text up to the first mark, which belongs to it."""
         if self.silent(mark):
             return f"{self.free} {self.mark(mark)}"
-        first = f"(TEXT? {self._others})* " if self._others else ""
-        return first + self.rule(f"/(?s:.*){spelled(mark)}/", lazy=True)
+        first = f"(ANY {self._others})* " if self._others else ""
+        return first + self.rule(self.terminal(f"ANY {literal(mark)}"), lazy=True)
 
     def text_until(self, mark: str, *patterns: str) -> str:
         """Text up to the first mark, which belongs to it.

@@ -9,7 +9,7 @@ the beginning of a whole call, with the name of one of the functions, at the sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from paceline.grammar import spelled
@@ -114,7 +114,7 @@ def answer_grammar(
     if schema is not None:
         answers.append(rules.json(schema.value, strict=schema.strict))
     if calls is not None:
-        openings = form.openings(rules, calls)
+        openings = form.openings(rules, replace(calls, beside_json=schema is not None))
         answers += [_opened(rules, one, free=free) for one in openings if free or not one.loose]
     answer = rules.rule(" | ".join(answers))
     return rules.written(answer if thoughts is None else _thinking(rules, answer, thoughts, free=free))
@@ -124,6 +124,8 @@ def _opened(rules: Rules, opening: Opening, *, free: bool) -> str:
     """Calls from their beginning on, or from that of the free text before them."""
     if opening.mark:
         return f"{rules.until(opening.mark) if free else rules.mark(opening.mark)} {opening.rest}"
+    if not opening.text:
+        return opening.rest
     tag = f"({rules.free if free else ''} {rules.mark(opening.tag)})?" if opening.tag else ""
     return f"{tag} {rules.rule(f'/{opening.text}/', lazy=True)} {opening.rest}"
 
