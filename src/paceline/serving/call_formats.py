@@ -158,7 +158,7 @@ def _llama3_json(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
 def _call_schema(function: Function) -> dict[str, Any]:
     """Of a whole call; definitions are where references look for them."""
     schema = _schema(function)
-    moved = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+    moved: dict[str, Any] = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     properties = {"name": {"const": function.name}, "parameters": schema}
     return {
         "type": "object",

@@ -159,9 +159,10 @@ def _in_channels(calls: AllowedCalls | None, schema: TextSchema | None, marks: M
         answers.append(f'{channel} "final" {kind} {message} {text}')
     elif calls is None or not calls.needed:
         answers.append(f'{channel} "final" {message} {rules.free}')
-    for one in calls.functions if calls is not None else ():
-        recipient = literal(f" to=functions.{one.name}")
-        header = f'({channel} "commentary" {recipient} | {recipient} {channel} "commentary")'
-        answers.append(f"{header} {kind} {message} {calls.arguments(rules, one)} {called}")
+    if calls is not None:
+        for one in calls.functions:
+            recipient = literal(f" to=functions.{one.name}")
+            header = f'({channel} "commentary" {recipient} | {recipient} {channel} "commentary")'
+            answers.append(f"{header} {kind} {message} {calls.arguments(rules, one)} {called}")
     thought = f'{channel} ("analysis" | "commentary") {message} {rules.until("<|end|>")} {start} "assistant"'
     return rules.written(f"({rules.rule(thought)})* {one_of(answers)}")
