@@ -13,7 +13,7 @@ import typer
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.prompts import text_or_file
 from paceline.cli.terminal import set_log_level
-from paceline.config import EngineConfig, SamplingParams, ServerConfig
+from paceline.config import TOOL_FORMATS, EngineConfig, SamplingParams, ServerConfig
 from paceline.errors import ConfigError
 from paceline.utils import json_object, json_value, need, shortened
 
@@ -57,7 +57,7 @@ SERVER_HELP = {
     "log_requests": "Log prompts, and show texts to these keys.",
     "allowed_host": "Name that the Host header may have, beside this machine's; may be repeated.",
     "chat_template": "File of a chat template that replaces the model's.",
-    "tool_call_parser": "mistral, hermes, llama3_json or pythonic; default: as the chat template has it.",
+    "tool_call_parser": f"How the model writes calls: {', '.join(TOOL_FORMATS)}. Default: as the chat template has it.",
     "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
     "vllm_metrics": "Give metrics vLLM's own names.",
     "max_waiting": "Maximum number of requests that wait; more are answered 429.",

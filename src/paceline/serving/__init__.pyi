@@ -4,6 +4,7 @@ from .front import Fleet as Fleet
 from .front import front_app as front_app
 from .grammar_rules import Marks as Marks
 from .limits import read_keys as read_keys
+from .message_parts import Delta as Delta
 from .metrics import Metrics as Metrics
 from .page import LivePage as LivePage
 from .page import clipped_step as clipped_step
@@ -12,6 +13,9 @@ from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
+from .reasoning import REASONING as REASONING
+from .reasoning import Steering as Steering
+from .reasoning import reasoning_of as reasoning_of
 from .response_store import ResponseStore as ResponseStore
 from .routing import SeenPrefixes as SeenPrefixes
 from .routing import affinity_of as affinity_of
@@ -23,5 +27,5 @@ from .tool_grammar import TextSchema as TextSchema
 from .tool_grammar import Thoughts as Thoughts
 from .tool_grammar import answer_grammar as answer_grammar
 from .tool_grammar import calls_grammar as calls_grammar
-from .tool_reading import Delta as Delta
 from .tool_reading import Reader as Reader
+from .typed_values import typed_value as typed_value

@@ -11,12 +11,18 @@ from paceline.grammar import bounded_json
 from paceline.serving.call_formats import AllowedCalls
 from paceline.serving.grammar_rules import Marks
 from paceline.serving.protocol import ApiError, NamedTool, ResponseFormat
+from paceline.serving.reasoning import ReasoningFormat
 from paceline.serving.tool_grammar import TextSchema, Thoughts, answer_grammar, picked
-from paceline.serving.tool_reading import THINK, THOUGHT
 
 Json = dict[str, Any]
 
 ANY_OBJECT: Final = {"type": "object"}
+
+CHANNELS: Final = "openai"
+"""The format of models whose answers are messages."""
+
+BEGUN: Final = "<|start|>assistant"
+"""Where such an answer begins."""
 
 
 def constrained_by(request: Any) -> str:
@@ -76,18 +82,23 @@ class Constraints:
 
     Args:
         format_name: of calls.
-        template: of chats.
+        reasoning: how the model thinks.
+        thinks: whether it does.
     """
 
-    def __init__(self, config: ServerConfig, format_name: str, template: str | None, marks: Marks) -> None:
-        self._strict, self._format, self._marks = config.strict_schemas, format_name, marks
-        self._thinks = THINK in (template or "")
+    def __init__(
+        self, config: ServerConfig, format_name: str, reasoning: ReasoningFormat, marks: Marks, *, thinks: bool
+    ) -> None:
+        self._strict, self._marks, self._reasoning = config.strict_schemas, marks, reasoning
+        self._format = format_name if reasoning.begin else CHANNELS
+        self._thinks = thinks
 
-    def of(self, request: Any, prompt: str = "") -> Json | None:
+    def of(self, request: Any, prompt: str = "", *, opened: bool = False) -> Json | None:
         """`structured_outputs` of whatever asks for it.
 
         Args:
             prompt: the text that a chat goes on from.
+            opened: it has begun thoughts.
         Raises:
             ApiError: fields that contradict each other, or what cannot be enforced.
         """
@@ -102,12 +113,18 @@ class Constraints:
             calls = None
         if calls is None and schema is None:
             return None
-        return self._made(calls, None if calls is not None and calls.needed else schema, prompt)
+        thoughts = self._thoughts(request, prompt, opened=opened)
+        return self._made(calls, None if calls is not None and calls.needed else schema, prompt, thoughts)
 
-    def _made(self, calls: AllowedCalls | None, schema: TextSchema | None, prompt: str) -> Json:
-        thoughts = self._thoughts(prompt)
-        channels = self._format == "openai" and prompt != ""
-        if calls is None and schema is not None and thoughts is None and not channels:
+    def _made(
+        self, calls: AllowedCalls | None, schema: TextSchema | None, prompt: str, thoughts: Thoughts | None
+    ) -> Json | None:
+        continued = self._format == CHANNELS and not prompt.endswith(BEGUN)  # which no call can follow
+        if continued and not (calls is not None and calls.needed):
+            calls = None
+        if calls is None and schema is None:
+            return None
+        if calls is None and schema is not None and thoughts is None and (self._format != CHANNELS or continued):
             plain = schema.value is ANY_OBJECT
             return {"json_object": True} if plain else {"json": schema.value, "strict": schema.strict}
         try:
@@ -126,12 +143,13 @@ class Constraints:
         many = request.parallel_tool_calls is not False and only is None
         return AllowedCalls(picked(tools, only), needed=_needed(request), many=many, strict=self._strict)
 
-    def _thoughts(self, prompt: str) -> Thoughts | None:
+    def _thoughts(self, request: Any, prompt: str, *, opened: bool) -> Thoughts | None:
         """Those that the model may write first."""
-        end = prompt.rstrip()
-        if not self._thinks or not end or end.endswith(THOUGHT):
-            return None
-        return Thoughts(THINK, THOUGHT, opened=end.endswith(THINK))
+        begin, end = self._reasoning.begin, self._reasoning.end
+        if opened:
+            return Thoughts(begin, end, opened=True)
+        fresh = prompt != "" and not request.continue_final_message and not prompt.rstrip().endswith(end or prompt)
+        return Thoughts(begin, end) if self._thinks and begin and fresh else None
 
 
 def _strict(calls: AllowedCalls) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from paceline.config import SamplingParams, ServerConfig, ThinkParams
@@ -25,8 +26,9 @@ from paceline.serving.protocol import (
     Sampled,
     TokenizeRequest,
 )
-from paceline.serving.tool_formats import FORMATS, format_of
-from paceline.serving.tool_reading import THINK, Reader
+from paceline.serving.reasoning import SWITCHES, Steering, is_open, reasoning_of
+from paceline.serving.tool_formats import FORMATS, ToolFormat, format_of, schemas_of
+from paceline.serving.tool_reading import Reader, marks_of
 from paceline.serving.workers import Workers
 
 FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
@@ -37,8 +39,13 @@ BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_m
 RENDER_SECONDS: Final = 10.0
 """That a conversation may take in its template."""
 
-SWITCH: Final = "enable_thinking"
-"""The variable by which chat templates switch thoughts on and off."""
+UNKNOWN: Final = ""
+"""Format of a template's that is not known."""
+
+NO_FORMAT: Final = (
+    "how this model writes calls of tools cannot be told from its chat template; leave tools out, or start the server "
+    f"with --tool-call-parser, one of {', '.join(FORMATS)}"
+)
 
 LONG: Final = 2**18
 """Characters that take a noticeable time to encode."""
@@ -85,10 +92,18 @@ class JobFactory:
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long = Workers(), asyncio.Lock()
         self._llm, self._config, self._template = llm, config, chat_template
-        self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
-        marks = Marks.of(llm.tokenizer, llm.defaults.eos_ids)
-        own = chat_template or llm.tokenizer.chat_template
-        self._constraints = Constraints(config, self._tool_format, own, marks)
+        text = chat_template or llm.tokenizer.chat_template
+        self._tool_format = config.tool_call_parser or format_of(text) or UNKNOWN
+        self._reasoning = reasoning_of(text)
+        tokenizer = llm.tokenizer
+        marks, thinks = Marks.of(tokenizer, llm.defaults.eos_ids), self._reasoning.sign in (text or "")
+        self._constraints = Constraints(config, self._tool_format, self._reasoning, marks, thinks=thinks)
+        self._special = {tokenizer.token_text(index): index for index in tokenizer.special_ids}
+
+    @cached_property
+    def _steering(self) -> Steering:
+        template = self._llm.tokenizer.template(self._template)
+        return Steering(template.text, template.variables)
 
     def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
         """A job for each prompt.
@@ -134,10 +149,14 @@ class JobFactory:
         if None not in (request.max_tokens, request.max_completion_tokens):
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
         text = await self.rendered(request)
+        if self._calls(request) and self._tool_format == UNKNOWN:
+            raise ApiError(NO_FORMAT, param="tools")
         async with self.turn(text):
             tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
+        if marks := self._marks(request):  # what reads the answer has to see them
+            more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
         params = self._params(request, most, more, text)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
@@ -160,7 +179,9 @@ class JobFactory:
         """
         template = self._llm.tokenizer.template(self._template)
         messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages])
-        more: Json = dict(request.chat_template_kwargs or {})
+        if not self._reasoning.begin:
+            messages = [_with_thinking(one) for one in messages]
+        more = self._variables(request)
         for name in BESIDE & more.keys():
             raise ApiError(
                 f"chat_template_kwargs must not hold {name}, a field of its own", param="chat_template_kwargs"
@@ -182,25 +203,59 @@ class JobFactory:
             raise PromptError(found["error"])
         return str(found["text"])
 
+    def _variables(self, request: Any) -> Json:
+        """What the template is given for the request's fields."""
+        given: Json = dict(request.chat_template_kwargs or {})
+        more: Json = {}
+        if (switch := getattr(request, "enable_thinking", None)) is not None:
+            more |= self._steering.switched(switch, "enable_thinking")
+        if (thinking := getattr(request, "thinking", None)) is not None:
+            more |= self._steering.switched(thinking.type == "enabled", "thinking")
+        if (effort := getattr(request, "reasoning_effort", None)) is not None:
+            more |= self._steering.effort(effort)
+        return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
+
+    def _calls(self, request: Any) -> bool:
+        """Whether functions may be called."""
+        return bool(request.tools) and request.tool_choice != "none"
+
+    def _form(self, request: ChatRequest) -> ToolFormat | None:
+        return FORMATS[self._tool_format] if self._calls(request) else None
+
+    def _marks(self, request: ChatRequest) -> frozenset[str]:
+        """Special tokens that are marks of the formats, where the client is to see none."""
+        if request.skip_special_tokens is False:
+            return frozenset()
+        return marks_of(self._form(request), self._reasoning) & self._special.keys()
+
+    def _thinking(self, request: Any, prompt: str) -> bool:
+        """Whether an answer begins inside thoughts."""
+        return request.think is None and is_open(self._reasoning, prompt, _continued(request))
+
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
-        calls = bool(request.tools) and request.tool_choice != "none"
-        thinking = request.think is None and prompt.rstrip().endswith(THINK)
-        most = 1 if request.parallel_tool_calls is False else None
-        return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking, most=most)
+        form, reasoning = self._form(request), self._reasoning
+        return Reader(
+            form,
+            thinking=self._thinking(request, prompt),
+            functions=schemas_of(request.tools),
+            reasoning=reasoning,
+            most=1 if request.parallel_tool_calls is False else None,
+            hidden=self._marks(request),
+            prompt=prompt,
+        )
 
-    def thinking(self, wanted: bool) -> Json | None:
-        """What makes the template ask for thoughts, or for none; None where it has no such switch.
+    def thinking(self, wanted: bool, budget: int | None = None) -> Json:
+        """What makes the template ask for thoughts, or for none.
 
+        Args:
+            budget: tokens that they may have; None leaves it to the model.
         Raises:
-            ApiError: no thoughts are wanted, and it asks for them in any case.
+            ApiError: the template cannot ask for that.
         """
-        template = self._template or self._llm.tokenizer.chat_template or ""
-        if SWITCH in template:
-            return {SWITCH: wanted}
-        if not wanted and THINK in template:
-            raise ApiError("thinking cannot be switched off by this model's chat template", param="thinking")
-        return None
+        if budget is not None:
+            return self._steering.budgeted(budget, "thinking.budget_tokens")
+        return self._steering.switched(wanted, "thinking")
 
     def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
         own: Json = {}
@@ -236,7 +291,7 @@ class JobFactory:
                 raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
         self._short("bad_words", request.bad_words or ())
         try:
-            bound = self._constraints.of(request, prompt)
+            bound = self._constraints.of(request, prompt, opened=self._thinking(request, prompt))
             params = self._llm.default_sampling_params(
                 **given,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
@@ -248,6 +303,22 @@ class JobFactory:
         if think is not None and most is not None and think.max_tokens > most:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
+
+
+def _with_thinking(message: Json) -> Json:
+    """With thoughts as gpt-oss's template reads them: before calls, and not beside content."""
+    thoughts = message.get("reasoning_content")
+    return (
+        {**message, "thinking": thoughts}
+        if thoughts and message.get("tool_calls") and not message.get("content")
+        else message
+    )
+
+
+def _continued(request: Any) -> str:
+    """The text that an answer goes on with; "" is none."""
+    last = request.messages[-1].content if getattr(request, "continue_final_message", False) else None
+    return last if isinstance(last, str) else "".join(part.text or "" for part in last or ())
 
 
 def _texts(prediction: Prediction) -> list[str]:

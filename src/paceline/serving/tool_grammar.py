@@ -106,14 +106,14 @@ def answer_grammar(
     """
     if format_name == "openai":
         return _in_channels(calls, schema, marks)
-    form = CALL_FORMATS[format_name]
+    form = None if calls is None else CALL_FORMATS[format_name]
     thinking = () if thoughts is None else (thoughts.begin, thoughts.end)
-    rules = Rules(marks, [*form.marks, *thinking])
+    rules = Rules(marks, [*(() if form is None else form.marks), *thinking])
     free = schema is None and not (calls is not None and calls.needed)
     answers = [rules.free] if free else []
     if schema is not None:
         answers.append(rules.json(schema.value, strict=schema.strict))
-    if calls is not None:
+    if calls is not None and form is not None:
         openings = form.openings(rules, replace(calls, beside_json=schema is not None))
         answers += [_opened(rules, one, free=free) for one in openings if free or not one.loose]
     answer = rules.rule(" | ".join(answers))

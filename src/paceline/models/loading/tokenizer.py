@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Protocol
@@ -223,18 +223,27 @@ class Tokenizer:
             raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
         return self._backend.encode(text, add_special_tokens)
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool | Collection[int] = True) -> str:
+        """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD.
+
+        Args:
+            skip_special_tokens: leave them out, or those that are given.
+        """
+        if isinstance(skip_special_tokens, bool):
+            return self._backend.decode(list(ids), skip_special_tokens)
+        return self._backend.decode([index for index in ids if index not in skip_special_tokens], False)
 
     def token_text(self, index: int) -> str:
         """The text of one token as it reads inside a text, a leading space kept; "" for ids beyond the vocabulary."""
         text, token = self._backend.decode([index], False), self._backend.token(index) or ""
         return f" {text}" if token.startswith("\u2581") and not text.startswith(" ") else text
 
-    def has_text(self, index: int, skip_special_tokens: bool = True) -> bool:
+    def has_text(self, index: int, skip_special_tokens: bool | Collection[int] = True) -> bool:
         """Whether a token counts when a text is decoded: it is in the vocabulary and not left out as special."""
-        return not (skip_special_tokens and index in self.special_ids) and self._backend.token(index) is not None
+        skipped = skip_special_tokens
+        if isinstance(skipped, bool):
+            skipped = self.special_ids if skipped else ()
+        return index not in skipped and self._backend.token(index) is not None
 
     @property
     def has_chat_template(self) -> bool:
