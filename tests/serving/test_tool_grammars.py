@@ -18,7 +18,18 @@ from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import constraint
 from paceline.models.loading import Tokenizer
-from paceline.serving import AllowedCalls, ApiError, Marks, TextSchema, Thoughts, Tool, answer_grammar, calls_grammar
+from paceline.serving import (
+    FORMATS,
+    AllowedCalls,
+    ApiError,
+    Marks,
+    Reader,
+    TextSchema,
+    Thoughts,
+    Tool,
+    answer_grammar,
+    calls_grammar,
+)
 
 
 def tool(name: str, strict: bool | None = None, **parameters: Any) -> Tool:
@@ -334,6 +345,26 @@ def test_channels_of_gpt_oss(marked: World) -> None:
     assert not marked.obeys(text, final)
 
 
+def test_every_format_that_is_read_has_a_grammar() -> None:
+    assert PUBLISHED.keys() == FORMATS.keys()
+
+
+def read(form: str, text: str, tools: Sequence[Tool] = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
+    """Content, and calls."""
+    functions = {one.function.name: one.function.parameters for one in tools}
+    found = Reader(FORMATS[form], thinking=False, functions=functions).feed(text, last=True)
+    calls = [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in found.calls]
+    return found.content, calls
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_what_the_grammar_allows_is_read(form: str) -> None:
+    assert read(form, PUBLISHED[form][0]) == ("", [("add", {"a": 7})])
+    if several(form) != PUBLISHED[form][0]:
+        two = [("add", {"a": 7}), ("now", {})]
+        assert read(form, several(form)) == ("", two)
+
+
 # ------------------------------------------------------------------------------------------------ arguments in tags
 
 KINDS = {
@@ -445,8 +476,7 @@ def test_functions_have_definitions_and_strictness_of_their_own(plain: World) ->
 
 # ------------------------------------------------------------------------------------------------ whole outputs
 
-METHODS = (None, "grammar", "ngram", ["grammar", "suffix"], "auto")
-ALL_METHODS = ("hermes", "llama3_json", "qwen3_coder")  # the others are tried with two
+METHODS = (None, "grammar", "ngram", "auto")
 
 
 class Begin:
@@ -466,27 +496,37 @@ class Begin:
 PROMPTS = ["The cheapest way to", "def add(a, b):\n    return a"]
 
 
+@pytest.mark.parametrize("form", ["hermes", "pythonic"])
+def test_free_text_is_what_it_is_without_functions(model: LLM, plain: World, form: str) -> None:
+    bound = {"structured_outputs": {"grammar": possible(form, plain.marks)}}
+    for more in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
+        free, bounded = (model.generate(PROMPTS, SamplingParams(max_tokens=16, **more, **one)) for one in ({}, bound))
+        assert [one.outputs[0].token_ids for one in bounded] == [one.outputs[0].token_ids for one in free]
+
+
 @pytest.mark.parametrize("form", PUBLISHED)
-def test_outputs_obey_once_a_call_begins_and_are_free_before(model: LLM, plain: World, form: str) -> None:
-    grammar = possible(form, plain.marks, many=False)
-    bound = {"structured_outputs": {"grammar": grammar}}
-    if form != "openai":  # where the channel must be named
-        for more in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 3}):
-            free, bounded = (
-                model.generate(PROMPTS, SamplingParams(max_tokens=16, **more, **one)) for one in ({}, bound)
-            )
-            assert [one.outputs[0].token_ids for one in bounded] == [one.outputs[0].token_ids for one in free]
-    call = PUBLISHED[form][0]
-    begun = call[: call.index("add") + 3] + ('"' if form == "llama3_json" else "")
-    params = SamplingParams(
-        temperature=0.7, seed=5, max_tokens=120, logits_processors=[Begin(plain.ids(begun))], **bound
-    )
-    methods = METHODS if form in ALL_METHODS else METHODS[:2]
+def test_outputs_obey_once_a_call_begins(model: LLM, plain: World, form: str) -> None:
+    grammar, call = possible(form, plain.marks, many=False), PUBLISHED[form][0]
+    begun = call[: call.index("add") + 3] + {"llama3_json": '"', "pythonic": "("}.get(form, "")
+    begin = [Begin(plain.ids(begun))]
+    bound = {"logits_processors": begin, "structured_outputs": {"grammar": grammar}}
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=120, **bound)
+    methods = METHODS if form == "hermes" else METHODS[1:2]
     outputs = [model.with_speculative_config(one).generate(PROMPTS[0], params)[0].outputs[0] for one in methods]
     assert {one.text for one in outputs} == {outputs[0].text}
     assert outputs[0].finish_reason == "stop"
-    assert outputs[0].text.startswith(begun)
     assert plain.obeys(grammar, outputs[0].text)
+    _, ((name, arguments),) = read(form, outputs[0].text)
+    assert (name, list(arguments), type(arguments["a"])) == ("add", ["a"], int)
+
+
+def test_what_a_text_must_be_holds_behind_thoughts(model: LLM, plain: World) -> None:
+    small = TextSchema({"enum": ["red", "blue"]}, True)
+    grammar = answer_grammar(None, small, "hermes", marks=plain.marks, thoughts=Thoughts(opened=True))
+    begin = [Begin(plain.ids("I think so.</think>\n\n"))]
+    bound = {"logits_processors": begin, "structured_outputs": {"grammar": grammar}}
+    output = model.generate(PROMPTS[0], SamplingParams(temperature=1.0, seed=1, max_tokens=40, **bound))[0].outputs[0]
+    assert output.text.rpartition("</think>")[2].strip() in ('"red"', '"blue"')
 
 
 # ------------------------------------------------------------------------------------------------ over HTTP
@@ -505,6 +545,18 @@ def calling(model: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 
 STRICT = [one.model_dump() | {"function": one.function.model_dump() | {"strict": True}} for one in TOOLS]
 LOOSE = [one.model_dump() for one in TOOLS]
+
+
+@pytest.mark.parametrize("form", ["openai", "qwen3_coder"])
+def test_required_calls_come_whole_in_new_formats(model: LLM, tmp_path: Path, form: str) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(TEMPLATE)
+    for live in serve(AsyncLLM(model), chat_template=str(file), tool_call_parser=form):
+        body = {"messages": HELLO, "tools": STRICT, "tool_choice": "required", "parallel_tool_calls": False}
+        found = live.ok(CHAT, temperature=0.5, seed=2, max_tokens=200, **body)["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        (call,) = found["message"]["tool_calls"]
+        assert list(json.loads(call["function"]["arguments"])) == (["a"] if call["function"]["name"] == "add" else [])
 
 
 def said(found: Any) -> Any:
@@ -575,3 +627,24 @@ def test_what_cannot_be_enforced_is_named(calling: Live) -> None:
         assert error["param"] == param
         assert "not" in error["message"]
     assert calling.ok(CHAT, messages=HELLO, max_tokens=4, tools=bad, tool_choice="none")
+
+
+OPENED = TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}"
+
+
+def test_thoughts_are_free_where_the_prompt_opens_them(model: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(OPENED)
+    for live in serve(AsyncLLM(model), chat_template=str(file), tool_call_parser="hermes"):
+        body = {"messages": HELLO, "temperature": 0, "max_tokens": 8}
+        free = said(live.ok(CHAT, **body))["reasoning_content"]
+        assert free
+        for more in (
+            {"response_format": form_of(RECORD)},
+            {"response_format": form_of(RECORD), "tools": STRICT, "tool_choice": "auto"},
+            {"tools": STRICT, "tool_choice": "required"},
+        ):
+            found = said(live.ok(CHAT, **body, **more))
+            assert found["reasoning_content"]
+            assert not found["content"]
+        assert said(live.ok(CHAT, **body, response_format=form_of(RECORD)))["reasoning_content"] == free
