@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.grammar import spelled
-from paceline.serving.grammar_rules import BLANK, Rules, one_of
+from paceline.serving.grammar_rules import Rules, literal, one_of
 from paceline.serving.protocol import Function
 from paceline.serving.python_calls import LITERALS, PythonArguments
 from paceline.serving.tagged_calls import GLM, QWEN, SEED, TaggedArguments, Tags
@@ -20,8 +20,8 @@ ANYTHING: Final = {"type": "object"}
 SHAPES: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf"))
 """Keywords that say of what type a value is."""
 
-BEFORE: Final = r"[ \t\r\n]{0,8}"
-"""What may stand before the beginning of a text that is a call, as a regular expression."""
+ANY_BLANKS: Final = r"[ \t\r\n]*"
+"""White space in what is free text until it is clear that it is a call, as a regular expression."""
 
 NEWLINE: Final = r'"\n"?'
 
@@ -83,13 +83,15 @@ class Opening:
     Attributes:
         rest: what follows up to their end.
         mark: that begins them, anywhere in a text.
-        text: that begins them at the start where there is no mark, as a regular expression; "" where `rest` is all.
+        start: what begins them at the start where there is no mark.
+        text: the same in free text, as a regular expression.
         tag: a special token that may stand before that text.
         loose: no way in which calls that must come are written.
     """
 
     rest: str
     mark: str = ""
+    start: str = ""
     text: str = ""
     tag: str = ""
     loose: bool = False
@@ -108,9 +110,9 @@ class CallFormat:
     marks: Sequence[str] = ()
 
 
-def _object(name: str, key: str) -> str:
-    """The beginning of a call that is an object, up to its arguments, as a regular expression."""
-    return BLANK.join(map(spelled, ("{", '"name"', ":", f'"{name}"', ",", f'"{key}"', ":")))
+def _literals(*parts: str) -> str:
+    """Parts of JSON, white space between them; "" is a place where some may stand."""
+    return " BLANK? ".join(literal(part) if part else "" for part in parts)
 
 
 def _objects(rules: Rules, calls: AllowedCalls, more: str = "") -> str:
@@ -119,8 +121,9 @@ def _objects(rules: Rules, calls: AllowedCalls, more: str = "") -> str:
     Args:
         more: what may stand behind its arguments.
     """
-    each = calls.each(rules, lambda name: f"/{_object(name, 'arguments')}/ BLANK?")
-    return rules.rule(f'{each} {more} BLANK? "}}"')
+    start = _literals("{", '"name"', ":")
+    each = calls.each(rules, lambda name: _literals(f'"{name}"', ",", '"arguments"', ":", ""))
+    return rules.rule(f'{start} BLANK? {each} {more} BLANK? "}}"')
 
 
 def _hermes(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
@@ -148,11 +151,12 @@ def _llama3_json(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
         if calls.beside_json:
             yield Opening(rules.json(_call_schema(one), strict=calls.strict_of(one)))
             continue
-        start = BLANK.join((r"\{", spelled('"name"'), ":", spelled(f'"{one.name}"')))
-        key = BLANK.join(("", ",", spelled('"parameters"'), ":"))
-        rest = rules.rule(f'/{key}/ BLANK? {calls.arguments(rules, one)} BLANK? "}}"')
-        yield Opening(rest, text=BEFORE + start, tag=tag)
-        yield Opening(f'{rest} BLANK? "]"', text=rf"{BEFORE}\[{BLANK}{start}", loose=True)
+        key = _literals("", ",", '"parameters"', ":", "")
+        rest = rules.rule(f'{key} {calls.arguments(rules, one)} BLANK? "}}"')
+        named = ("{", '"name"', ":", f'"{one.name}"')
+        text = ANY_BLANKS.join(map(spelled, named))
+        yield Opening(rest, start=_literals(*named), text=text, tag=tag)
+        yield Opening(f'{rest} BLANK? "]"', text=rf"\[{ANY_BLANKS}{text}", loose=True)
 
 
 def _call_schema(function: Function) -> dict[str, Any]:
@@ -175,7 +179,7 @@ def _pythonic(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
     call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
     more = f"(COMMA {call})*" if calls.many else ""
     for name, text in arguments.items():
-        yield Opening(f'{text} ")" {more} "]"', text=rf"{BEFORE}\[{spelled(f'{name}(')}")
+        yield Opening(f'{text} ")" {more} "]"', start=f'"[" "{name}("', text=spelled(f"[{name}("))
     if rules.silent(PYTHON_START):
         yield Opening(rf'"[" {call} {more} "]" {rules.mark(PYTHON_END)}', mark=PYTHON_START, loose=True)
 

@@ -15,9 +15,6 @@ from typing import Any, Final
 from paceline.grammar import BLANKS, bounded_json, spelled
 from paceline.models.loading import Tokenizer
 
-BLANK: Final = f"(?:{BLANKS})?"
-"""What may stand between parts of a call, as a regular expression."""
-
 SHARED: Final = (r"ANY: /(?s:.*)/", f"BLANK: /{BLANKS}/")
 """Terminals that all rules may use."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from paceline.grammar import spelled
-from paceline.serving.call_formats import CALL_FORMATS, AllowedCalls, Opening
+from paceline.serving.call_formats import ANY_BLANKS, CALL_FORMATS, AllowedCalls, Opening
 from paceline.serving.grammar_rules import AS_TEXT, Marks, Rules, literal, one_of
 from paceline.serving.protocol import ApiError, Function, Tool
 
@@ -124,10 +124,10 @@ def _opened(rules: Rules, opening: Opening, *, free: bool) -> str:
     """Calls from their beginning on, or from that of the free text before them."""
     if opening.mark:
         return f"{rules.until(opening.mark) if free else rules.mark(opening.mark)} {opening.rest}"
-    if not opening.text:
-        return opening.rest
     tag = f"({rules.free if free else ''} {rules.mark(opening.tag)})?" if opening.tag else ""
-    return f"{tag} {rules.rule(f'/{opening.text}/', lazy=True)} {opening.rest}"
+    if not free:
+        return f"{tag} {opening.start} {opening.rest}"
+    return f"{tag} {rules.rule(f'/{ANY_BLANKS}{opening.text}/', lazy=True)} {opening.rest}"
 
 
 def _thinking(rules: Rules, answer: str, thoughts: Thoughts, *, free: bool) -> str:
