@@ -648,3 +648,21 @@ def test_thoughts_are_free_where_the_prompt_opens_them(model: LLM, tmp_path: Pat
             assert found["reasoning_content"]
             assert not found["content"]
         assert said(live.ok(CHAT, **body, response_format=form_of(RECORD)))["reasoning_content"] == free
+
+
+def test_functions_as_clients_make_them_of_types(openai: Any, calling: Live) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    place = pydantic.create_model("Place", city=(str, ...), days=(list[int], ...), unit=(str | None, ...))
+    answer = pydantic.create_model("Answer", fine=(bool, ...))
+    made = openai.pydantic_function_tool(place, name="forecast")
+    assert made["function"]["strict"] is True
+    client = openai.OpenAI(base_url=f"{calling.url}/v1", api_key="none")
+    given = {"model": "bundled", "messages": HELLO, "tools": [made], "max_tokens": 40, "temperature": 0.5, "seed": 1}
+    free = client.chat.completions.create(**given | {"max_tokens": 4})
+    assert free.choices[0].message.tool_calls is None
+    (choice,) = client.chat.completions.parse(**given, response_format=answer).choices
+    assert isinstance(choice.message.parsed, answer)
+    named = {"type": "function", "function": {"name": "forecast"}}
+    (choice,) = client.chat.completions.parse(**given | {"max_tokens": 300}, tool_choice=named).choices
+    (call,) = choice.message.tool_calls
+    assert isinstance(call.function.parsed_arguments, place)
