@@ -119,7 +119,8 @@ def test_marks_that_are_special_tokens_are_read_and_not_shown(channels: Live) ->
 
 def rendered(live: Live, **body: Any) -> str:
     """The prompt of a chat."""
-    tokens = live.ok(CHAT, messages=HELLO, max_tokens=1, return_token_ids=True, **body)["prompt_token_ids"]
+    given: dict[str, Any] = {"messages": HELLO, "max_tokens": 1, "return_token_ids": True}
+    tokens = live.ok(CHAT, **given | body)["prompt_token_ids"]
     return str(live.ok("/detokenize", tokens=tokens)["prompt"])
 
 
@@ -138,6 +139,15 @@ def test_efforts_reach_the_template(channels: Live) -> None:
     assert channels.error("/v1/responses", **asked, reasoning={"effort": "none"})["param"] == "reasoning.effort"
 
 
+def test_thoughts_before_calls_reach_the_template(channels: Live) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    said = {"role": "assistant", "tool_calls": [call], "reasoning_content": "I look it up."}
+    result = {"role": "tool", "tool_call_id": "a", "content": "Rain"}
+    for turn, shown in ((said, 1), (said | {"content": "Well."}, 0)):
+        prompt = rendered(channels, messages=[*HELLO, turn, result], tools=WEATHER)
+        assert prompt.count("I look it up.") == shown
+
+
 def test_thoughts_are_switched_by_the_templates_own_name(llm: LLM, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think>' if thinking else '</think>' }}")
@@ -153,6 +163,20 @@ def test_thoughts_are_switched_by_the_templates_own_name(llm: LLM, tmp_path: Pat
             assert rendered(live, **given).endswith("<think>")
         for given in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}):
             assert rendered(live, **given).endswith("</think>")
+
+
+def test_budgets_and_efforts_of_anthropic_reach_the_template(llm: LLM, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    shown = "{{ 'x ' * (thinking_budget or 0) }}{{ 'y ' * 50 if reasoning_effort == 'high' }}"
+    template.write_text(f"{shown}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}")
+    path, asked = "/v1/messages/count_tokens", {"model": "bundled", "messages": HELLO}
+    for live in serve(AsyncLLM(llm), chat_template=str(template)):
+        plain = live.ok(path, **asked)["input_tokens"]
+        assert live.ok(path, **asked, thinking={"type": "disabled"})["input_tokens"] == plain
+        thinking = {"type": "enabled", "budget_tokens": 40}
+        assert live.ok(path, **asked, thinking=thinking)["input_tokens"] >= plain + 40
+        assert live.ok(path, **asked, output_config={"effort": "high"})["input_tokens"] >= plain + 50
+        assert live.ok(path, **asked, output_config={"effort": "low"})["input_tokens"] == plain
 
 
 def test_tools_need_a_format_that_is_known(llm: LLM, tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def test_thoughts_are_read_however_they_come(reasoning: str) -> None:
     found, reader = everywhere(THOUGHTS[reasoning] + answer, **given)
     assert (found, reader.called, reader.whole) == (("Yes, <b>.", "hm < b\n", []), 0, False)
     assert everywhere("Yes, <b>.", **given)[0] == ("Yes, <b>.", "", [])
+    around = f"{THOUGHTS[reasoning]}<|START_RESPONSE|>Yes.<|END_RESPONSE|>"
+    assert reasoning != "command" or everywhere(around, **given)[0] == ("Yes.", "hm < b\n", [])
     form = REASONING[reasoning]
     if form.begin:
         assert everywhere(f"hm{form.end}\nYes.", thinking=True, **given)[0] == ("Yes.", "hm", [])

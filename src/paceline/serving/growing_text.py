@@ -59,6 +59,31 @@ def marks(*texts: str) -> Marks:
     return Marks(*texts)
 
 
+class Without:
+    """Leaves marks out of a text that grows."""
+
+    def __init__(self, left_out: Collection[str]) -> None:
+        self._marks, self._held = marks(*sorted(left_out)) if left_out else None, ""
+
+    def feed(self, text: str) -> str:
+        """What more of the text shows; what may be the beginning of a mark is held back."""
+        if self._marks is None:
+            return text
+        text, shown, at = self._held + text, "", 0
+        while True:
+            place, mark = self._marks.find(text, at)
+            shown += text[at:place]
+            at = place + len(mark)
+            if not mark:
+                self._held = text[at:]
+                return shown
+
+    def rest(self) -> str:
+        """What was held back and is no mark."""
+        rest, self._held = self._held, ""
+        return rest
+
+
 class GrowingText:
     """A text of which the beginning is there.
 
@@ -162,25 +187,20 @@ class GrowingText:
             looked = signs.before(self.text, self.at + looked) - self.at
             yield from self.more()
 
-    def flow(self, sink: Sink, *options: str, dropped: Collection[str] = ()) -> Steps[str]:
+    def flow(self, sink: Sink, *options: str) -> Steps[str]:
         """Hand the text on as it comes, up to the first of these, which is read and returned; "" at the text's end.
 
         What was read before is forgotten, and the mark is remembered.
-
-        Args:
-            dropped: marks that are left out of it.
         """
         self.forget()
-        found = marks(*options, *dropped) if options or dropped else None
+        signs = marks(*options) if options else None
         while True:
-            place, mark = found.find(self.text, self.at) if found else (len(self.text), "")
+            place, mark = signs.find(self.text, self.at) if signs else (len(self.text), "")
             self._hand(sink, len(self.text) if self.last and not mark else place)
             self.at += len(mark)
-            if mark in options or (self.last and not mark):
+            if mark or self.last:
                 return mark
-            self.forget()
-            if not mark:
-                yield
+            yield
 
     def _hand(self, sink: Sink, end: int) -> None:
         self.at = end

@@ -98,7 +98,7 @@ def _message(text: GrowingText, parts: Parts, header: Header) -> Steps[str]:
         return (yield from _call(text, parts, to[1]))
     parts.apart()
     sink = parts.think if header.channel == CHANNELS[0] else parts.say
-    return (yield from text.flow(sink, *BEHIND, dropped={CONSTRAIN} & set(parts.hidden)))
+    return (yield from text.flow(sink, *BEHIND))
 
 
 def _call(text: GrowingText, parts: Parts, name: str) -> Steps[str]:

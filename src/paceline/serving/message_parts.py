@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from paceline.serving.growing_text import EndedError, GrowingText, Steps
+from paceline.serving.growing_text import EndedError, GrowingText, Steps, Without
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 """What functions may be called, as far as they are not known."""
@@ -74,7 +74,7 @@ class Parts:
         self.delta, self.called, self.broken = Delta(), 0, False
         self._functions, self._most, self._make_id = functions, most, make_id
         self.hidden = tuple(hidden)
-        self._hidden = re.compile("|".join(map(re.escape, hidden))) if hidden else None
+        self._content, self._reasoning = Without(hidden), Without(hidden)
         self._blanks, self._said = "", False  # white space that is content if other content follows; whether it did
         self._thought = self._thoughts_apart = self._paragraphs = False
         self._arguments: list[str] | None = None  # of a call that has begun
@@ -89,32 +89,42 @@ class Parts:
 
     def think(self, text: str) -> None:
         """Thoughts."""
-        text = self._shown(text)
+        self._add_content(self._content.rest())
+        self._add_thoughts(self._reasoning.feed(text))
+
+    def say(self, text: str) -> None:
+        """Content. White space is none where nothing but calls comes before or behind it."""
+        self._add_thoughts(self._reasoning.rest())
+        self._add_content(self._content.feed(text))
+
+    def _flush(self) -> None:
+        self._add_thoughts(self._reasoning.rest())
+        self._add_content(self._content.rest())
+
+    def _add_thoughts(self, text: str) -> None:
         if text and self._thoughts_apart:
             self.delta.reasoning += PARAGRAPH
         self._thought = self._thought or text != ""
         self._thoughts_apart = self._thoughts_apart and not text
         self.delta.reasoning += text
 
-    def say(self, text: str) -> None:
-        """Content. White space is none where nothing but calls comes before or behind it."""
-        text = self._blanks + self._shown(text)
+    def _add_content(self, text: str) -> None:
+        text = self._blanks + text
         self._said = self._said or text.strip() != ""
         self._blanks = "" if self._said else text
         if self._said:
             self.delta.content += text
 
-    def _shown(self, text: str) -> str:
-        return text if self._hidden is None else self._hidden.sub("", text)
-
     def apart(self) -> None:
         """What comes next begins a paragraph, of the content or of the thoughts, if there is some before."""
+        self._flush()
         self._thoughts_apart = self._thought
         if self._said:
             self._said, self._blanks, self._paragraphs = False, PARAGRAPH, True
 
     def begin(self, name: str, call_id: str = "") -> None:
         """A call begins."""
+        self._flush()
         self._blanks, self._said = "", False
         self.called += 1
         self._arguments = []
@@ -146,6 +156,7 @@ class Parts:
 
     def finish(self) -> None:
         """The text has ended."""
+        self._flush()
         self.broken = self.broken or self._arguments is not None
         if not self.called and not self._paragraphs:
             self.delta.content += self._blanks

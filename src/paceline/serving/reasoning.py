@@ -16,18 +16,22 @@ class ReasoningFormat:
     Attributes:
         sign: in the chat templates of such models.
         begin, end: marks around them; "" where an answer consists of messages (`harmony`).
+        around: marks around the content, which are no part of it.
     """
 
     sign: str
     begin: str
     end: str
+    around: tuple[str, ...] = ()
 
 
 TAGS: Final = ReasoningFormat("<think>", "<think>", "</think>")
 REASONING: Final[Mapping[str, ReasoningFormat]] = {
     "harmony": ReasoningFormat("<|start|>", "", ""),
     "seed": ReasoningFormat("<seed:think>", "<seed:think>", "</seed:think>"),
-    "command": ReasoningFormat("<|START_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+    "command": ReasoningFormat(
+        "<|START_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
     "mistral": ReasoningFormat("[THINK]", "[THINK]", "[/THINK]"),
     "think": TAGS,
 }

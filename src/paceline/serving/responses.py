@@ -248,7 +248,9 @@ class ResponseTranslation(Translation):
             "top_logprobs": request.top_logprobs or 0,
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": None,
-            "reasoning": request.reasoning.model_dump() if request.reasoning is not None else None,
+            "reasoning": None
+            if (thinks := request.reasoning) is None
+            else {"effort": thinks.effort, "summary": thinks.summary},
             "background": False,
             "store": request.stored,
             "service_tier": "default",

@@ -55,6 +55,7 @@ class Reader:
     ) -> None:
         self._form, self._reasoning = form, reasoning
         make_id = new_id if form is None else form.make_id
+        hidden = {*hidden, *reasoning.around}
         self._parts = Parts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
         self._text = GrowingText()
         if form not in MESSAGES and reasoning not in MESSAGES:
@@ -122,16 +123,12 @@ class Reader:
         text, form, hidden = self._text, self._form, self._parts.hidden
         begins = () if form is None else tuple(mark for mark in form.begins if mark in hidden)
         ends = (self._reasoning.end, *begins)
-        mark = yield from text.flow(self._parts.think, *ends, dropped=self._others(*ends))
+        mark = yield from text.flow(self._parts.think, *ends)
         if mark in begins:
             text.at -= len(mark)
         else:
             yield from text.blanks(BREAKS)
             text.forget()
-
-    def _others(self, *marks: str) -> tuple[str, ...]:
-        """Special tokens beside these."""
-        return tuple(mark for mark in self._parts.hidden if mark not in marks)
 
     def _content(self) -> Steps[None]:
         """Content and calls, and more thoughts, where what begins them is a token that nothing else is."""
@@ -144,7 +141,7 @@ class Reader:
                 yield from self._calls(form, "")
         thought = self._reasoning.begin
         begins = (*(() if form is None else form.begins), *((thought,) if thought in parts.hidden else ()))
-        while mark := (yield from text.flow(parts.say, *begins, dropped=self._others(*begins))):
+        while mark := (yield from text.flow(parts.say, *begins)):
             if mark == thought:
                 yield from text.blanks(BREAKS)
                 yield from self._inside()
