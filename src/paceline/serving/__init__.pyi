@@ -1,9 +1,11 @@
 from .app import check_files as check_files
 from .app import create_app as create_app
+from .call_formats import AllowedCalls as AllowedCalls
 from .entrance import Entrance as Entrance
 from .fields import field_table as field_table
 from .front import Fleet as Fleet
 from .front import front_app as front_app
+from .grammar_rules import Marks as Marks
 from .limits import read_keys as read_keys
 from .message_parts import Delta as Delta
 from .metrics import Metrics as Metrics
@@ -26,6 +28,9 @@ from .routing import ranked as ranked
 from .server import Server as Server
 from .tool_formats import FORMATS as FORMATS
 from .tool_formats import format_of as format_of
+from .tool_grammar import TextSchema as TextSchema
+from .tool_grammar import Thoughts as Thoughts
+from .tool_grammar import answer_grammar as answer_grammar
 from .tool_grammar import calls_grammar as calls_grammar
 from .tool_reading import Reader as Reader
 from .typed_values import typed_value as typed_value

@@ -124,6 +124,10 @@ class CompletionAnswer:
             choice["token_ids"] = list(chunk.token_ids)
         return self.answer.frame([choice])
 
+    def text(self, one: CompletionOutput) -> str | None:
+        """What an output says."""
+        return one.text
+
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         choices = list[Json]()
         for job, output in zip(self.jobs, outputs, strict=True):
@@ -236,6 +240,11 @@ class ChatAnswer:
 
     def _reason(self, reason: str | None, reader: Reader) -> str | None:
         return "tool_calls" if reader.whole and reason == "stop" else reason_of(reason)
+
+    def text(self, one: CompletionOutput) -> str | None:
+        """What an output says beside its thoughts; None where it calls functions."""
+        found = self._reader().feed(one.text, last=True)
+        return None if found.calls else found.content
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         (output,) = outputs

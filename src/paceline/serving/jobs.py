@@ -14,23 +14,22 @@ from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.models.loading import Rendered, TokenBytes
+from paceline.serving.constraints import Constraints, at_fault
 from paceline.serving.field_notes import NOTES
+from paceline.serving.grammar_rules import Marks
 from paceline.serving.limits import tenant_of
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     Message,
-    NamedTool,
     Prediction,
-    ResponseFormat,
     Sampled,
     TokenizeRequest,
 )
 from paceline.serving.reasoning import SWITCHES, Steering, is_open, reasoning_of
 from paceline.serving.token_texts import token_bytes_of
 from paceline.serving.tool_formats import FORMATS, ToolFormat, format_of, schemas_of
-from paceline.serving.tool_grammar import calls_grammar
 from paceline.serving.tool_reading import Reader, marks_of
 from paceline.serving.workers import Workers
 
@@ -79,23 +78,7 @@ def named(error: PacelineError, request: Sampled) -> ApiError:
     """The same error for a client, with the field that its text begins with, or quotes first."""
     words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
     param = next((word for word in words if word in type(request).model_fields), None)
-    return ApiError(str(error), param=constrained_by(request) if param == "structured_outputs" else param)
-
-
-def constrained_by(request: Any) -> str:
-    """The field that a request's constraint is from."""
-    if request.structured_outputs is not None:
-        return "structured_outputs"
-    return "response_format" if request.response_format is not None else "tools"
-
-
-def lenient_schema(request: Any) -> Any:
-    """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
-    bound = request.structured_outputs or {}
-    wanted: ResponseFormat | None = request.response_format
-    if wanted is not None and wanted.json_schema is not None:
-        bound = {"json": wanted.json_schema.schema_, "strict": wanted.json_schema.strict}
-    return None if bound.get("strict") else bound.get("json")
+    return ApiError(str(error), param=at_fault(request) if param == "structured_outputs" else param)
 
 
 class JobFactory:
@@ -115,6 +98,8 @@ class JobFactory:
         self._tool_format = config.tool_call_parser or format_of(text) or UNKNOWN
         self._reasoning = reasoning_of(text)
         tokenizer = llm.tokenizer
+        marks, thinks = Marks.of(tokenizer, llm.defaults.eos_ids), self._reasoning.sign in (text or "")
+        self._constraints = Constraints(config, self._tool_format, self._reasoning, marks, thinks=thinks)
         self._special = {tokenizer.token_text(index): index for index in tokenizer.special_ids}
 
     @cached_property
@@ -175,7 +160,7 @@ class JobFactory:
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         if marks := self._marks(request):  # what reads the answer has to see them
             more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
-        params = self._params(request, most, more)
+        params = self._params(request, most, more, text)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
     async def conversation(self, request: Any) -> tuple[str, list[int]]:
@@ -257,12 +242,16 @@ class JobFactory:
             return frozenset()
         return marks_of(self._form(request), self._reasoning) & self._special.keys()
 
+    def _thinking(self, request: Any, prompt: str) -> bool:
+        """Whether an answer begins inside thoughts."""
+        return request.think is None and is_open(self._reasoning, prompt, _continued(request))
+
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
         form, reasoning = self._form(request), self._reasoning
         return Reader(
             form,
-            thinking=request.think is None and is_open(reasoning, prompt, _continued(request)),
+            thinking=self._thinking(request, prompt),
             functions=schemas_of(request.tools),
             reasoning=reasoning,
             most=1 if request.parallel_tool_calls is False else None,
@@ -282,26 +271,6 @@ class JobFactory:
             name = "thinking.budget_tokens"
             return _or_ignored(name, lambda: self._steering.budgeted(budget, name))
         return _or_ignored("thinking", lambda: self._steering.switched(wanted, "thinking"))
-
-    def _required_calls(self, request: Any) -> str | None:
-        """The grammar of calls that a request insists on."""
-        choice, tools = getattr(request, "tool_choice", None), getattr(request, "tools", None) or []
-        if choice == "required" or isinstance(choice, NamedTool):
-            if not tools:
-                raise ApiError("tool_choice needs tools", param="tool_choice")
-            only = choice.function.name if isinstance(choice, NamedTool) else None
-            parallel = request.parallel_tool_calls is not False
-            strict = self._config.strict_schemas
-            try:
-                return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
-            except (AttributeError, TypeError, ValueError, RecursionError):
-                raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
-        if choice != "none" and any(tool.function.strict for tool in tools):
-            why = (
-                "a function's strict: true is enforced where tool_choice is required or names a function; leave it out"
-            )
-            raise ApiError(why, param="tools")
-        return None
 
     def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
         own: Json = {}
@@ -323,7 +292,7 @@ class JobFactory:
         if (length := sum(map(len, texts))) > LONG:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
-    def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:
+    def _params(self, request: Sampled, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
         given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", given.get("n"), self._config.max_n),
@@ -337,7 +306,7 @@ class JobFactory:
                 raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
         self._short("bad_words", request.bad_words or ())
         try:
-            bound = self._constraint(request)
+            bound = self._constraints.of(request, prompt, opened=self._thinking(request, prompt))
             params = self._llm.default_sampling_params(
                 **given,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
@@ -349,27 +318,6 @@ class JobFactory:
         if think is not None and most is not None and think.max_tokens > most:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
-
-    def _constraint(self, request: Any) -> Json | None:
-        """`structured_outputs` of whatever asks for it."""
-        found = [request.structured_outputs] if request.structured_outputs is not None else []
-        wanted: ResponseFormat | None = request.response_format
-        if wanted is not None and wanted.type == "json_object":
-            found.append({"json_object": True})
-        if wanted is not None and wanted.type == "json_schema":
-            inner = wanted.json_schema
-            if inner is None or inner.schema_ is None:
-                raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
-            found.append({"json": inner.schema_} | ({} if inner.strict is None else {"strict": inner.strict}))
-        if (calls := self._required_calls(request)) is not None:
-            found.append({"grammar": calls})
-        if len(found) > 1:
-            raise ApiError(
-                "give one of response_format, structured_outputs and a required tool_choice", param="response_format"
-            )
-        if found and "json" in found[0] and "strict" not in found[0]:
-            found[0] = {**found[0], "strict": self._config.strict_schemas}
-        return found[0] if found else None
 
 
 def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
@@ -398,9 +346,9 @@ def _with_thinking(message: Json) -> Json:
     )
 
 
-def _continued(request: ChatRequest) -> str:
+def _continued(request: Any) -> str:
     """The text that an answer goes on with; "" is none."""
-    last = request.messages[-1].content if request.continue_final_message else None
+    last = request.messages[-1].content if getattr(request, "continue_final_message", False) else None
     return last if isinstance(last, str) else "".join(part.text or "" for part in last or ())
 
 

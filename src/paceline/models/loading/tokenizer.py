@@ -42,6 +42,7 @@ class Tokenizer:
         name: folder it came from, for messages.
         named: "bos_token", "eos_token", ... -> token, as far as the checkpoint names them.
         special_ids: ids that `skip_special_tokens` leaves out.
+        added_ids: ids of tokens that are read as one wherever their text stands.
         literal_ids: ids of tokens that write what they read, though their signs also spell bytes (`byte_level`).
         bos_id, eos_id: ids of the named tokens, or None.
         vocab_size: number of tokens, added ones included (the model's head may be padded beyond it).
@@ -54,6 +55,7 @@ class Tokenizer:
         self._special_tokens: SpecialTokens | None = None
         self.vocab_size = backend.size()
         self.special_ids, self.literal_ids = frozenset(backend.special_ids()), frozenset(backend.literal_ids())
+        self.added_ids = frozenset(backend.added_ids())
         self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
         self.eos_id = backend.index(self.named["eos_token"]) if "eos_token" in self.named else None
 
