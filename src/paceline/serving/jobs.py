@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.serving.limits import tenant_of
+from paceline.serving.places import Places
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -43,6 +44,9 @@ SWITCH: Final = "enable_thinking"
 
 LONG: Final = 2**18
 """Characters that take a noticeable time to encode."""
+
+ENCODERS: Final = 4
+"""Other texts that are encoded at once."""
 
 MAX_LOGPROBS: Final = 20
 """Of a token: those of a whole vocabulary fill the memory with a short request."""
@@ -100,7 +104,7 @@ class JobFactory:
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
-        self.workers, self._one_long = Workers(), asyncio.Lock()
+        self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
         self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
 
@@ -152,13 +156,15 @@ class JobFactory:
             tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
-        params = self._params(request, most, more)
+        params = await asyncio.to_thread(self._params, request, most, more)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
     def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
-        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on."""
+        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on. Keys take
+        turns.
+        """
         texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
-        return self._one_long if sum(map(len, texts)) > LONG else nullcontext()
+        return (self._one_long if sum(map(len, texts)) > LONG else self._others).place()
 
     async def get_ready(self) -> None:
         """Start what renders conversations, so that the first one need not wait for it."""

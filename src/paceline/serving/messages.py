@@ -17,7 +17,7 @@ from pydantic import Field
 
 from paceline.errors import PacelineError
 from paceline.serving.jobs import JobFactory, named
-from paceline.serving.protocol import MESSAGES, ApiError, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.protocol import MESSAGES, ApiError, Body, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.runs import Json, Run, json_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
 
@@ -141,7 +141,7 @@ class Metadata(Strict):
     user_id: str | None = None
 
 
-class CountRequest(Strict):
+class CountRequest(Body):
     """`/v1/messages/count_tokens`."""
 
     model: str

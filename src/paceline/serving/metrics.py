@@ -30,11 +30,13 @@ class Metrics:
 
     Args:
         prefix: of all names; "vllm" gives vLLM's own.
+    Attributes:
+        store_failures: responses that could not be stored, read or deleted.
     """
 
     def __init__(self, model: AsyncLLM, *, prefix: str = "paceline") -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._model, self._registry = model, CollectorRegistry()
+        self._model, self._registry, self.store_failures = model, CollectorRegistry(), 0
 
         def made(kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
             return kind(f"{prefix}:{name}", text, labels, registry=self._registry, **more)
@@ -47,6 +49,7 @@ class Metrics:
         self.tokens = made(Counter, "generation_tokens", "Generated tokens.")
         self.ended = made(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
         self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
+        self.failures = made(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
         self.first = made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
         self.between = made(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
         self.whole = made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
@@ -63,6 +66,11 @@ class Metrics:
     def refused(self, status: int) -> None:
         """A request was answered with an error."""
         self.rejected.labels(str(status)).inc()
+
+    def store_failed(self) -> None:
+        """Stored responses could not be written, read or deleted."""
+        self.store_failures += 1
+        self.failures.inc()
 
     def page(self) -> bytes:
         """All of it, in Prometheus's text format."""

@@ -50,6 +50,9 @@ MAX_MESSAGES: Final = 8192
 MAX_TEXTS: Final = 1024
 """Of `stop`, and of `bad_words`."""
 
+MAX_BIASES: Final = 2**16
+"""Of `logit_bias`."""
+
 MAX_ERRORS: Final = 64
 """Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
 
@@ -78,6 +81,10 @@ class Strict(BaseModel):
     """No unknown fields, no texts for numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class Body(Strict):
+    """A whole request. What it consists of has no validators in Python, each of which would hold up the event loop."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -121,7 +128,7 @@ class Prediction(Strict):
     content: str | Annotated[list[dict[str, Any]], QUICK]
 
 
-class Sampled(Strict):
+class Sampled(Body):
     """What both kinds of requests may hold.
 
     Number fields take whole numbers for floats; ranges are those of `SamplingParams`, which checks them.
@@ -136,7 +143,7 @@ class Sampled(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], MaxLen(MAX_BIASES)] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
     canvas: Pieces | None = None
@@ -272,7 +279,7 @@ class ChatRequest(Sampled):
     modalities: Annotated[list[Literal["text"]], QUICK] | None = None
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Body):
     """`/tokenize`: a prompt, or a conversation."""
 
     model: str | None = None
@@ -286,7 +293,7 @@ class TokenizeRequest(Strict):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Body):
     """`/detokenize`."""
 
     model: str | None = None
@@ -387,6 +394,9 @@ def checked(kind: type[Model], value: Any, *at: str) -> Model:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
+        if error.error_count() > MAX_ERRORS:
+            param = ".".join(at)
+            raise ApiError(f"{param}: more than {MAX_ERRORS} things in it are wrong", param=param) from None
         raise invalid_field([{**one, "loc": ("body", *at, *one["loc"])} for one in error.errors()]) from None
 
 

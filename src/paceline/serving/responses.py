@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from paceline.serving.protocol import ApiError, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.protocol import ApiError, Body, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
 from paceline.serving.runs import Json, Run, json_response
@@ -91,7 +91,7 @@ class Obfuscation(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseRequest(Strict):
+class ResponseRequest(Body):
     """`/v1/responses`; those of `SAME` are checked by the chat."""
 
     model: str | None = None
@@ -201,7 +201,7 @@ class ResponseTranslation(Translation):
     Args:
         items: what it is made from, earlier turns first.
     Attributes:
-        over: set when it has ended, and been stored if it is to be.
+        over: set when it has ended, and been stored if it is to be and can be.
     """
 
     last = b"data: [DONE]\n\n"
@@ -215,6 +215,7 @@ class ResponseTranslation(Translation):
         self._chat_logprobs: list[Json] = []
         self._logprobs: list[Json] = []
         self._ended: Json = {"status": "in_progress"}
+        self._unstored: Json = {}
         self.over = asyncio.Event()
 
     def body(self) -> Json:
@@ -254,6 +255,7 @@ class ResponseTranslation(Translation):
             "safety_identifier": request.safety_identifier,
             "prompt_cache_key": request.prompt_cache_key,
             **self._ended,
+            **self._unstored,
         }
 
     def _usage(self) -> Json | None:
@@ -357,15 +359,16 @@ class ResponseTranslation(Translation):
         }
         if not cancelled:
             self._ended["error"] = {"code": "server_error", "message": error.message}
-        try:
-            await self._keep()
-        except ApiError:  # the client is told of the first error
-            self.over.set()
+        await self._keep()
         return [*found, self._event("incomplete" if cancelled else "failed", response=self.body())]
 
     async def _keep(self) -> None:
-        if self.request.stored:
-            await asyncio.to_thread(self._routes.store.put, self._owner, self.body(), self._items)
+        """Store it, if it is to be; what cannot be stored is answered all the same, and says so."""
+        try:
+            if self.request.stored:
+                await asyncio.to_thread(self._routes.store.put, self._owner, self.body(), self._items)
+        except ApiError as error:
+            self._unstored = {"store": False, "store_error": error.message}
         self.over.set()
 
     async def _gathered(self) -> Json:

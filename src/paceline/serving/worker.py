@@ -56,6 +56,11 @@ def _violations(schema: Any, text: str) -> list[str]:
     return [f"{one.json_path}: {one.message[:200]}" for one, _ in errors]
 
 
+def as_line(value: dict[str, Any]) -> bytes:
+    """A question or an answer as it is sent; halves of characters, which JSON may hold, stay what they are."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
 def main() -> None:
     """Answer lines until there are none."""
     for line in sys.stdin.buffer:
@@ -64,8 +69,8 @@ def main() -> None:
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
             found = {"error": why, "errors": [why]}
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(as_line(found))
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""Fairness between the owners of requests: whose request begins next, and who takes part in a step.
+
+Whoever sends many requests waits for their own, not others for them. A step of many sequences takes longer than one of
+few, so that an owner with many would slow the others down by it in every step; each gets at least its equal share of
+the engine's time instead, and whoever has had less goes on alone until that is made up. With a single owner nothing is
+counted. Which sequences share a step changes none of their tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+MOST_DUE: Final = 10.0
+"""Seconds of a debt to an owner, at most: after a step that compiled something, nobody waits for a minute."""
+
+NEW: Final = 1e-9
+"""Seconds that an owner is owed at first."""
+
+SHORTER, LONGER = 0.5, 0.1
+"""Weights of the last time in a running mean, which soon forgets a step that compiled something."""
+
+
+class FairQueue(Generic[T]):
+    """Things that wait, first come first served by owner; owners take turns.
+
+    An exception that cuts in anywhere loses nothing, and other threads may look at any time.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[T]] = {}  # none is empty; who has had a turn goes to the end
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._lines.values())))
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __iter__(self) -> Iterator[T]:
+        """All as they are now, by owner."""
+        return chain.from_iterable([list(line) for line in list(self._lines.values())])
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who wait, whose turn is next first."""
+        return list(self._lines)
+
+    def append(self, owner: str, item: T) -> None:
+        """Stand in the owner's line."""
+        line = self._lines.get(owner)
+        if line is None:
+            self._lines[owner] = deque([item])
+        else:
+            line.append(item)
+
+    def first(self, owner: str) -> T:
+        """Whose turn is next of the owner's."""
+        return self._lines[owner][0]
+
+    def pop(self, owner: str) -> T:
+        """Take the first of the owner's; the owner's next turn is behind all others'."""
+        line, found = self._lines[owner], self.first(owner)
+        others = {one: line for one, line in self._lines.items() if one != owner}
+        if len(line) == 1:
+            self._lines = others
+        else:
+            self._lines = {**others, owner: line}
+            line.popleft()
+        return found
+
+    def remove(self, owner: str, item: T) -> None:
+        """Take one that waits out of its line, if it is there."""
+        left = deque(one for one in self._lines.get(owner, ()) if one is not item)
+        self._lines = {one: left if one == owner else line for one, line in self._lines.items() if one != owner or left}
+
+
+class Shares:
+    """Times of the owners whose sequences run.
+
+    Attributes:
+        several: whether there is more than one.
+    """
+
+    def __init__(self) -> None:
+        self.several = False
+        self._due: dict[str, float] = {}  # seconds by which each has had less than its share
+        self._alone: dict[int, float] = {}  # about the seconds of a step of so many sequences of one owner
+
+    def turn(self, owners: Collection[str]) -> Collection[str]:
+        """Who goes on in the next step: those who have had less than their share, or everybody.
+
+        Args:
+            owners: all whose sequences run or are read. Who is new among them goes on at once.
+        """
+        self.several = len(owners) > 1
+        if not self.several:
+            self._due = dict.fromkeys(owners, 0.0)
+            return owners
+        self._due = {owner: self._due.get(owner, NEW) for owner in owners}
+        found = [owner for owner, seconds in self._due.items() if seconds > 0.0]
+        if found:
+            return found
+        self._due = dict.fromkeys(owners, 0.0)
+        return owners
+
+    def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, int], decoding: float) -> None:
+        """A step has been made.
+
+        Args:
+            read: tokens of prompts by owner, and seconds `reading` took.
+            decoded: sequences by owner, and seconds of the decoding step.
+        """
+        if len(decoded) == 1:
+            (size,) = decoded.values()
+            self._learn(size, decoding)
+        if not self.several:
+            return
+        share, tokens, sequences = (reading + decoding) / len(self._due), sum(read.values()), sum(decoded.values())
+        for owner, seconds in self._due.items():
+            taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
+            if (size := decoded.get(owner, 0)) > 0:
+                taken += min(decoding, self._alone.get(size, decoding * size / sequences))
+            self._due[owner] = min(seconds + share - taken, MOST_DUE)
+
+    def _learn(self, size: int, seconds: float) -> None:
+        mean = self._alone.get(size, seconds)
+        self._alone[size] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)
