@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import re
@@ -186,7 +187,10 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         ready = asyncio.create_task(service.jobs.get_ready())
+        gc.collect()
+        gc.freeze()  # a search of the model's and the libraries' objects for garbage would hold the loop
         yield
+        gc.unfreeze()
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
         for workers in (service.grammars.workers, service.jobs.workers):

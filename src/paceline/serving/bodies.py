@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -26,8 +27,14 @@ LARGE: Final = 2**16
 MAX_ITEMS: Final = 2**18
 """Items of all lists, and fields of all objects."""
 
-MAX_NESTED: Final = 2**15
+MAX_FIELDS: Final = 2**16 + 2**10
+"""Fields of all objects, each of which takes longer."""
+
+MAX_NESTED: Final = 2**14
 """Lists and objects."""
+
+MAX_DIGITS: Final = 400
+"""Of a whole number; the time that they take grows with their square."""
 
 READERS: Final = 2
 """Large bodies that are read at once."""
@@ -35,7 +42,8 @@ READERS: Final = 2
 PIECE: Final = 2**18
 """Bytes that are counted at once."""
 
-QUOTE, SLASH, COMMA, OPENS = ord('"'), ord("\\"), ord(","), (ord("["), ord("{"))
+QUOTE, SLASH, COMMA, COLON, OPENS = ord('"'), ord("\\"), ord(","), ord(":"), (ord("["), ord("{"))
+DIGITS: Final = re.compile(rb"\d{%d}" % (MAX_DIGITS // 2))
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -86,8 +94,10 @@ async def read_body(http: Request, readers: Places) -> Any:
 
 
 def _loaded(body: bytes) -> Any:
+    pieces = (body[start : start + PIECE] for start in range(0, len(body), PIECE))
+    number = _whole_number if any(map(DIGITS.search, pieces)) else None
     try:
-        return json.loads(body)
+        return json.loads(body, parse_int=number)
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
     except json.JSONDecodeError as error:
@@ -99,23 +109,33 @@ def _loaded(body: bytes) -> Any:
     raise ApiError(f"the body is not JSON ({why})", code="invalid_json")
 
 
+def _whole_number(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(text[:MAX_DIGITS])
+    return int(text)
+
+
 def check_items(body: bytes) -> None:
     """Reject a body that holds too many things, long before they are made.
 
     Raises:
         ApiError: it does.
     """
-    items, nested = count_items(body)
-    for what, found, most in (("lists and objects", nested, MAX_NESTED), ("items and fields", items, MAX_ITEMS)):
+    items, fields, nested = count_items(body)
+    for what, found, most in (
+        ("lists and objects", nested, MAX_NESTED),
+        ("fields of objects", fields, MAX_FIELDS),
+        ("items and fields", items, MAX_ITEMS),
+    ):
         if found > most:
             raise ApiError(f"the body must hold at most {most} {what} in all, got {found}", code="too_many_items")
 
 
-def count_items(body: bytes) -> tuple[int, int]:
-    """At most how many items of lists and fields of objects there are in a text of JSON, and how many lists and
-    objects.
+def count_items(body: bytes) -> tuple[int, int, int]:
+    """At most how many items of lists and fields of objects there are in a text of JSON, how many of them are fields,
+    and how many lists and objects there are.
     """
-    commas, nested, inside, escape = 0, 0, 0, False
+    commas, fields, nested, inside, escape = 0, 0, 0, 0, False
     for start in range(0, len(body), PIECE):
         piece = np.frombuffer(b"\\" * escape + body[start : start + PIECE], np.uint8)
         quotes = piece == QUOTE
@@ -124,8 +144,9 @@ def count_items(body: bytes) -> tuple[int, int]:
         texts = (np.add.accumulate(quotes, dtype=np.uint8) + np.uint8(inside)) & 1  # 1 from quote to quote
         inside, outside = int(texts[-1]), texts == 0
         commas += int(np.count_nonzero((piece == COMMA) & outside))
+        fields += int(np.count_nonzero((piece == COLON) & outside))
         nested += sum(int(np.count_nonzero((piece == one) & outside)) for one in OPENS)
-    return commas + nested, nested
+    return commas + nested, fields, nested
 
 
 def _escaped(piece: Bytes) -> tuple[np.ndarray[Any, np.dtype[np.intp]], bool]:
