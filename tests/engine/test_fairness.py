@@ -10,7 +10,7 @@ from engine.harness import engine, tokens
 from engine.test_scheduler import request
 from toys import ToyRunner
 
-from paceline.engine import Engine, FairQueue, Request, Scheduler, Shares, StepRecord, watching
+from paceline.engine import Decoded, Engine, FairQueue, Request, Scheduler, Shares, StepRecord, watching
 
 
 def owned(owner: str, count: int, most: int = 6, **params: Any) -> list[Request]:
@@ -129,12 +129,12 @@ def seconds_per_step(alone_a: float, alone_b: float, both: float, turns: Callabl
     sizes = {"a": 16, "b": 1}
     for _ in range(20):  # the first is alone for a while
         shares.turn({"a"})
-        shares.count({}, 0.0, {"a": 16}, 1e-3 * alone_a)
+        shares.count({}, 0.0, {"a": Decoded(16, 16)}, 1e-3 * alone_a)
     for _ in range(3000):
         due = sorted(turns(shares, {"a", "b"}))
         took = times[tuple(due)]
         clock += took
-        shares.count({}, 0.0, {owner: sizes[owner] for owner in due}, 1e-3 * took)
+        shares.count({}, 0.0, {owner: Decoded(sizes[owner], sizes[owner]) for owner in due}, 1e-3 * took)
         for owner in due:
             made[owner] += 1
     return clock / made["a"], clock / made["b"]
@@ -165,5 +165,5 @@ def test_prompts_of_a_flood_leave_others_their_turns() -> None:
         reading, decoding = (0.4 if "a" in due else 0.0), (0.01 if "b" in due else 0.0)
         clock += reading + decoding
         made += "b" in due
-        shares.count({"a": 256} if reading else {}, reading, {"b": 1} if decoding else {}, decoding)
+        shares.count({"a": 256} if reading else {}, reading, {"b": Decoded(1, 1)} if decoding else {}, decoding)
     assert clock / made < 0.021

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ MOST_DUE: Final = 10.0
 NEW: Final = 1e-9
 """Seconds that an owner is owed at first."""
 
-SHORTER, LONGER = 0.5, 0.1
+SHORTER, LONGER = 0.2, 0.05
 """Weights of the last time in a running mean, which soon forgets a step that compiled something."""
 
 
@@ -77,6 +77,13 @@ class FairQueue(Generic[T]):
         self._lines = {one: left if one == owner else line for one, line in self._lines.items() if one != owner or left}
 
 
+class Decoded(NamedTuple):
+    """What an owner had of a step."""
+
+    sequences: int
+    tokens: int
+
+
 class Shares:
     """Times of the owners whose sequences run.
 
@@ -87,7 +94,7 @@ class Shares:
     def __init__(self) -> None:
         self.several = False
         self._due: dict[str, float] = {}  # seconds by which each has had less than its share
-        self._alone: dict[int, float] = {}  # about the seconds of a step of so many sequences of one owner
+        self._alone: dict[int, float] = {}  # about the seconds of a token, of so many sequences of one owner
 
     def turn(self, owners: Collection[str]) -> Collection[str]:
         """Who goes on in the next step: those who have had less than their share, or everybody.
@@ -106,25 +113,30 @@ class Shares:
         self._due = dict.fromkeys(owners, 0.0)
         return owners
 
-    def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, int], decoding: float) -> None:
-        """A step has been made.
+    def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, Decoded], decoding: float) -> None:
+        """A step has been made. What an owner had of one with others is counted as what it takes the owner alone.
 
         Args:
             read: tokens of prompts by owner, and seconds `reading` took.
-            decoded: sequences by owner, and seconds of the decoding step.
+            decoded: by owner, and seconds of the decoding step.
         """
         if len(decoded) == 1:
-            (size,) = decoded.values()
-            self._learn(size, decoding)
+            self._learn(next(iter(decoded.values())), decoding)
         if not self.several:
             return
-        share, tokens, sequences = (reading + decoding) / len(self._due), sum(read.values()), sum(decoded.values())
+        share, tokens = (reading + decoding) / len(self._due), sum(read.values())
+        sequences = sum(one.sequences for one in decoded.values())
         for owner, seconds in self._due.items():
             taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
-            if (size := decoded.get(owner, 0)) > 0:
-                taken += min(decoding, self._alone.get(size, decoding * size / sequences))
+            if (one := decoded.get(owner)) is not None:
+                taken += decoding if len(decoded) == 1 else self._price(one, decoding, sequences)
             self._due[owner] = min(seconds + share - taken, MOST_DUE)
 
-    def _learn(self, size: int, seconds: float) -> None:
-        mean = self._alone.get(size, seconds)
-        self._alone[size] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)
+    def _price(self, one: Decoded, decoding: float, sequences: int) -> float:
+        known = self._alone.get(one.sequences)
+        return min(decoding, decoding * one.sequences / sequences if known is None else known * one.tokens)
+
+    def _learn(self, one: Decoded, decoding: float) -> None:
+        seconds = decoding / max(one.tokens, 1)
+        mean = self._alone.get(one.sequences, seconds)
+        self._alone[one.sequences] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)

@@ -147,9 +147,9 @@ class Engine:
         scheduler.prefill()
         filled = perf_counter()
         self.times.prefill += filled - start
-        batch = scheduler.batch()
-        chunks = self.decode(batch) if batch else []
-        scheduler.count(batch, filled - start, perf_counter() - filled)
+        members = list(scheduler.batch())
+        chunks = self.decode(members) if members else []
+        scheduler.count(members, chunks, filled - start, perf_counter() - filled)
         return chunks
 
     def decode(self, running: Seq[Sequence]) -> list[StreamChunk]:

@@ -22,7 +22,8 @@ from paceline.drafters import Models
 from paceline.engine.cache_room import Room
 from paceline.engine.companions import Companions
 from paceline.engine.drafter_set import DrafterSet
-from paceline.engine.fairness import FairQueue, Shares
+from paceline.engine.fairness import Decoded, FairQueue, Shares
+from paceline.engine.outputs import StreamChunk
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence, no_text, prompt_logprobs
@@ -210,9 +211,16 @@ class Scheduler:
             return self.running
         return [sequence for sequence in self.running if sequence.request.owner in self.due]
 
-    def count(self, batch: Seq[Sequence], reading: float, decoding: float) -> None:
-        """Note a step: the sequences that were decoded, and the seconds of reading prompts and of decoding."""
-        self.shares.count(self.read, reading, _counted(batch), decoding)
+    def count(self, batch: Seq[Sequence], chunks: Seq[StreamChunk], reading: float, decoding: float) -> None:
+        """Note a step: the sequences that were decoded with what they made, and the seconds of reading prompts and of
+        decoding.
+        """
+        tokens: dict[str, int] = {}
+        for sequence, chunk in zip(batch, chunks, strict=True):
+            owner = sequence.request.owner
+            tokens[owner] = tokens.get(owner, 0) + len(chunk.token_ids)
+        decoded = {owner: Decoded(count, tokens[owner]) for owner, count in _counted(batch).items()}
+        self.shares.count(self.read, reading, decoded, decoding)
 
     def active(self) -> list[Sequence]:
         """All sequences with a cache."""
