@@ -92,6 +92,26 @@ def test_a_flood_makes_way_for_who_has_less(n: int) -> None:
     assert tokens([*flood, *small]) == alone([*flood, *small])
 
 
+def test_who_has_less_takes_part_in_every_step_of_a_flood() -> None:
+    """And has some for itself."""
+    live, flood, small = engine(ToyRunner(16, order=2), max_num_seqs=8), owned("a", 8, 60), owned("b", 1, 30)
+    steps: list[set[str]] = []
+
+    def look(record: StepRecord) -> None:
+        if small[0].outputs and not small[0].finished:
+            steps.append({sequence.request.owner for sequence in record.sequences})
+
+    with watching(live, look):
+        for one in flood:
+            live.add(one)
+        live.step()
+        live.add(small[0])
+        while live.has_work:
+            live.step()
+    assert steps[0] == {"b"}, "its first token is not waited for"
+    assert {"a"} not in steps
+
+
 def test_owners_with_as_much_as_each_other_do_not_displace_each_other() -> None:
     paused: list[str] = []
 

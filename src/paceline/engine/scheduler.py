@@ -206,10 +206,15 @@ class Scheduler:
             self._make_room(self.room)
 
     def batch(self) -> list[Sequence]:
-        """The running sequences that go on in this step."""
+        """The running sequences that go on in this step: those of owners who are due, and of all who have as few, for
+        whom a step takes hardly longer.
+        """
         if not self.shares.several:
             return self.running
-        return [sequence for sequence in self.running if sequence.request.owner in self.due]
+        sizes = _counted(self.running)
+        widest = max((sizes.get(owner, 0) for owner in self.due), default=0)
+        going = {owner for owner, size in sizes.items() if owner in self.due or size <= widest}
+        return [sequence for sequence in self.running if sequence.request.owner in going]
 
     def count(self, batch: Seq[Sequence], chunks: Seq[StreamChunk], reading: float, decoding: float) -> None:
         """Note a step: the sequences that were decoded with what they made, and the seconds of reading prompts and of
