@@ -150,7 +150,7 @@ def seconds_per_step(alone_a: float, alone_b: float, both: float, turns: Callabl
     for _ in range(20):  # the first is alone for a while
         shares.turn({"a"})
         shares.count({}, 0.0, {"a": Decoded(16, 16)}, 1e-3 * alone_a)
-    for _ in range(3000):
+    for _ in range(30_000):
         due = sorted(turns(shares, {"a", "b"}))
         took = times[tuple(due)]
         clock += took
@@ -180,7 +180,7 @@ def test_prompts_of_a_flood_leave_others_their_turns() -> None:
     shares, made, clock = Shares(), 0, 0.0
     shares.turn({"a"})
     shares.count({"a": 512}, 0.4, {}, 0.0)
-    for _ in range(2000):
+    for _ in range(20_000):
         due = shares.turn({"a", "b"})
         reading, decoding = (0.4 if "a" in due else 0.0), (0.01 if "b" in due else 0.0)
         clock += reading + decoding

@@ -17,8 +17,11 @@ T = TypeVar("T")
 MOST_DUE: Final = 10.0
 """Seconds of a debt to an owner, at most: after a step that compiled something, nobody waits for a minute."""
 
+BURST: Final = 0.25
+"""Seconds that an owner is owed who has asked for nothing for a while."""
+
 NEW: Final = 1e-9
-"""Seconds that an owner is owed at first."""
+"""Seconds that an owner is owed at least, who asks again."""
 
 SHORTER, LONGER = 0.2, 0.05
 """Weights of the last time in a running mean, which soon forgets a step that compiled something."""
@@ -93,7 +96,8 @@ class Shares:
 
     def __init__(self) -> None:
         self.several = False
-        self._due: dict[str, float] = {}  # seconds by which each has had less than its share
+        self._due: dict[str, float] = {}  # seconds by which each has had less than its share, also who has gone
+        self._here: set[str] = set()
         self._alone: dict[int, float] = {}  # about the seconds of a token, of so many sequences of one owner
 
     def turn(self, owners: Collection[str]) -> Collection[str]:
@@ -103,14 +107,20 @@ class Shares:
             owners: all whose sequences run or are read. Who is new among them goes on at once.
         """
         self.several = len(owners) > 1
+        for owner in owners:
+            if not self.several:
+                self._due[owner] = 0.0
+            elif owner not in self._here:
+                self._due[owner] = max(self._due.get(owner, BURST), NEW)
+        self._here = set(owners)
+        if not owners:
+            self._due.clear()
         if not self.several:
-            self._due = dict.fromkeys(owners, 0.0)
             return owners
-        self._due = {owner: self._due.get(owner, NEW) for owner in owners}
-        found = [owner for owner, seconds in self._due.items() if seconds > 0.0]
+        found = [owner for owner in owners if self._due[owner] > 0.0]
         if found:
             return found
-        self._due = dict.fromkeys(owners, 0.0)
+        self._due.update(dict.fromkeys(owners, 0.0))
         return owners
 
     def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, Decoded], decoding: float) -> None:
@@ -122,11 +132,16 @@ class Shares:
         """
         if len(decoded) == 1:
             self._learn(next(iter(decoded.values())), decoding)
+        share, tokens = (reading + decoding) / max(len(self._here), 1), sum(read.values())
+        for owner in self._due.keys() - self._here:
+            self._due[owner] += share
+            if self._due[owner] >= BURST:
+                del self._due[owner]
         if not self.several:
             return
-        share, tokens = (reading + decoding) / len(self._due), sum(read.values())
         sequences = sum(one.sequences for one in decoded.values())
-        for owner, seconds in self._due.items():
+        for owner in self._here:
+            seconds = self._due[owner]
             taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
             if (one := decoded.get(owner)) is not None:
                 taken += decoding if len(decoded) == 1 else self._price(one, decoding, sequences)
