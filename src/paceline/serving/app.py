@@ -187,7 +187,6 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         ready = asyncio.create_task(service.jobs.get_ready())
-        gc.collect()
         gc.freeze()  # a search of the model's and the libraries' objects for garbage would hold the loop
         yield
         gc.unfreeze()

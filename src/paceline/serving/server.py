@@ -18,7 +18,7 @@ from paceline.errors import ConfigError
 
 logger = logging.getLogger("paceline.serving")
 
-PIECE: Final = 2**13
+PIECE: Final = 2**12
 """Bytes that are read at once."""
 
 
