@@ -206,7 +206,8 @@ def test_outputs_of_a_key_are_counted(llm: LLM) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
             long = {"prompt": ["a", "b"], "n": 3, "max_tokens": 1900, "stream": True, "ignore_eos": True}
             with live.http.stream("POST", "/v1/completions", json=long, headers=one) as stream:
-                next(stream.iter_lines())
+                lines = stream.iter_lines()  # which closes the stream when it is forgotten
+                next(lines)
                 refused = ask(one, n=3)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_outputs")
                 assert refused.headers["retry-after"] == "1"
