@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,6 @@ from threading import Thread
 from time import perf_counter, sleep
 from typing import Any
 from urllib.request import urlopen
-
-import uvicorn
 
 from paceline import AsyncLLM
 from paceline.config import ServerConfig
@@ -190,15 +188,22 @@ def dechunked(data: bytes) -> bytes:
 
 
 @contextmanager
-def inside(model: AsyncLLM, **options: Any) -> Iterator[tuple[str, int]]:
-    """The address of a server in this process, on a thread of its own."""
+def inside(
+    model: AsyncLLM, started: Callable[[asyncio.AbstractEventLoop], object] = bool, **options: Any
+) -> Iterator[tuple[str, int]]:
+    """The address of a server in this process, on a thread of its own.
+
+    Args:
+        started: told its event loop.
+    """
     config = ServerConfig(**{"port": 0, "served_model_name": ["model"], **options})
     listening = Server(config)
-    server = uvicorn.Server(uvicorn.Config(create_app(model, config), log_config=None, timeout_graceful_shutdown=2))
+    server = listening.prepared(create_app(model, config))
     thread = Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
     while not server.started:
         sleep(0.01)
+    started(server.servers[0].get_loop())
     try:
         yield "127.0.0.1", int(listening.url.rsplit(":", 1)[1])
     finally:

@@ -1,6 +1,6 @@
 """Injected faults: nothing that goes wrong with one request, or in one step, changes what another request gets.
 
-usage: serving_faults.py [--count 1000] [--seed 0] [--clients 6] [--tokens 24]
+usage: serving_faults.py [--count 1000] [--seed 0] [--clients 6] [--tokens 24] [--hold-ms 50]
 
 A server in this process (the bundled model in strict mode, `ngram` and `suffix` drafting) gets --clients requests at
 once, again and again; during each round one fault of FAULTS happens in a random call:
@@ -15,7 +15,11 @@ Every answer must be the reference that `LLM` gave before, or, where the fault w
 it and an error that says so; requests that no fault has met have no error, a constraint's fault ends requests
 with a constraint alone, and drafters' and clients' faults meet nobody. /health counts exactly the steps that failed,
 the cache is as empty as before, and the server goes on. As a control, references with one token changed must be
-noticed. Exits with 1 where something is wrong.
+noticed.
+
+Then bodies of many shapes, up to the largest that is taken, are sent one after the other; none may hold the event loop
+for more than --hold-ms milliseconds, which needs a machine on which nothing else runs (--hold-ms 0 leaves this out).
+Exits with 1 where something is wrong.
 
 Results: `results/serving_faults.json`.
 """
@@ -37,6 +41,7 @@ from unittest.mock import patch
 
 import numpy as np
 from common import RESULTS, save
+from heartbeat import holds
 from served import COMPLETIONS, Reply, ask, get, inside, parsed, request_bytes
 
 from paceline import LLM, AsyncLLM, SamplingParams
@@ -289,15 +294,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--hold-ms", type=float, default=50.0)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     given = parser.parse_args()
     found, lost = run(given)
+    held = holds(AsyncLLM(LLM(profile=False, speculative_config=None))) if given.hold_ms else {}
+    for name, one in held.items():
+        if one["hold_ms"] > given.hold_ms or one["status"] >= 500:
+            found.wrong.append(f"{name}: {one}")
     if lost:
         found.wrong.append(f"{lost} cache blocks are lost")
     kinds = {name: {"rounds": found.rounds[name], "happened": found.happened[name]} for name in FAULTS}
     counts = {"requests": found.requests, "equal": found.equal, "ended with an error that says so": found.told,
               "clients that left": found.left, "cache blocks lost": lost}  # fmt: skip
-    save("serving_faults", {"seed": given.seed, "faults": kinds, **counts, "wrong": found.wrong[:20]}, given.folder)
+    more = {"bodies": held, "wrong": found.wrong[:20]}
+    save("serving_faults", {"seed": given.seed, "faults": kinds, **counts, **more}, given.folder)
     print(kinds, counts, *found.wrong[:20], sep="\n")
     sys.exit(bool(found.wrong))
 

@@ -52,15 +52,20 @@ class AsyncLLM:
         self.llm = model if isinstance(model, LLM) else LLM(model, **arguments)
         self._workers: dict[int, Worker] = {}
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[StreamChunk]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, owner: str = ""
+    ) -> AsyncGenerator[StreamChunk]:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
         Args:
             prompt, sampling_params: as in `LLM.stream`.
+            owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        return self._chunks(*self.llm.request(prompt, sampling_params))
+        request, decoder = self.llm.request(prompt, sampling_params)
+        request.owner = owner
+        return self._chunks(request, decoder)
 
     def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[RequestOutput]:
         """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
@@ -100,7 +105,7 @@ class AsyncLLM:
             while (chunk := await mailbox.get()) is not None:
                 yield chunk
         finally:
-            worker.cancel(request.id)
+            worker.cancel(request)
 
     async def _assembled(self, request: Request, decoder: Driver | DiffusionEngine) -> AsyncGenerator[RequestOutput]:
         assembly = Assembly(request.params.output_kind)

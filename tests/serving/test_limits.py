@@ -1,18 +1,24 @@
-"""Clients that send slowly, and conversations that are slow to render, hold nobody up."""
+"""Clients that send slowly or much, and conversations that are slow to render, hold nobody up."""
 
 from __future__ import annotations
 
+import json
+import random
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-from serving.conftest import Live, serve
+from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
+from paceline.serving import count_items
 
 CHAT = "/v1/chat/completions"
 SLOW = """{% for message in messages %}{{ message.content }}{% endfor %}
@@ -77,6 +83,194 @@ def test_lists_without_end_hold_nobody_up(live: Live) -> None:
         assert live.error("/v1/completions", prompt="a", **{name: value})["param"] in (name, f"{name}.0")
     messages = [{"role": "user", "content": "a"}] * 8193
     assert live.error(CHAT, messages=messages)["param"] == "messages"
+
+
+@pytest.fixture(scope="module")
+def roomy(llm: LLM) -> Any:
+    """Takes bodies as long as by default."""
+    yield from serve(AsyncLLM(llm))
+
+
+def items_of(value: Any) -> tuple[int, int, int]:
+    """Items and fields of a value, those that are fields, and its lists and objects, counted one by one."""
+    if not isinstance(value, dict | list):
+        return 0, 0, 0
+    inside = [items_of(one) for one in (value.values() if isinstance(value, dict) else value)]
+    own = (len(value), len(value) if isinstance(value, dict) else 0, 1)
+    items, fields, nested = (sum(counts) for counts in zip(own, *inside, strict=True))
+    return items, fields, nested
+
+
+PARTS = [{"type": "text", "text": "a"}]
+MANY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "parts": (CHAT, {"messages": [{"role": "user", "content": PARTS * 40_000}]}, "lists and objects"),
+    "parts of messages": (CHAT, {"messages": [{"role": "user", "content": PARTS * 5}] * 3000}, "lists and objects"),
+    "biases": (CHAT, {"logit_bias": dict.fromkeys(map(str, range(70_000)), 1)}, "fields of objects"),
+    "stops": (CHAT, {"stop": ["a"] * 270_000}, "items and fields"),
+    "fields": ("/tokenize", dict.fromkeys(map(str, range(70_000)), 1), "fields of objects"),
+    "ids": ("/detokenize", {"tokens": [1] * 270_000}, "items and fields"),
+    "prompts": ("/v1/completions", {"prompt": [[1]] * 40_000}, "lists and objects"),
+    "blocks": ("/v1/messages", {"messages": [{"role": "user", "content": PARTS * 40_000}]}, "lists and objects"),
+    "items": ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 40_000}, "lists and objects"),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_a_body_holds_so_many_things_in_all(roomy: Live, kind: str) -> None:
+    path, body, what = MANY[kind]
+    error = roomy.error(path, **body)
+    assert error["message"].startswith("the body must hold at most ")
+    assert what in error["message"]
+
+
+def test_more_biases_than_tokens_are_rejected_by_name(roomy: Live) -> None:
+    biases = dict.fromkeys(map(str, range(65_537)), 1)
+    assert roomy.error(CHAT, messages=[{"role": "user", "content": "a"}], logit_bias=biases)["param"] == "logit_bias"
+
+
+def test_what_stands_in_a_text_is_not_counted(roomy: Live) -> None:
+    for text in ("{[,:" + "9" * 600 + "{[,:" * 100_000, '\\"{,' * 70_000, "\\\\" * 140_000 + '"' + ",[" * 50_000):
+        assert roomy.ok("/tokenize", prompt=text)["tokens"] == roomy.model.llm.tokenizer.encode(text)
+    assert roomy.ok("/detokenize", tokens=[5] * 250_000)["prompt"], "as many numbers as a long text has tokens"
+
+
+def test_things_are_counted_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a text is cut into pieces."""
+    dice = random.Random(5)
+
+    def text() -> str:
+        return "".join(dice.choices('\\"{[,:]} a', k=dice.randrange(12)))
+
+    def value(depth: int) -> Any:
+        kind = dice.randrange(4 if depth else 2)
+        if kind == 3:
+            return {f"{number}{text()}": value(depth - 1) for number in range(dice.randrange(4))}
+        return [value(depth - 1) for _ in range(dice.randrange(4))] if kind == 2 else [text(), 7][kind]
+
+    for piece in (1, 2, 3, 7, 64):
+        monkeypatch.setattr("paceline.serving.bodies.PIECE", piece)
+        for _ in range(60):
+            one = value(4)
+            items, *others = items_of(one)
+            empty = json.dumps(one).count("[]") + json.dumps(one).count("{}")  # which may stand in texts, too
+            found = count_items(json.dumps(one).encode())
+            assert list(found[1:]) == others
+            assert items <= found[0] <= items + empty
+
+
+def test_large_bodies_are_read_beside_the_event_loop(roomy: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, threads = json.loads, list[str]()
+
+    def noted(text: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(text, **more)
+
+    monkeypatch.setattr("paceline.serving.bodies.json", SimpleNamespace(loads=noted, JSONDecodeError=ValueError))
+    roomy.ok("/tokenize", prompt="a")
+    roomy.ok("/tokenize", prompt="a " * 50_000)
+    small, large = threads
+    assert small != large
+    assert large.startswith("asyncio_")
+
+
+def test_what_is_no_json_is_said_in_a_line(live: Live) -> None:
+    for body, why in ((b'{"prompt": "\xff"}', "UTF-8"), (b"[" * 50_000, "nested"), (b'{"n": ' + b"9" * 500, "digits")):
+        answer = live.http.post("/tokenize", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "invalid_json"
+        assert why in answer.json()["error"]["message"]
+
+
+def test_a_body_in_chunks_of_a_byte_is_read_whole(live: Live) -> None:
+    """In pieces, with the turns of others between them."""
+    host, port = live.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": "One day, " * 3000}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % one for one in body) + b"0\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as raw:
+        raw.sendall(head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunks)
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == live.ok("/tokenize", prompt="One day, " * 3000)
+
+
+def test_outputs_of_a_key_are_counted(llm: LLM) -> None:
+    with slowed(llm):
+        for live in serve(AsyncLLM(llm), api_key=["one", "two"], max_outputs_per_key=8):
+            one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+
+            def ask(key: dict[str, str], live: Live = live, **body: Any) -> httpx.Response:
+                body = {"prompt": "One day", "max_tokens": 2} | body
+                return live.http.post("/v1/completions", json=body, headers=key)
+
+            answer = ask(one, prompt=["a", "b", "c"], n=3)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+            long = {"prompt": ["a", "b"], "n": 3, "max_tokens": 1900, "stream": True, "ignore_eos": True}
+            with live.http.stream("POST", "/v1/completions", json=long, headers=one) as stream:
+                lines = stream.iter_lines()  # which closes the stream when it is forgotten
+                next(lines)
+                refused = ask(one, n=3)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_outputs")
+                assert refused.headers["retry-after"] == "1"
+                assert ask(one, n=2).status_code == 200, "eight in all"
+                assert ask(two, n=8).status_code == 200, "another key has as many of its own"
+            assert comes(lambda key=one: ask(key, n=8).status_code == 200), "they are given back"
+
+
+def test_a_full_queue_of_one_key_keeps_no_other_key_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, go_on = llm.tokenizer.encode, threading.Event()
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        assert go_on.wait(60)
+        return encode(*arguments, **more)
+
+    monkeypatch.setattr(llm.tokenizer, "encode", slow)
+    room = llm.engine.scheduler.config.max_num_seqs + 4
+    for live in serve(AsyncLLM(llm), max_waiting=4, api_key=["one", "two"]):
+
+        def ask(key: str, live: Live = live) -> httpx.Response:
+            body = {"prompt": "a", "max_tokens": 1}
+            return live.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+        with ThreadPoolExecutor(room + 4) as pool:
+            asked = [pool.submit(ask, "one") for _ in range(room + 1)]
+            assert comes(lambda some=asked: sum(one.done() for one in some) == 1), "one finds no room"
+            others = [pool.submit(ask, "two") for _ in range(3)]
+            assert comes(lambda some=others: sum(one.done() for one in some) == 1), "two are its share"
+            go_on.set()
+            statuses = [sorted(one.result().status_code for one in some) for some in (asked, others)]
+        assert statuses == [[200] * room + [429], [200, 200, 429]]
+
+
+def test_keys_take_turns_in_being_prepared(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of one key's has to be encoded, another key waits for no more than is under way."""
+    monkeypatch.setattr("paceline.serving.jobs.LONG", 10)
+    encode, order, go_on = llm.tokenizer.encode, list[str](), threading.Event()
+
+    def slow(text: str, *arguments: Any, **more: Any) -> Any:
+        if "long" in text:
+            order.append(text[:3])
+            assert go_on.wait(60)
+        return encode(text, *arguments, **more)
+
+    monkeypatch.setattr(llm.tokenizer, "encode", slow)
+    for live in serve(AsyncLLM(llm), api_key=["one", "two"]):
+
+        def ask(key: str, live: Live = live) -> None:
+            body = {"prompt": f"{key} a long text"}
+            answer = live.http.post("/tokenize", json=body, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, "one") for _ in range(5)]
+            assert comes(lambda: order == ["one"])
+            time.sleep(0.3)  # the others of this key have come as well
+            asked += [pool.submit(ask, "two")]
+            time.sleep(0.3)
+            go_on.set()
+            for one in asked:
+                one.result()
+    assert order[:3] in (["one", "one", "two"], ["one", "two", "one"])
+    assert order.count("one") == 5
 
 
 @pytest.fixture(scope="module")

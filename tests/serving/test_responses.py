@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -428,6 +430,113 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
         assert not file.is_file() or file.read_bytes() == before
 
 
+def test_no_key_forgets_the_responses_of_another(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path / "a.db"), 3000, 100.0)
+    for name in ("one", "two"):
+        put(store, name, "small", "x" * 400)
+    for number in range(20):
+        put(store, f"many-{number}", "flood", "x" * 400)
+    assert [name for name in ("one", "two") if store.get("small", name) is None] == []
+    kept = [number for number in range(20) if store.get("flood", f"many-{number}") is not None]
+    assert kept == list(range(20 - len(kept), 20)), "the oldest of its own have gone"
+    assert len(kept) == 4
+    with pytest.raises(ApiError, match="other keys"):
+        put(store, "wide", "third", "x" * 2500)
+    assert store.get("third", "wide") is None
+    assert store.get("flood", "many-19") is not None
+    put(store, "fair", "third", "x" * 900)
+    assert store.get("third", "fair") is not None
+    store.close()
+
+
+def test_a_file_of_an_earlier_version_is_read_and_counted(tmp_path: Path) -> None:
+    file = str(tmp_path / "a.db")
+    store = ResponseStore(file, 2000, 100.0)
+    put(store, "mine", "me", "x" * 400)
+    put(store, "old", "you", "x" * 400)
+    put(store, "new", "you", "x" * 400)
+    store.close()
+    with sqlite3.connect(file) as base:  # as it was then
+        for kind, name in (("TRIGGER", "more_of_owner"), ("TRIGGER", "less_of_owner"), ("TABLE", "owners")):
+            base.execute(f"DROP {kind} {name}")
+        base.execute("DROP INDEX by_owner")
+    base.close()
+    store = ResponseStore(file, 2000, 100.0)
+    for number in range(3):
+        put(store, f"more-{number}", "you", "x" * 400)
+    assert store.get("me", "mine") is not None
+    assert store.get("you", "new") is None
+    store.close()
+
+
+@contextmanager
+def full(kind: str, file: Path) -> Iterator[None]:
+    """Files may grow by little more inside the block: by SQLite's own limit, or by the system's, which gives way by as
+    much as a reserve has that is given up.
+    """
+    if kind == "pages":
+        connect, base = sqlite3.connect, sqlite3.connect(file)
+        pages = base.execute("PRAGMA page_count").fetchone()[0]
+        base.close()
+
+        def limited(*given: Any, **more: Any) -> sqlite3.Connection:
+            found = connect(*given, **more)
+            found.execute(f"PRAGMA max_page_count = {pages + 2}")
+            return found
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("sqlite3.connect", limited)
+            yield
+        return
+    resource, unlink = pytest.importorskip("resource"), Path.unlink
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE), file.stat().st_size + 50_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+
+    def given_up(path: Path, **more: Any) -> None:
+        if path.exists():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most + path.stat().st_size, before[1]))
+        unlink(path, **more)
+
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Path, "unlink", given_up)
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("pages", "database or disk is full"), ("bytes", "disk I/O error")])
+def test_on_a_full_disk_answers_are_given_and_deleted(llm: LLM, tmp_path: Path, kind: str, reason: str) -> None:
+    file = tmp_path / "a.db"
+    store = ResponseStore(str(file), 10**7, 1000.0)
+    for number in range(3):
+        put(store, f"resp_{number}", text="x" * 60_000)
+    store.close()
+    given: dict[str, Any] = {"input": "Hi", "max_output_tokens": 3, "instructions": "a " * 900}
+    with full(kind, file):
+        for live in serve(AsyncLLM(llm), response_file=str(file)):
+            answers = [live.ok(PATH, **given) for _ in range(60)]
+            lost = [one for one in answers if not one["store"]]
+            assert lost
+            assert all(one["output"] and reason in one["store_error"] for one in lost)
+            assert all("store_error" not in one for one in answers if one["store"])
+            assert live.http.get(f"{PATH}/{lost[0]['id']}").status_code == 404
+            last = events(live, **given)[-1]
+            assert last["type"] == "response.incomplete"
+            assert last["response"]["store"] is False
+            health = live.http.get("/health")
+            assert health.status_code == 200
+            assert health.json()["response_store_error"] == reason
+            assert health.json()["response_store_failures"] > len(lost)
+            page = live.http.get("/metrics").text
+            assert f"paceline:response_store_failures_total {len(lost) + 1}" in page
+            for number in range(3):
+                assert live.http.delete(f"{PATH}/resp_{number}").status_code == 200
+                assert live.http.get(f"{PATH}/resp_{number}").status_code == 404
+            assert live.ok(PATH, **given)["store"], "there is room again"
+            assert live.http.get("/health").json()["response_store_error"] is None
+
+
 def test_several_servers_share_a_file(tmp_path: Path) -> None:
     stores = [ResponseStore(str(tmp_path / "a.db"), 10**6, 100.0) for _ in range(3)]
 
@@ -446,9 +555,11 @@ def test_several_servers_share_a_file(tmp_path: Path) -> None:
 def test_a_response_that_is_too_large_is_rejected_before_it_is_decoded(llm: LLM) -> None:
     for live in serve(AsyncLLM(llm), max_response_bytes=2400):
         assert live.error(PATH, 413, input="a " * 1600)["param"] == "store"
-        assert live.error(PATH, 413, input="a " * 500, max_output_tokens=200, ignore_eos=True)["param"] == "store"
-        found = events(live, input="a " * 500, max_output_tokens=200, ignore_eos=True)
-        assert found[-1]["type"] == "response.failed"
+        long: dict[str, Any] = {"input": "a " * 500, "max_output_tokens": 200, "ignore_eos": True}
+        for found in (live.ok(PATH, **long), events(live, **long)[-1]["response"]):
+            assert found["output"]
+            assert found["store"] is False
+            assert "2400" in found["store_error"]
         live.ok(PATH, input="a " * 500, max_output_tokens=2, store=False)
 
 

@@ -291,7 +291,8 @@ def _own_config(given: dict[str, Any]) -> ServerConfig:
     """How requests are answered; its options are taken out of those for the model."""
     own = {name: given.pop(name) for name in SERVER if name in given}
     own = {"served_model_name": [str(given.get("model", "bundled"))], "request_timeout": DAY, **own}
-    return ServerConfig(max_waiting=MAX_COUNT, max_streams_per_key=MAX_COUNT, **own)
+    most = MAX_COUNT
+    return ServerConfig(max_waiting=most, max_streams_per_key=most, max_outputs_per_key=most, **own)
 
 
 def _loaded(options: dict[str, Any], config: ServerConfig) -> tuple[httpx.AsyncClient, Any]:

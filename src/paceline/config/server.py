@@ -16,7 +16,10 @@ TOOL_FORMATS: Final = (
 )
 """How models write calls of functions (serving.tool_formats)."""
 
-MOST: Final = ("max_waiting", "max_streams_per_key", "max_body_bytes", "max_n", "max_prompts", "max_response_bytes")
+MOST: Final = (
+    *("max_waiting", "max_streams_per_key", "max_outputs_per_key", "max_body_bytes", "max_n", "max_prompts"),
+    "max_response_bytes",
+)
 """Limits that are at least 1."""
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -46,6 +49,7 @@ class ServerConfig:
         lenient_fields: fields that cannot be honoured are ignored, and named in the header `x-ignored-fields`.
         vllm_metrics: metrics have vLLM's own names.
         max_waiting, max_streams_per_key: requests that have not begun, and running ones of a key; 429 beyond.
+        max_outputs_per_key: outputs of them, prompts times n; 429 beyond, 400 for a request that has more alone.
         max_body_bytes: of a request; 413 beyond.
         max_n, max_prompts, max_request_tokens: outputs, prompts and new tokens of a request; 400 beyond.
         receive_timeout: seconds in which a request's head, and then its body, must have arrived.
@@ -75,6 +79,7 @@ class ServerConfig:
     vllm_metrics: bool = False
     max_waiting: int = 256
     max_streams_per_key: int = 256
+    max_outputs_per_key: int = 1024
     max_body_bytes: int = 8 * 2**20
     max_n: int = 16
     max_prompts: int = 256

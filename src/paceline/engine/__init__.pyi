@@ -23,6 +23,9 @@ from .driver import Turns as Turns
 from .driver import tell as tell
 from .exactness import Exactness as Exactness
 from .exactness import find_exactness as find_exactness
+from .fairness import Decoded as Decoded
+from .fairness import FairQueue as FairQueue
+from .fairness import Shares as Shares
 from .loop import Engine as Engine
 from .loop import Parts as Parts
 from .outputs import Assembly as Assembly

@@ -143,10 +143,14 @@ class Engine:
 
         If it raises (Ctrl-C, no memory), call `fail` before the next step.
         """
-        start = perf_counter()
-        self.scheduler.prefill()
-        self.times.prefill += perf_counter() - start
-        return self.decode(self.scheduler.running) if self.scheduler.running else []
+        start, scheduler = perf_counter(), self.scheduler
+        scheduler.prefill()
+        filled = perf_counter()
+        self.times.prefill += filled - start
+        members = list(scheduler.batch())
+        chunks = self.decode(members) if members else []
+        scheduler.count(members, chunks, filled - start, perf_counter() - filled)
+        return chunks
 
     def decode(self, running: Seq[Sequence]) -> list[StreamChunk]:
         """One step: draft, score, verify, commit, observe."""

@@ -35,6 +35,7 @@ class Request:
         drafts: which drafters may draft for it, and how much.
         streamed: somebody reads the text while it grows; else it is made at the end.
         park_at: an output that has so many tokens is parked (`Scheduler.resume`); None lets all go on.
+        owner: who takes turns with others (`engine.fairness`).
     """
 
     id: str
@@ -48,6 +49,7 @@ class Request:
     drafts: DraftChoice = ALL_DRAFTS
     streamed: bool = True
     park_at: int | None = None
+    owner: str = ""
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None

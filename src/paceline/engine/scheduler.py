@@ -4,11 +4,14 @@ everything back.
 Where memory is short the youngest sequence makes way: its cache is given up, its text, rules, noise and drafters stay,
 and when there is room again, before any request that has not begun, the cache is filled from prompt and output, so that
 it goes on as it would have. A sequence may be parked likewise, at a number of tokens that its request names, until it
-is told to go on."""
+is told to go on.
+
+Owners of requests take turns. Where one has more sequences than another would get, its youngest make way likewise; and
+while several have some, each takes part in as many steps as its share of the time allows (`engine.fairness`)."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from itertools import count
 from time import perf_counter
@@ -19,6 +22,8 @@ from paceline.drafters import Models
 from paceline.engine.cache_room import Room
 from paceline.engine.companions import Companions
 from paceline.engine.drafter_set import DrafterSet
+from paceline.engine.fairness import Decoded, FairQueue, Shares
+from paceline.engine.outputs import StreamChunk
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence, no_text, prompt_logprobs
@@ -36,7 +41,7 @@ WHOLE = ("stop", "length", "abort")
 
 
 class Scheduler:
-    """Admits requests up to `max_num_seqs` sequences, first come first served.
+    """Admits requests up to `max_num_seqs` sequences, first come first served among those of an owner.
 
     Args:
         runner, drafter_set: whose caches and states the sequences own.
@@ -69,7 +74,10 @@ class Scheduler:
         self.tokenizer, self.eos_ids = tokenizer, tuple(eos_ids)
         known = range(runner.info.vocab_size) if tokenizer is None else {*tokenizer.tokens(), *eos_ids}
         self.absent = frozenset(token for token in range(runner.info.vocab_size) if token not in known)
-        self.waiting: deque[Request] = deque()
+        self.waiting = FairQueue[Request]()
+        self.shares = Shares()
+        self.due: Collection[str] = ()  # owners who go on in this step
+        self.read = dict[str, int]()  # tokens of prompts in this step, by owner
         self.paused: list[Filling] = []
         self.parked: list[Filling] = []
         self.filling: list[Filling] = []
@@ -121,7 +129,7 @@ class Scheduler:
         request.metrics.arrival_time = request.metrics.arrival_time or perf_counter()
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
-        self.waiting.append(request)
+        self.waiting.append(request.owner, request)
 
     def _rules(self, request: Request) -> Rules:
         params, tokenizer = request.params, self.tokenizer
@@ -178,6 +186,7 @@ class Scheduler:
             self._make_room(self.room)
         if self.waiting or self.paused:
             self._admit()
+        self.due, self.read = self.shares.turn({sequence.request.owner for sequence in self.active()}), {}
         if not self.filling:
             return
         if self.room is not None:
@@ -197,36 +206,94 @@ class Scheduler:
         if self.room is not None:
             self._make_room(self.room)
 
+    def batch(self) -> list[Sequence]:
+        """The running sequences that go on in this step: those of owners who are due, and of all who have as few, for
+        whom a step takes hardly longer.
+        """
+        if not self.shares.several:
+            return self.running
+        sizes = _counted(self.running)
+        widest = max((sizes.get(owner, 0) for owner in self.due), default=0)
+        going = {owner for owner, size in sizes.items() if owner in self.due or size <= widest}
+        return [sequence for sequence in self.running if sequence.request.owner in going]
+
+    def count(self, batch: Seq[Sequence], chunks: Seq[StreamChunk], reading: float, decoding: float) -> None:
+        """Note a step: the sequences that were decoded with what they made, and the seconds of reading prompts and of
+        decoding.
+        """
+        tokens: dict[str, int] = {}
+        for sequence, chunk in zip(batch, chunks, strict=True):
+            owner = sequence.request.owner
+            tokens[owner] = tokens.get(owner, 0) + len(chunk.token_ids)
+        decoded = {owner: Decoded(count, tokens[owner]) for owner, count in _counted(batch).items()}
+        self.shares.count(self.read, reading, decoded, decoding)
+
     def active(self) -> list[Sequence]:
         """All sequences with a cache."""
         return [*self.running, *(first for first, _ in self.filling)]
 
+    def _loads(self) -> dict[str, int]:
+        """How many outputs of each owner run, or will when their prompts are read."""
+        return _counted([*self.running, *(one for first, others in self.filling for one in (first, *others))])
+
     def _admit(self) -> None:
-        """Let in those that made way, oldest first, then requests, first come first served, as far as there is room."""
+        """Let in who has the least, as far as there is room, or others have more than that: of each owner first those
+        that made way, oldest first, then requests, first come first served.
+        """
         while self.paused or self.waiting:
-            if self.paused:
-                first, others = self.paused[0]
+            paused = {pair[0].request.owner: pair for pair in reversed(self.paused)}
+            loads = self._loads()
+            owner = min([*paused, *self.waiting.owners], key=lambda one: loads.get(one, 0))
+            if owner in paused:
+                first, others = paused[owner]
                 request, size, more = first.request, len(first.context.tokens), 1 + len(others)
             else:
-                request = self.waiting[0]
+                request = self.waiting.first(owner)
                 size, more = len(request.prompt_ids), request.params.n
-            load = self._load()
-            if load and load + more > self.config.max_num_seqs:
+            if not self._fits(request, size, more) and not self._freed(request, size, more):
                 return
-            if self.room is not None and not self.room.admits(request, size, self.active()):
-                return
-            if self.paused:
-                self.paused[0][0].cache = self._for_good(self.runner.open(len(request.prompt_ids)))
-                self.filling.append(self.paused[0])
-                self.paused.pop(0)
+            if owner in paused:
+                first.cache = self._for_good(self.runner.open(len(request.prompt_ids)))
+                self.filling.append(paused[owner])
+                self.paused = [pair for pair in self.paused if pair[0] is not first]
             else:
-                self.filling.append(self._open(self.waiting[0]))
-                self.waiting.popleft()
+                self.filling.append(self._open(request))
+                self.waiting.pop(owner)
+
+    def _fits(self, request: Request, size: int, more: int) -> bool:
+        """Whether there is room for a text of so many tokens, and so many outputs of it."""
+        load = sum(self._loads().values())
+        if load and load + more > self.config.max_num_seqs:
+            return False
+        return self.room is None or self.room.admits(request, size, self.active())
+
+    def _freed(self, request: Request, size: int, more: int) -> bool:
+        """Make room, as long as it is at the cost of owners who keep as many outputs as this one gets."""
+        loads = self._loads()
+        whole = loads.get(request.owner, 0) + more
+        for _ in range(sum(loads.values()) + more - self.config.max_num_seqs):
+            greedy = max(loads, key=lambda one: loads[one])
+            if loads[greedy] <= whole:
+                return False
+            loads[greedy] -= 1
+        while not self._fits(request, size, more):
+            loads = self._loads()
+            most = max(loads.values())
+            youngest = self._youngest([owner for owner, load in loads.items() if load == most])
+            if most - 1 - len(self._siblings(youngest)) < whole:  # who makes way together comes back together
+                return False
+            self.pause(youngest)
+        return True
+
+    def _youngest(self, owners: Collection[str]) -> Sequence:
+        return max((one for one in self.active() if one.request.owner in owners), key=lambda sequence: sequence.key)
 
     def _make_room(self, room: Room) -> None:
-        """Send the youngest back to the queue until all others can make their next step."""
+        """Send the youngest of who has the most back to the queue until all others can make their next step."""
         while len(active := self.active()) and not room.enough(active) and len(active) > 1:
-            self.pause(max(active, key=lambda sequence: sequence.key))
+            counts = _counted(active)
+            most = max(counts.values())
+            self.pause(self._youngest([owner for owner, count in counts.items() if count == most]))
 
     def pause(self, sequence: Sequence) -> None:
         """Give up a sequence's cache, to be filled again."""
@@ -261,15 +328,16 @@ class Scheduler:
         """The trees of the running sequences' next step, cut to the room that there is."""
         return trees if self.room is None else self.room.fit(batch, trees, self.active())
 
-    def _load(self) -> int:
-        return len(self.running) + sum(1 + len(others) for _, others in self.filling)
-
     def _chunk(self) -> tuple[list[Sequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
-        left, batch, chunks = self.config.max_num_batched_tokens, [], []
+        batch, chunks = [], []
+        most = self.config.max_num_batched_tokens
+        if self.shares.several:
+            most = max(most // len(self._loads()), 1)
         for index, (sequence, _) in enumerate(self.filling):
-            if left <= 0:
-                break
+            owner = sequence.request.owner
+            if owner not in self.due or (left := most - self.read.get(owner, 0)) <= 0:
+                continue
             if not sequence.cache.length and not self._begin(sequence, index):
                 continue
             done, text = sequence.cache.length, sequence.context.tokens
@@ -277,7 +345,7 @@ class Scheduler:
             if tokens:
                 batch.append(sequence)
                 chunks.append(tokens)
-                left -= len(tokens)
+                self.read[owner] = self.read.get(owner, 0) + len(tokens)
         return batch, chunks
 
     def _first_tapped(self, sequence: Sequence) -> int:
@@ -298,7 +366,8 @@ class Scheduler:
         if self.prefixes is None:
             return True
         others = [one for one in self.active() if one is not sequence]
-        return self.prefixes.begin(sequence, [first for first, _ in self.filling[:index]], others)
+        before = [first for first, _ in self.filling[:index] if first.request.owner in self.due]
+        return self.prefixes.begin(sequence, before, others)
 
     def _keep(self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool) -> None:
         """Collect taps and prompt logprobs of a chunk; rows are every chunk token's, in order, when `has_all`."""
@@ -344,14 +413,15 @@ class Scheduler:
         """The unfinished sequences of a request, wherever they are; a request still waiting is opened, to be closed."""
         for request in [r for r in self.waiting if r.id == request_id]:
             self.filling.append(self._open(request))
-            self.waiting = deque(one for one in self.waiting if one is not request)
+            self.waiting.remove(request.owner, request)
         return [sequence for sequence in self.started() if sequence.request.id == request_id]
 
     def take_started(self) -> list[Sequence]:
         """The sequences of all requests that are not waiting, each once, however far a step came that was cut short."""
         found = self.started()
         known = {id(sequence.request) for sequence in found}
-        self.waiting = deque(request for request in self.waiting if id(request) not in known)
+        for request in [one for one in self.waiting if id(one) in known]:
+            self.waiting.remove(request.owner, request)
         return found
 
     def started(self) -> list[Sequence]:
@@ -381,6 +451,15 @@ class Scheduler:
                 self.prefixes.keep(sequence)
             self.runner.release(sequence.cache)
             sequence.drop_cache()
+
+
+def _counted(sequences: Seq[Sequence]) -> dict[str, int]:
+    """How many sequences each owner has."""
+    found: dict[str, int] = {}
+    for sequence in sequences:
+        owner = sequence.request.owner
+        found[owner] = found.get(owner, 0) + 1
+    return found
 
 
 def _without(sequence: Sequence, pairs: Seq[Filling]) -> list[Filling]:

@@ -11,10 +11,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
+from math import inf
 from threading import Condition, Thread, current_thread
+from time import perf_counter
 from typing import Final
 
 from paceline.engine.driver import Driver
+from paceline.engine.fairness import FairQueue
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
 from paceline.utils import described
@@ -22,6 +25,9 @@ from paceline.utils import described
 logger = logging.getLogger("paceline.engine")
 
 Delivery = list[tuple["Mailbox", list[StreamChunk]]]
+
+ASIDE: Final = 0.01
+"""Seconds between two steps for what requests need before they begin: a thousand that come at once hold nobody up."""
 
 PATIENCE: Final = 1.0
 """Seconds that closing waits for the step under way, which may be compiling or measuring something."""
@@ -76,21 +82,21 @@ class Worker(ABC):
     def __init__(self) -> None:
         self.faults = 0
         self._wake = Condition()
-        self._todo: deque[Callable[[], None]] = deque()
+        self._todo = FairQueue[Callable[[], None]]()
         self._mail: dict[str, Mailbox] = {}
         self._thread: Thread | None = None
         self._closed = False
 
     def submit(self, mailbox: Mailbox) -> None:
         """Decode a request; its chunks go to its mailbox."""
-        self._do(lambda: self._begin(mailbox))
+        self._do(mailbox.request.owner, lambda: self._begin(mailbox))
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request: Request) -> None:
         """End a request before the next step; unknown and ended ones are ignored."""
         with self._wake:
             if self._closed:
                 return
-        self._do(lambda: self._end(request_id))
+        self._do(request.owner, lambda: self._end(request.id))
 
     def close(self) -> None:
         """End all requests with what they have, and the thread; a step that takes long is not waited for."""
@@ -100,11 +106,11 @@ class Worker(ABC):
         if thread is not None and thread is not current_thread():
             thread.join(PATIENCE)
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _do(self, owner: str, work: Callable[[], None]) -> None:
         with self._wake:
             if self._closed:
                 raise RuntimeError("this AsyncLLM is closed; open a new one")
-            self._todo.append(work)
+            self._todo.append(owner, work)
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="paceline-engine", daemon=True)
                 self._thread.start()
@@ -115,15 +121,23 @@ class Worker(ABC):
             with self._wake:
                 while not (self._todo or self._closed or self._busy()):
                     self._wake.wait()
-                todo, self._todo = self._todo, deque()
                 closed = self._closed
-            for work in todo:
-                self._guarded(work)
+            self._work_off(inf if closed else ASIDE)
             if closed:
                 self._shut()
                 return
             self._guarded(self._step)
             self._post(self._collected())
+
+    def _work_off(self, seconds: float) -> None:
+        """Do what there is to do, of owners in turn, and for longer than this only where there is nothing to decode."""
+        end = perf_counter() + seconds
+        while self._todo:
+            with self._wake:
+                work = self._todo.pop(self._todo.owners[0])
+            self._guarded(work)
+            if perf_counter() > end and self._busy():
+                return
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Nothing that raises ends the thread: not a `sys.exit()` of a user's function either, since nobody but
@@ -230,7 +244,7 @@ class EngineWorker(Worker):
 
 
 class OneByOneWorker(Worker):
-    """Decodes requests one after the other.
+    """Decodes requests one after the other, those of different owners in turn.
 
     Args:
         stream: decodes one.
@@ -239,7 +253,7 @@ class OneByOneWorker(Worker):
     def __init__(self, stream: Callable[[Request], Generator[StreamChunk]]) -> None:
         super().__init__()
         self._stream = stream
-        self._waiting: deque[Mailbox] = deque()
+        self._waiting = FairQueue[Mailbox]()
         self._now: tuple[Mailbox, Generator[StreamChunk]] | None = None
         self._made: list[StreamChunk] = []
 
@@ -247,17 +261,19 @@ class OneByOneWorker(Worker):
         return self._now is not None or bool(self._waiting)
 
     def _begin(self, mailbox: Mailbox) -> None:
-        self._waiting.append(mailbox)
+        self._waiting.append(mailbox.request.owner, mailbox)
 
     def _end(self, request_id: str) -> None:
-        self._waiting = deque(mailbox for mailbox in self._waiting if mailbox.request.id != request_id)
+        for mailbox in self._waiting:
+            if mailbox.request.id == request_id:
+                self._waiting.remove(mailbox.request.owner, mailbox)
         if self._now is not None and self._now[0].request.id == request_id:
             self._now[1].close()
             self._now = None
 
     def _step(self) -> None:
         if self._now is None and self._waiting:
-            mailbox = self._waiting.popleft()
+            mailbox = self._waiting.pop(self._waiting.owners[0])
             try:
                 self._now = (mailbox, self._stream(mailbox.request))
             except Exception as error:  # of this request alone

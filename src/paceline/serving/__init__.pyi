@@ -1,5 +1,6 @@
 from .app import check_files as check_files
 from .app import create_app as create_app
+from .bodies import count_items as count_items
 from .call_formats import AllowedCalls as AllowedCalls
 from .entrance import Entrance as Entrance
 from .fields import field_table as field_table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
@@ -19,16 +20,17 @@ from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.constraints import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import Job, JobFactory, named
-from paceline.serving.json_bodies import JsonRoute
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
+from paceline.serving.places import Places
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -42,7 +44,7 @@ from paceline.serving.protocol import (
 from paceline.serving.request_log import Facts
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
-from paceline.serving.runs import Run, json_response
+from paceline.serving.runs import Run, json_response, large_response
 from paceline.serving.translation import Outgoing
 from paceline.utils import shortened
 from paceline.version import __version__
@@ -75,6 +77,9 @@ class Service:
         self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
         self.metrics = Metrics(model, self.names[0] if config.vllm_metrics else None)
         self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
+        self.store = ResponseStore(
+            config.response_file, config.max_response_bytes, config.max_response_age, self.metrics.store_failed
+        )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -101,15 +106,19 @@ class Service:
         self.check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise ApiError("stream_options needs stream: true", param="stream_options")
+        owner = http.scope["owner"]
         with ExitStack() as slot:
-            slot.enter_context(self.slots.slot(http.scope["owner"], self.waiting))
+            slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
                 jobs, reply = await make()
+                slot.enter_context(self.slots.having(owner, sum(job.params.n for job in jobs)))
                 if (bound := jobs[0].params.structured_outputs) is not None:
                     await self.grammars.check(bound, constrained_by(request))
                 if self.config.log_requests:
-                    _log_prompts(http.scope["owner"], jobs, self.model.llm)
-                streams = await asyncio.to_thread(lambda: [self.model.stream(job.prompt, job.params) for job in jobs])
+                    _log_prompts(owner, jobs, self.model.llm)
+                streams = await asyncio.to_thread(
+                    lambda: [self.model.stream(job.prompt, job.params, owner=owner) for job in jobs]
+                )
             except PacelineError as error:
                 raise named(error, request) from None
             run = Run(
@@ -192,24 +201,25 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     template = None if config.chat_template is None else read_text("chat_template", config.chat_template)
     names = config.served_model_name or [str(model.llm.folder.name)]
     service = Service(model, names, JobFactory(model.llm, config, template), config)
-    store = ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         ready = asyncio.create_task(service.jobs.get_ready())
+        gc.freeze()  # a search of the model's and the libraries' objects for garbage would hold the loop
         yield
+        gc.unfreeze()
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
         for workers in (service.grammars.workers, service.jobs.workers):
             await workers.close()
-        store.close()
+        service.store.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
-    app.router.route_class = JsonRoute
+    app.router.route_class, app.state.readers = BodyRoute, Places(READERS)
     _add_errors(app, service)
     routes = Routes(service)
     routes.add(app)
-    ResponseRoutes(routes.conversation, store).add(app)
+    ResponseRoutes(routes.conversation, service.store).add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
     return guarded(FieldNotes(app, lenient=config.lenient_fields), config, service.metrics.refused)
@@ -323,18 +333,20 @@ class Routes:
         found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
         if request.return_token_strs:
             found["token_strs"] = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
-        return json_response(found)
+        return await large_response(found)
 
     async def detokenize(self, request: DetokenizeRequest) -> Response:
         self._service.check_model(request.model)
         if any(token >= self._vocab_size for token in request.tokens):
             raise ApiError(f"tokens must hold ids in 0..{self._vocab_size - 1}", param="tokens")
-        return json_response({"prompt": await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)})
+        text = await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)
+        return await large_response({"prompt": text})
 
     async def health(self) -> Response:
         closed, faults = self._llm.closed, self._service.model.faults
-        found = {"status": "closed" if closed else "ready", "faults": faults}
+        found: Json = {"status": "closed" if closed else "ready", "faults": faults}
         found["response_store_failures"] = self._service.metrics.store_failures
+        found["response_store_error"] = self._service.store.fault or None
         return json_response(found, 503 if closed else 200)
 
     async def live(self) -> Response:

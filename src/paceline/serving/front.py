@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.exceptions import HTTPException
 
 from paceline.config import ServerConfig
+from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
 from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
@@ -26,9 +27,6 @@ from paceline.serving.routing import Affinity, affinity_of
 
 TRIES: Final = 3
 """Replicas that a request is sent to, while they die before they have sent anything."""
-
-LONG: Final = 2**16
-"""Bytes of a body from which on it is read beside the event loop."""
 
 PASSED: Final = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers"),
@@ -107,11 +105,13 @@ class Front:
         elif path.startswith("/page") or path in OPEN:
             raise ApiError("the live page shows one engine; with replicas, read /metrics", status=404, code="no_page")
         else:
-            if path == RESPONSES and not self._shared:
-                body = _unstored(body)
             owner = scope["owner"]
             with self._slots.slot(owner, 0):
-                read = asyncio.to_thread(affinity_of, owner, path, body) if len(body) > LONG else None
+                if len(body) > LARGE:
+                    await asyncio.to_thread(check_items, body)
+                if path == RESPONSES and not self._shared:
+                    body = await asyncio.to_thread(_unstored, body)
+                read = asyncio.to_thread(affinity_of, owner, path, body) if len(body) > LARGE else None
                 affinity = affinity_of(owner, path, body) if read is None else await read
                 await _until_gone(receive, self._relayed(plain, body, affinity, send))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from typing import Any, Final
@@ -42,7 +43,9 @@ class Grammars:
             ApiError: it does not compile, is too large, or takes too much work; 503 where the machine is busy.
         """
         try:
-            text = params.grammar or grammar_text(params)  # a grammar is translated where it can be stopped
+            text = params.grammar  # which is translated where it can be stopped
+            if text is None:
+                text = await asyncio.to_thread(grammar_text, params)
         except (ConfigError, RecursionError) as error:
             raise ApiError(str(error) or "the constraint is nested too deeply", param=param) from None
         if len(text) > MAX_GRAMMAR:

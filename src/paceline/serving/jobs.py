@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -18,6 +18,7 @@ from paceline.serving.constraints import Constraints, at_fault
 from paceline.serving.field_notes import NOTES
 from paceline.serving.grammar_rules import Marks
 from paceline.serving.limits import tenant_of
+from paceline.serving.places import Places
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
@@ -51,6 +52,9 @@ NO_FORMAT: Final = (
 
 LONG: Final = 2**18
 """Characters that take a noticeable time to encode."""
+
+ENCODERS: Final = 4
+"""Other texts that are encoded at once."""
 
 MAX_LOGPROBS: Final = 20
 """Of a token: those of a whole vocabulary fill the memory with a short request."""
@@ -92,7 +96,7 @@ class JobFactory:
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
-        self.workers, self._one_long = Workers(), asyncio.Lock()
+        self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
         text = chat_template or llm.tokenizer.chat_template
         self._tool_format = config.tool_call_parser or format_of(text) or UNKNOWN
@@ -160,7 +164,7 @@ class JobFactory:
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         if marks := self._marks(request):  # what reads the answer has to see them
             more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
-        params = self._params(request, most, more, text)
+        params = await asyncio.to_thread(self._params, request, most, more, text)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
     async def conversation(self, request: Any) -> tuple[str, list[int]]:
@@ -179,9 +183,11 @@ class JobFactory:
         return rendered.text, tokens
 
     def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
-        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on."""
+        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on. Keys take
+        turns.
+        """
         texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
-        return self._one_long if sum(map(len, texts)) > LONG else nullcontext()
+        return (self._one_long if sum(map(len, texts)) > LONG else self._others).place()
 
     async def get_ready(self) -> None:
         """Start what renders conversations, and read the vocabulary, so that the first one need not wait for it."""

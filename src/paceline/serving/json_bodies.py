@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+import re
 from typing import Any, Final
-
-from fastapi import Request
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
 
 from paceline.serving.protocol import ApiError
 
 MAX_DEPTH: Final = 128
 """Lists and objects within each other."""
 
+MAX_DIGITS: Final = 400
+"""Of a whole number; the time that they take grows with their square."""
+
+PIECE: Final = 2**18
+"""Bytes that are looked through at once, so that others go on in between."""
+
+DIGITS: Final = re.compile(rb"\d{%d}" % (MAX_DIGITS // 2))
 CONSTANT: Final = object()
 """Stands for NaN and Infinity, until the field is found that they are in."""
 
@@ -23,24 +26,28 @@ def read_json(body: bytes) -> Any:
     """The value that a body holds; of keys that come twice, the last counts.
 
     Raises:
-        ApiError: it is not UTF-8, not JSON (NaN and Infinity are not), holds a number of too many digits, or nests
-            too deeply.
+        ApiError: it is empty, not UTF-8, not JSON (NaN and Infinity are not), holds a number of too many digits, or
+            nests too deeply.
     """
+    if not body:
+        raise _invalid("is missing")
     constants = list[str]()
+    pieces = (body[start : start + PIECE] for start in range(0, len(body), PIECE))
+    number = _whole_number if any(map(DIGITS.search, pieces)) else None
 
     def note(name: str) -> object:
         constants.append(name)
         return CONSTANT
 
     try:
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=note)
+        found = json.loads(body.decode("utf-8-sig"), parse_constant=note, parse_int=number)
     except UnicodeDecodeError as error:
         raise _invalid(f"is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}") from None
     except json.JSONDecodeError as error:
         raise _invalid(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError:  # of Python's limit
+    except ValueError:
         raise _invalid("holds a number of too many digits") from None
     if _deeper(found, MAX_DEPTH):
         raise _too_deep()
@@ -49,6 +56,12 @@ def read_json(body: bytes) -> Any:
         param = next((name for name, value in fields if _holds_constant(value)), None)
         raise ApiError(f"{param or 'the body'} holds {constants[0]}, which is no number of JSON's", param=param)
     return found
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(text[:MAX_DIGITS])
+    return int(text)
 
 
 def _invalid(why: str) -> ApiError:
@@ -82,31 +95,3 @@ def _deeper(value: Any, most: int) -> bool:
             if isinstance(inner, dict | list)
         ]
     return bool(level)
-
-
-class JsonRoute(APIRoute):
-    """A route whose body is read by `read_json` before anything else looks at it."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-
-        async def answer(http: Request) -> Response:
-            body = await http.body()
-            if not body:
-                raise _invalid("is missing")
-            return await handle(_Read(http, read_json(body)))
-
-        return answer
-
-
-class _Read(Request):
-    """A request whose JSON is known."""
-
-    def __init__(self, http: Request, value: Any) -> None:
-        super().__init__(http.scope, http.receive)
-        self._body, self._value = b"null", value  # not empty: what it stands for has been read
-
-    async def json(self) -> Any:
-        return self._value

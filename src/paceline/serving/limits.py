@@ -38,6 +38,9 @@ OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
 ADMIN: Final = "admin"
 """The owner of what the administrator's keys ask for."""
 
+LATER: Final = {"Retry-After": "1"}
+"""Header of answers 429."""
+
 Scope = dict[str, Any]
 
 
@@ -267,35 +270,62 @@ async def reply(send: Any, status: int, told: dict[str, Any] | None, headers: Ma
 
 
 class Slots:
-    """How many requests run, in all and for each key."""
+    """How many requests and outputs run or wait, in all and for each key.
+
+    Attributes:
+        running: requests by owner. outputs: likewise, of their prompts and of each `n`.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config, self.running = config, Counter[str]()
+        self._config, self.running, self.outputs = config, Counter[str](), Counter[str]()
 
     @contextmanager
     def slot(self, owner: str, waiting: int) -> Iterator[None]:
-        """Have one.
+        """Have one for a request.
 
         Args:
-            waiting: requests that wait for the engine.
+            waiting: requests that wait for the engine. Where they are too many, keys that have less than an equal
+                share of the queue are let in all the same.
         Raises:
             ApiError: 429.
         """
-        later = {"Retry-After": "1"}
-        if waiting >= self._config.max_waiting:
+        most, keys = self._config.max_waiting, len(self.running.keys() | {owner})
+        if waiting >= most and self.running[owner] >= max(most // keys, 1):
             raise ApiError(
-                "too many requests are waiting; try again later", status=429, code="queue_full", headers=later
+                "too many requests are waiting; try again later", status=429, code="queue_full", headers=LATER
             )
         if self.running[owner] >= self._config.max_streams_per_key:
             raise ApiError("too many requests of this key are running; try again later", status=429,
-                           code="too_many_streams", headers=later)  # fmt: skip
-        self.running[owner] += 1
-        try:
+                           code="too_many_streams", headers=LATER)  # fmt: skip
+        with _counted(self.running, owner, 1):
             yield
-        finally:
-            self.running[owner] -= 1
-            if not self.running[owner]:
-                del self.running[owner]
+
+    @contextmanager
+    def having(self, owner: str, outputs: int) -> Iterator[None]:
+        """Have so many outputs, of a request that has a slot.
+
+        Raises:
+            ApiError: 429; 400 for more than a key may ever have.
+        """
+        most = self._config.max_outputs_per_key
+        if outputs > most:
+            raise ApiError(f"a request may have at most {most} outputs (prompts times n), got {outputs}", param="n")
+        if self.outputs[owner] + outputs > most:
+            raise ApiError(f"too many outputs of this key are running, at most {most}; try again later", status=429,
+                           code="too_many_outputs", headers=LATER)  # fmt: skip
+        with _counted(self.outputs, owner, outputs):
+            yield
+
+
+@contextmanager
+def _counted(counts: Counter[str], owner: str, number: int) -> Iterator[None]:
+    counts[owner] += number
+    try:
+        yield
+    finally:
+        counts[owner] -= number
+        if not counts[owner]:
+            del counts[owner]
 
 
 def tenant_of(owner: str, *salts: str | None) -> str | None:

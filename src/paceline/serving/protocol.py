@@ -55,6 +55,9 @@ MAX_MESSAGES: Final = 8192
 MAX_TEXTS: Final = 1024
 """Of `stop`, and of `bad_words`."""
 
+MAX_BIASES: Final = 2**16
+"""Of `logit_bias`."""
+
 MAX_ERRORS: Final = 64
 """Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
 
@@ -185,7 +188,7 @@ class Sampled(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], MaxLen(MAX_BIASES)] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
     canvas: Pieces | None = None

@@ -1,17 +1,20 @@
 """Responses that clients may ask for again, in SQLite: by id and key, until they are old or too many.
 
 Each is kept with all of the input it was made from, so that a conversation goes on where an earlier response of it has
-been deleted. A sum kept by triggers tells the length of all, so that several servers can share a file.
+been deleted. Sums kept by triggers tell the length of all and of each key's, so that several servers can share a file.
+Where there are too many, the key with the most gives way. A reserve of disk space beside the file, given up when the
+disk is full, makes deleting work then.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -20,6 +23,8 @@ from typing import Any, Final
 from paceline.errors import ConfigError
 from paceline.serving.protocol import ApiError
 
+logger = logging.getLogger("paceline.serving")
+
 Json = dict[str, Any]
 
 OURS: Final = 0x5061636C
@@ -27,6 +32,20 @@ OURS: Final = 0x5061636C
 
 WAIT: Final = 10.0
 """Seconds to wait for another process that writes."""
+
+RESERVE: Final = 2**20
+"""Bytes that are kept free for deleting on a full disk."""
+
+LOG_PAGES: Final = 32
+"""Of the log that wait to be written to the database, which must fit into the reserve."""
+
+FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+"""What a write that finds no room ends with."""
+
+LONG_AGO: Final = 0.5
+"""A time that takes as many bytes as all others, so that the texts of the row stay where they are."""
+
+NO_ROOM: Final = "it would displace the responses of other keys; delete some of this key's"
 
 TABLES: Final = (
     f"PRAGMA application_id = {OURS}",
@@ -46,6 +65,25 @@ TABLES: Final = (
     "CREATE TRIGGER less AFTER DELETE ON responses BEGIN UPDATE total SET bytes = bytes - OLD.bytes; END",
 )
 
+OWNERS: Final = (
+    "CREATE TABLE owners (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL)",
+    "INSERT INTO owners SELECT owner, sum(bytes) FROM responses GROUP BY owner",
+    "CREATE INDEX by_owner ON responses (owner)",
+    """CREATE TRIGGER more_of_owner AFTER INSERT ON responses BEGIN
+        INSERT INTO owners VALUES (NEW.owner, NEW.bytes)
+        ON CONFLICT (owner) DO UPDATE SET bytes = bytes + excluded.bytes;
+    END""",
+    """CREATE TRIGGER less_of_owner AFTER DELETE ON responses BEGIN
+        UPDATE owners SET bytes = bytes - OLD.bytes WHERE owner = OLD.owner;
+        DELETE FROM owners WHERE owner = OLD.owner AND bytes <= 0;
+    END""",
+)
+"""What files of earlier versions lack."""
+
+OLDEST: Final = """SELECT min(number) FROM responses
+    WHERE owner = (SELECT owner FROM owners ORDER BY bytes DESC, owner = ? DESC LIMIT 1)"""
+"""The oldest response of the owner who has the most; of this one, where several have."""
+
 
 @dataclass(slots=True)
 class Stored:
@@ -60,14 +98,21 @@ class ResponseStore:
 
     Args:
         file: of the database; None is memory.
-        most: bytes of all texts; the oldest go.
+        most: bytes of all texts; beyond, the oldest of the owner who has the most go.
         seconds: that a response is kept.
+        failed: called where the database cannot be used.
+    Attributes:
+        fault: why the last response could not be written; empty where it could.
     Raises:
         ConfigError: a file that cannot be used.
     """
 
-    def __init__(self, file: str | None, most: int, seconds: float) -> None:
+    def __init__(
+        self, file: str | None, most: int, seconds: float, failed: Callable[[], object] = lambda: None
+    ) -> None:
         self.most, self._seconds, self._lock = most, seconds, Lock()
+        self._failed, self.fault = failed, ""
+        self._reserve: Path | None = None
         try:
             path = None if file is None else Path(file).expanduser()
             if path is not None:
@@ -77,6 +122,9 @@ class ResponseStore:
                 path or ":memory:", timeout=WAIT, isolation_level=None, check_same_thread=False
             )
             self._prepare(path)
+            if path is not None:
+                self._reserve = path.with_name(f"{path.name}-reserve")
+                self._keep_free()
         except (OSError, RuntimeError, sqlite3.Error) as error:
             raise ConfigError(f"response_file must be a database of responses, got {file!r} ({error})") from None
 
@@ -85,16 +133,40 @@ class ResponseStore:
             return int(self._base.execute(question).fetchone()[0])
 
         empty = "SELECT count(*) = 0 FROM sqlite_schema"
+        no_owners = "SELECT count(*) = 0 FROM sqlite_schema WHERE name = 'owners'"
         if not found(empty) and found("PRAGMA application_id") != OURS:
             raise sqlite3.DatabaseError("it is another program's")
         if path is not None:
             path.chmod(0o600)  # and so is what SQLite puts beside it
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "secure_delete = ON",
+            f"wal_autocheckpoint = {LOG_PAGES}",
+        ):
             self._base.execute(f"PRAGMA {pragma}")
         with self._change():
             for statement in TABLES if found(empty) else ():
                 self._base.execute(statement)
+            for statement in OWNERS if found(no_owners) else ():
+                self._base.execute(statement)
             self._forget(time.time())
+
+    def _keep_free(self) -> None:
+        """Have the reserve on disk, where there is room for it."""
+        if self._reserve is None or self._reserve.exists():
+            return
+        try:
+            with open(os.open(self._reserve, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(os.urandom(RESERVE))  # which no file system makes smaller
+        except OSError as error:
+            logger.debug("no room for %s (%s)", self._reserve, error)
+            self._give_up_reserve()
+
+    def _give_up_reserve(self) -> None:
+        if self._reserve is not None:
+            with suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -105,8 +177,21 @@ class ResponseStore:
                 yield
                 self._base.execute("COMMIT")
             except BaseException:
-                self._base.execute("ROLLBACK")
+                if self._base.in_transaction:  # SQLite may have rolled back itself, as on a full disk
+                    self._base.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What SQLite cannot do is noted, and an error for the client."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self.fault = str(error)
+            self._failed()
+            why = f"the stored responses cannot be used ({error})"
+            logger.warning("%s", why)
+            raise ApiError(why, status=500, code="store_failed") from None
 
     def _forget(self, now: float) -> None:
         self._base.execute("DELETE FROM responses WHERE expires <= ?", (now,))
@@ -115,7 +200,7 @@ class ResponseStore:
         """Keep a response; what it displaces is forgotten.
 
         Raises:
-            ApiError: it is too large, or cannot be written.
+            ApiError: it is too large, could only displace responses of owners who have less, or cannot be written.
         """
         texts = [_dumped(response), _dumped(items)]
         size = sum(map(len, texts))
@@ -124,13 +209,18 @@ class ResponseStore:
                            f"{self.most}; use store: false", status=413, param="store")  # fmt: skip
         now = time.time()
         row = (response["id"], owner, now + self._seconds, size, *texts)
-        with _told(), self._change():
+        with self._told(), self._change():
             self._forget(now)
-            self._base.execute(
+            added = self._base.execute(
                 "INSERT INTO responses (id, owner, expires, bytes, response, input) VALUES (?, ?, ?, ?, ?, ?)", row
-            )
+            ).lastrowid
             while self._base.execute("SELECT bytes FROM total").fetchone()[0] > self.most:
-                self._base.execute("DELETE FROM responses WHERE number = (SELECT min(number) FROM responses)")
+                (oldest,) = self._base.execute(OLDEST, (owner,)).fetchone()
+                if oldest == added:
+                    raise ApiError(f"store: {NO_ROOM}", status=413, param="store")
+                self._base.execute("DELETE FROM responses WHERE number = ?", (oldest,))
+        self.fault = ""
+        self._keep_free()
 
     def holds(self, items: list[Json]) -> bool:
         """Whether a response to this input may be kept at all."""
@@ -139,29 +229,59 @@ class ResponseStore:
     def get(self, owner: str, name: str) -> Stored | None:
         """A response of this owner; None where there is none."""
         asked = "SELECT response, input FROM responses WHERE id = ? AND owner = ? AND expires > ?"
-        with _told(), self._lock:
+        with self._told(), self._lock:
             row = self._base.execute(asked, (name, owner, time.time())).fetchone()
         return None if row is None else Stored(json.loads(row[0]), json.loads(row[1]))
 
     def delete(self, owner: str, name: str) -> bool:
         """Forget a response; whether there was one."""
+        with self._told():
+            try:
+                found = self._delete(owner, name)
+                self.fault = ""
+                return found
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in FULL:
+                    raise
+                self.fault = str(error)
+            return self._delete_in_little_room(owner, name)
+
+    def _delete(self, owner: str, name: str) -> bool:
         asked = "DELETE FROM responses WHERE id = ? AND owner = ? AND expires > ?"
-        with _told(), self._change():
+        with self._change():
             return self._base.execute(asked, (name, owner, time.time())).rowcount > 0
+
+    def _delete_in_little_room(self, owner: str, name: str) -> bool:
+        """Let a response expire, which writes little, and take it out of the file as soon as there is room."""
+        self._give_up_reserve()
+        try:
+            found = self._expire(owner, name)
+        except sqlite3.Error:
+            self._empty_log()
+            found = self._expire(owner, name)
+        try:
+            with self._change():
+                self._forget(time.time())
+        except sqlite3.Error as error:
+            logger.warning("deleted responses are still in the file, until there is room (%s)", error)
+        self._empty_log()
+        self._keep_free()
+        return found
+
+    def _expire(self, owner: str, name: str) -> bool:
+        asked = "UPDATE responses SET expires = ? WHERE id = ? AND owner = ? AND expires > ?"
+        with self._change():
+            return self._base.execute(asked, (LONG_AGO, name, owner, time.time())).rowcount > 0
+
+    def _empty_log(self) -> None:
+        """Write what is in the log to the database, as far as there is room, and give its space back."""
+        with self._lock, suppress(sqlite3.Error):
+            self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Let go of the file."""
         with self._lock:
             self._base.close()
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """What SQLite cannot do is an error for the client."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise ApiError(f"the stored responses cannot be used ({error})", status=500, code="store_failed") from None
 
 
 def _dumped(value: Any) -> str:

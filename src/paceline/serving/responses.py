@@ -224,7 +224,7 @@ class ResponseTranslation(Translation):
     Args:
         items: what it is made from, earlier turns first.
     Attributes:
-        over: set when it has ended, and been stored if it is to be.
+        over: set when it has ended, and been stored if it is to be and can be.
     """
 
     last = b"data: [DONE]\n\n"
@@ -238,6 +238,7 @@ class ResponseTranslation(Translation):
         self._chat_logprobs: list[Json] = []
         self._logprobs: list[Json] = []
         self._ended: Json = {"status": "in_progress"}
+        self._unstored: Json = {}
         self.over = asyncio.Event()
 
     def body(self) -> Json:
@@ -279,6 +280,7 @@ class ResponseTranslation(Translation):
             "safety_identifier": request.safety_identifier,
             "prompt_cache_key": request.prompt_cache_key,
             **self._ended,
+            **self._unstored,
         }
 
     def _usage(self) -> Json | None:
@@ -383,15 +385,16 @@ class ResponseTranslation(Translation):
         }
         if not cancelled:
             self._ended["error"] = {"code": "server_error", "message": error.message}
-        try:
-            await self._keep()
-        except ApiError:  # the client is told of the first error
-            self.over.set()
+        await self._keep()
         return [*found, self._event("incomplete" if cancelled else "failed", response=self.body())]
 
     async def _keep(self) -> None:
-        if self.request.stored:
-            await asyncio.to_thread(self._routes.store.put, self._owner, self.body(), self._items)
+        """Store it, if it is to be; what cannot be stored is answered all the same, and says so."""
+        try:
+            if self.request.stored:
+                await asyncio.to_thread(self._routes.store.put, self._owner, self.body(), self._items)
+        except ApiError as error:
+            self._unstored = {"store": False, "store_error": error.message}
         self.over.set()
 
     async def _gathered(self) -> Json:

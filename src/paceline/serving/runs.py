@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,11 @@ from paceline.serving.request_log import CLOSED, Facts
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 logger = logging.getLogger("paceline.serving")
+DEPTH: Final = 5
+"""Of the objects that an answer has many of: those of a token, in the log probabilities of a choice."""
+
+SLICE: Final = 4096
+"""Items of a list that are written at once."""
 
 Json = dict[str, Any]
 Result = TypeVar("Result")
@@ -215,10 +220,10 @@ class Run:
             outputs = await unless_gone(http, self._gathered())
             if outputs is None:
                 return Response(status_code=CLOSED)
-            body = self.reply.whole(outputs)
+            body = await asyncio.to_thread(self.reply.whole, outputs)
             for index, one in (await self._schema_errors(dict(enumerate(outputs)))).items():
                 body["choices"][index]["schema_errors"] = one
-            return json_response(body)
+            return await large_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None
 
@@ -284,6 +289,36 @@ def event(body: Json) -> bytes:
 def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """JSON as an answer."""
     return Response(_dumped(body), status, dict(headers or {}), "application/json")
+
+
+async def large_response(body: Json) -> Response:
+    """The same for an answer that may be long, written beside the event loop and in pieces that take little time."""
+    content = await asyncio.to_thread(lambda: "".join(pieces_of(body)).encode("utf-8", "replace"))
+    return Response(content, 200, None, "application/json")
+
+
+def pieces_of(value: Any, depth: int = DEPTH) -> Iterator[str]:
+    """JSON as `json_response` has it, cut so that no piece holds much.
+
+    Args:
+        depth: of lists and objects that are cut.
+    """
+    if isinstance(value, dict) and depth:
+        for number, (name, inner) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{ENCODER.encode(name)}:"
+            yield from pieces_of(inner, depth - 1)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and len(value) and depth and isinstance(value[0], dict | list):
+        for number, inner in enumerate(value):
+            yield "," if number else "["
+            yield from pieces_of(inner, depth - 1)
+        yield "]"
+    elif isinstance(value, list) and len(value) > SLICE:
+        for start in range(0, len(value), SLICE):
+            yield ("," if start else "[") + ENCODER.encode(value[start : start + SLICE])[1:-1]
+        yield "]"
+    else:
+        yield ENCODER.encode(value)
 
 
 def _dumped(body: Json) -> bytes:

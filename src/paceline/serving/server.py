@@ -29,11 +29,15 @@ SIGNALS: Final = tuple(signal.Signals[name] for name in NAMES if hasattr(signal,
 LINGER: Final = 2
 """Seconds that connections have to close when no request runs any more."""
 
+PIECE: Final = 2**12
+"""Bytes that are read at once."""
+
 
 class _Connection(H11Protocol):
     """A connection that is closed where a request's head, or its body, takes longer than `seconds` to arrive.
 
-    A body's time is a little longer here, so that the application can answer first.
+    A body's time is a little longer here, so that the application can answer first. What has come is read in pieces,
+    with others' turns in between, since it may be ten thousands of chunks.
     """
 
     def __init__(self, *arguments: Any, seconds: float, **more: Any) -> None:
@@ -41,16 +45,40 @@ class _Connection(H11Protocol):
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
         self._state: Any = None
+        self._unread = bytearray()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._unread:
+            self._unread += data
+        elif len(data) <= PIECE:
+            self._read(data)
+        else:
+            self._unread += data
+            self._read_piece()
+
+    def _read_piece(self) -> None:
+        if self.transport.is_closing():
+            self._unread.clear()
+            return
+        piece = bytes(self._unread[:PIECE])
+        del self._unread[:PIECE]
+        self._read(piece)
+        if self._unread:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_piece)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._unread.clear()
         self._stop()
         super().connection_lost(exc)
 

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from paceline.serving.protocol import ApiError, ChatRequest, checked
 from paceline.serving.request_log import CLOSED
-from paceline.serving.runs import Json, Run, event, json_response, unless_gone
+from paceline.serving.runs import Json, Run, event, large_response, unless_gone
 
 CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
 """How the chat is asked."""
@@ -135,7 +135,7 @@ class Translation(ABC):
         """The answer of the same events; decoding ends with the client's connection."""
         try:
             found = await unless_gone(http, self._gathered())
-            return Response(status_code=CLOSED) if found is None else json_response(found)
+            return Response(status_code=CLOSED) if found is None else await large_response(found)
         finally:
             self.forget()
 

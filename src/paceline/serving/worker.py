@@ -77,6 +77,11 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def as_line(value: dict[str, Any]) -> bytes:
+    """A question or an answer as it is sent; halves of characters, which JSON may hold, stay what they are."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
 def main() -> None:
     """Answer lines until there are none."""
     for line in sys.stdin.buffer:
@@ -87,7 +92,7 @@ def main() -> None:
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
             found = {"error": why, "errors": [why]}
-        sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+        sys.stdout.buffer.write(as_line(found))
         sys.stdout.buffer.flush()
 
 

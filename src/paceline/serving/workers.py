@@ -7,7 +7,9 @@ import json
 import sys
 from typing import Any, Final
 
+from paceline.serving.places import OWNER, Places
 from paceline.serving.protocol import ApiError
+from paceline.serving.worker import as_line
 
 COUNT: Final = 2
 START_SECONDS: Final = 20.0
@@ -20,7 +22,7 @@ MAX_LINE: Final = 2**26
 """Bytes of an answer."""
 
 MAX_QUEUE: Final = 256
-"""Questions that wait for a process."""
+"""Questions of a key that wait for a process."""
 
 Process = asyncio.subprocess.Process
 
@@ -32,7 +34,7 @@ class Workers:
         self._free: asyncio.Queue[Process | None] = asyncio.Queue()
         for _ in range(COUNT):
             self._free.put_nowait(None)
-        self._waiting = 0
+        self._places = Places(COUNT)
 
     async def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any] | None:
         """The answer to a question; None where it takes too much work, or crashes the process.
@@ -42,14 +44,11 @@ class Workers:
         Raises:
             ApiError: 429, too many questions wait; 503, the machine is too busy to answer this one.
         """
-        if self._waiting >= MAX_QUEUE:
+        if self._places.waiting[OWNER.get()] >= MAX_QUEUE:
             raise ApiError("too many requests are being prepared; try again later", status=429, code="queue_full",
                            headers={"Retry-After": "1"})  # fmt: skip
-        self._waiting += 1
-        try:
-            process = await self._free.get()
-        finally:
-            self._waiting -= 1
+        await self._places.take()
+        process = self._free.get_nowait()
         try:
             if process is None or process.returncode is not None:
                 process = None
@@ -73,6 +72,7 @@ class Workers:
             raise
         finally:
             self._free.put_nowait(process)
+            self._places.give()
 
     async def close(self) -> None:
         """End the processes that are idle; others end with their questions."""
@@ -104,10 +104,11 @@ async def _started() -> Process:
 async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps(asked | {"seconds": seconds}).encode() + b"\n")
+    process.stdin.write(await asyncio.to_thread(as_line, asked | {"seconds": seconds}))
     await process.stdin.drain()
     line = await process.stdout.readline()
-    found: dict[str, Any] = json.loads(line)  # an empty line of a process that has died is no JSON
+    # an empty line of a process that has died is no JSON
+    found: dict[str, Any] = await asyncio.to_thread(json.loads, line)
     return found
 
 

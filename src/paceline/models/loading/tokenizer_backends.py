@@ -69,7 +69,10 @@ class FastBackend:
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         text: str
         if self._literal.keys().isdisjoint(ids):
-            text = self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
+            if len(ids) < LONG:
+                text = self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
+            else:  # other threads go on meanwhile
+                text = self.inner.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         else:
             parts = groupby(ids, self._literal.get)
             text = "".join(self._part(literal, list(run), skip_special_tokens) for literal, run in parts)

@@ -1,0 +1,157 @@
+"""Fairness between the owners of requests: whose request begins next, and who takes part in a step.
+
+Whoever sends many requests waits for their own, not others for them. A step of many sequences takes longer than one of
+few, so that an owner with many would slow the others down by it in every step; each gets at least its equal share of
+the engine's time instead, and whoever has had less goes on alone until that is made up. With a single owner nothing is
+counted. Which sequences share a step changes none of their tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from typing import Final, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+MOST_DUE: Final = 10.0
+"""Seconds of a debt to an owner, at most: after a step that compiled something, nobody waits for a minute."""
+
+BURST: Final = 0.25
+"""Seconds that an owner is owed who has asked for nothing for a while."""
+
+NEW: Final = 1e-9
+"""Seconds that an owner is owed at least, who asks again."""
+
+SHORTER, LONGER = 0.2, 0.05
+"""Weights of the last time in a running mean, which soon forgets a step that compiled something."""
+
+
+class FairQueue(Generic[T]):
+    """Things that wait, first come first served by owner; owners take turns.
+
+    An exception that cuts in anywhere loses nothing, and other threads may look at any time.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[T]] = {}  # none is empty; who has had a turn goes to the end
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._lines.values())))
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __iter__(self) -> Iterator[T]:
+        """All as they are now, by owner."""
+        return chain.from_iterable([list(line) for line in list(self._lines.values())])
+
+    @property
+    def owners(self) -> list[str]:
+        """Those who wait, whose turn is next first."""
+        return list(self._lines)
+
+    def append(self, owner: str, item: T) -> None:
+        """Stand in the owner's line."""
+        line = self._lines.get(owner)
+        if line is None:
+            self._lines[owner] = deque([item])
+        else:
+            line.append(item)
+
+    def first(self, owner: str) -> T:
+        """Whose turn is next of the owner's."""
+        return self._lines[owner][0]
+
+    def pop(self, owner: str) -> T:
+        """Take the first of the owner's; the owner's next turn is behind all others'."""
+        line, found = self._lines[owner], self.first(owner)
+        others = {one: line for one, line in self._lines.items() if one != owner}
+        if len(line) == 1:
+            self._lines = others
+        else:
+            self._lines = {**others, owner: line}
+            line.popleft()
+        return found
+
+    def remove(self, owner: str, item: T) -> None:
+        """Take one that waits out of its line, if it is there."""
+        left = deque(one for one in self._lines.get(owner, ()) if one is not item)
+        self._lines = {one: left if one == owner else line for one, line in self._lines.items() if one != owner or left}
+
+
+class Decoded(NamedTuple):
+    """What an owner had of a step."""
+
+    sequences: int
+    tokens: int
+
+
+class Shares:
+    """Times of the owners whose sequences run.
+
+    Attributes:
+        several: whether there is more than one.
+    """
+
+    def __init__(self) -> None:
+        self.several = False
+        self._due: dict[str, float] = {}  # seconds by which each has had less than its share, also who has gone
+        self._here: set[str] = set()
+        self._alone: dict[int, float] = {}  # about the seconds of a token, of so many sequences of one owner
+
+    def turn(self, owners: Collection[str]) -> Collection[str]:
+        """Who goes on in the next step: those who have had less than their share, or everybody.
+
+        Args:
+            owners: all whose sequences run or are read. Who is new among them goes on at once.
+        """
+        self.several = len(owners) > 1
+        for owner in owners:
+            if not self.several:
+                self._due[owner] = 0.0
+            elif owner not in self._here:
+                self._due[owner] = max(self._due.get(owner, BURST), NEW)
+        self._here = set(owners)
+        if not owners:
+            self._due.clear()
+        if not self.several:
+            return owners
+        found = [owner for owner in owners if self._due[owner] > 0.0]
+        if found:
+            return found
+        self._due.update(dict.fromkeys(owners, 0.0))
+        return owners
+
+    def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, Decoded], decoding: float) -> None:
+        """A step has been made. What an owner had of one with others is counted as what it takes the owner alone.
+
+        Args:
+            read: tokens of prompts by owner, and seconds `reading` took.
+            decoded: by owner, and seconds of the decoding step.
+        """
+        if len(decoded) == 1:
+            self._learn(next(iter(decoded.values())), decoding)
+        share, tokens = (reading + decoding) / max(len(self._here), 1), sum(read.values())
+        for owner in self._due.keys() - self._here:
+            self._due[owner] += share
+            if self._due[owner] >= BURST:
+                del self._due[owner]
+        if not self.several:
+            return
+        sequences = sum(one.sequences for one in decoded.values())
+        for owner in self._here:
+            seconds = self._due[owner]
+            taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
+            if (one := decoded.get(owner)) is not None:
+                taken += decoding if len(decoded) == 1 else self._price(one, decoding, sequences)
+            self._due[owner] = min(seconds + share - taken, MOST_DUE)
+
+    def _price(self, one: Decoded, decoding: float, sequences: int) -> float:
+        known = self._alone.get(one.sequences)
+        return min(decoding, decoding * one.sequences / sequences if known is None else known * one.tokens)
+
+    def _learn(self, one: Decoded, decoding: float) -> None:
+        seconds = decoding / max(one.tokens, 1)
+        mean = self._alone.get(one.sequences, seconds)
+        self._alone[one.sequences] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)
