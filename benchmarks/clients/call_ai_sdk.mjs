@@ -9,6 +9,7 @@ import {
 
 const { APICallError, Output, generateText, streamText, tool } = ai
 const isStepCount = ai.isStepCount ?? ai.stepCountIs // its name before version 7
+const ONE = { local: { parallel_tool_calls: false }, openai: { parallelToolCalls: false } }
 globalThis.AI_SDK_LOG_WARNINGS = false
 const baseURL = `${ADDRESS}/v1`
 const openai = createOpenAI({ baseURL, apiKey: KEY })
@@ -54,6 +55,7 @@ async function streamed(given) {
 
 function calls(model) {
   const given = { model, temperature: 0, maxOutputTokens: TOKENS, maxRetries: 0 }
+  const required = { toolChoice: 'required', providerOptions: ONE }
   const output = Output.object({ schema: Trip })
   return {
     'generateText': async () => text((await generateText({ ...given, prompt: HELLO })).text),
@@ -61,7 +63,7 @@ function calls(model) {
     'tools, auto': async () => calledOrSaid(await generateText({ ...given, prompt: ASK, tools: tools() })),
     'tools, strict, auto': async () => calledOrSaid(await generateText({ ...given, prompt: ASK, tools: tools(true) })),
     'tools, required': async () =>
-      called(await generateText({ ...given, prompt: ASK, tools: tools(), toolChoice: 'required' })),
+      called(await generateText({ ...given, ...required, prompt: ASK, tools: tools() })),
     'tools, named': async () => {
       const toolChoice = { type: 'tool', toolName: 'get_weather' }
       const found = await generateText({ ...given, prompt: ASK, tools: tools(), toolChoice })
@@ -72,13 +74,13 @@ function calls(model) {
     },
     'tools, streamed, auto': async () => calledOrSaid(await streamed({ ...given, prompt: ASK, tools: tools() })),
     'tools, streamed, required': async () => {
-      const found = await streamed({ ...given, prompt: ASK, tools: tools(), toolChoice: 'required' })
+      const found = await streamed({ ...given, ...required, prompt: ASK, tools: tools() })
       expect(found.inputs > 0, 'no part of an input came')
       return called(found)
     },
     'tool loop': async () => {
       const found = await generateText({
-        ...given, prompt: ASK, tools: { get_weather: weather }, stopWhen: isStepCount(2),
+        ...given, prompt: ASK, tools: { get_weather: weather }, providerOptions: ONE, stopWhen: isStepCount(2),
         prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? 'required' : 'none' }),
       })
       expect(found.steps.length === 2 && found.steps[0].toolResults.length, found.steps.map((one) => one.content))
@@ -95,7 +97,7 @@ function calls(model) {
       return 'parsed'
     },
     'tools with structured output': async () => {
-      const found = await generateText({ ...given, prompt: ASK, tools: tools(), output })
+      const found = await generateText({ ...given, prompt: ASK, tools: tools(), output, providerOptions: ONE })
       if (found.toolCalls.length) return called(found)
       Trip.parse(found.output)
       return 'parsed'

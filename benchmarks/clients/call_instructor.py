@@ -10,7 +10,8 @@ import openai
 from calls import ADDRESS, KEY, MODEL, PLAN, SECONDS, TOKENS, GetTime, GetWeather, Trip, call, expect, run
 from instructor import Mode
 
-CHAT: Any = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS, "max_retries": 0}
+CHAT: Any = {"model": MODEL, "temperature": 0, "frequency_penalty": 1, "max_tokens": TOKENS, "max_retries": 0}
+"""Without the penalty a small model would call for ever."""
 
 
 def client(mode: Mode) -> Any:

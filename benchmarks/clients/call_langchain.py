@@ -36,6 +36,7 @@ def chat(**more: Any) -> ChatOpenAI:
 
 
 llm, responses = chat(), chat(use_responses_api=True)
+one_by_one = chat(model_kwargs={"parallel_tool_calls": False})
 
 
 @tool
@@ -137,14 +138,14 @@ def agent() -> str:
 
 @call("agent with structured output (ToolStrategy)")
 def agent_tool() -> str:
-    found = create_agent(llm, [], response_format=ToolStrategy(Trip)).invoke({"messages": [HumanMessage(PLAN)]})
+    found = create_agent(one_by_one, [], response_format=ToolStrategy(Trip)).invoke({"messages": [HumanMessage(PLAN)]})
     expect(isinstance(found["structured_response"], Trip), found)
     return "parsed"
 
 
 @call("agent with structured output and tools (ProviderStrategy)")
 def agent_provider() -> str:
-    built = create_agent(llm, [get_weather], response_format=ProviderStrategy(Trip))
+    built = create_agent(one_by_one, [get_weather], response_format=ProviderStrategy(Trip))
     found = built.invoke({"messages": [HumanMessage(PLAN)]}, {"recursion_limit": 50})
     expect(isinstance(found["structured_response"], Trip), found)
     return "parsed"

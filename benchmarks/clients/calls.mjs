@@ -49,8 +49,8 @@ export async function run(calls) {
     try {
       line = { call: name, result: await call(), ok: true, detail: '' }
     } catch (error) {
-      const body = error.responseBody === undefined ? '' : ` ${error.responseBody}`
-      const detail = `${error.name}: ${error.message}${body}`.slice(0, MESSAGE)
+      const came = error.responseBody ?? error.text ?? ''
+      const detail = `${error.name}: ${error.message} ${came}`.trim().slice(0, MESSAGE)
       line = { call: name, result: 'failed', ok: false, detail }
     }
     console.log(JSON.stringify(line))

@@ -54,6 +54,7 @@ class GetTime(BaseModel):
 class Guest(BaseModel):
     """Somebody who travels."""
 
+    model_config = ConfigDict(extra="forbid")
     name: str
     age: int
 
@@ -61,6 +62,7 @@ class Guest(BaseModel):
 class Trip(BaseModel):
     """A journey."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Paris", "London", "Rome"]
     days: int
     packed: bool
