@@ -386,6 +386,17 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def request_fields() -> str:
+    """Fields that clients of the server send and that ask for nothing, or have another name here."""
+    from paceline.serving import field_table
+
+    lines = ["| fields | requests | taken | other values |", "|---|---|---|---|"]
+    for names, apis, taken, told in field_table():
+        nothing = f"null, {taken}" if taken else "null"
+        lines.append(f"| {_listed(names)} | {', '.join(apis)} | {prose(nothing)} | {prose(told)} |")
+    return "\n".join(lines)
+
+
 # Benchmarks
 
 
@@ -431,6 +442,7 @@ MADE: dict[str, Callable[..., str]] = {
     "example": example,
     "exactness": exactness,
     "fields": fields,
+    "request_fields": request_fields,
     "speeds": speeds,
     "screening": screening,
 }

@@ -67,7 +67,7 @@ def essence(line: dict[str, Any]) -> Any:
 
 
 def test_both_ways_give_the_answers_of_the_server(run: Command, plain: Live, tmp_path: Path) -> None:
-    wrong = [line(20, wrong=1), line(21, model="gpt-4o"), line(22, max_tokens=-1), line(23, n=2, logprobs=True)]
+    wrong = [line(20, wrong=1), line(21, model="gpt-4o"), line(22, max_tokens=-2), line(23, n=2, logprobs=True)]
     source = write(tmp_path / "in.jsonl", *map(line, range(10)), *wrong)
     paths = {"own": tmp_path / "own.jsonl", "url": tmp_path / "url.jsonl"}
     served = ("--served-model-name", "bundled")
@@ -79,7 +79,7 @@ def test_both_ways_give_the_answers_of_the_server(run: Command, plain: Live, tmp
         assert found[name].code == 1
         assert "11 of 14 requests are answered in" in " ".join(found[name].out.split())
         assert "3 requests failed" in found[name].err
-        assert "line 11: 400 wrong is not supported; leave it out" in " ".join(found[name].err.split())
+        assert "line 11: 400 wrong is not known here; leave it out" in " ".join(found[name].err.split())
         assert [one["custom_id"] for one in read(path)] == [*(f"r{number}" for number in range(10)), "r23"]
         errors = read(path.with_suffix(".errors.jsonl"))
         assert [one["custom_id"] for one in errors] == ["r20", "r21", "r22"]

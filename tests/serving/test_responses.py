@@ -307,18 +307,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "background": ({"background": True}, "background"),
     "a conversation": ({"conversation": "conv_1"}, "conversation"),
     "a prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    "truncation": ({"truncation": "auto"}, "truncation"),
+    "truncation": ({"truncation": "middle"}, "truncation"),
     "effort": ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    "included": ({"include": ["reasoning.encrypted_content"]}, "include.0"),
-    "calls at most": ({"max_tool_calls": 3}, "max_tool_calls"),
+    "included": ({"include": ["everything"]}, "include.0"),
     "obfuscation": ({"stream": True, "stream_options": {"include_obfuscation": True}},
                     "stream_options.include_obfuscation"),
     "a hosted tool": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
     "a remote tool": ({"tools": [*TOOLS, {"type": "mcp", "server_url": "http://a"}]}, "tools.1.type"),
     "a tool's name": ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
     "some tools": ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
-                   "tool_choice"),
+                   "tool_choice.type"),
     "a missing tool": ({"tool_choice": "required"}, "tool_choice"),
     "a strict tool": ({"tools": [TOOLS[0] | {"strict": True}]}, "tools"),
     "an image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a"}]}]},
@@ -356,13 +355,15 @@ def test_unknown_models_and_responses_are_404(live: Live) -> None:
 
 
 def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
-    for field, value in (("background", True), ("conversation", "conv_1"), ("max_tool_calls", 3)):
+    for field, value, told in (
+        ("background", True, "background must be false (stream it, or wait for it); leave it out"),
+        ("conversation", "conv_1", "conversation is not supported (give the items in input); leave it out"),
+    ):
         error = live.error(PATH, input="Hi", **{field: value})
-        assert error["message"] == f"{field} is not supported; leave it out"
+        assert error["message"] == told
         assert error["code"] == "unsupported_field"
     for empty in ("", []):
         assert live.error(PATH, input=empty)["message"] == "input must not be empty"
-    assert live.error(PATH, input="Hi", truncation="auto")["message"] == "truncation: Input should be 'disabled'"
 
 
 def test_pages_of_input_have_a_limit_that_is_checked(live: Live) -> None:

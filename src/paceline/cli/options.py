@@ -59,6 +59,7 @@ SERVER_HELP = {
     "chat_template": "File of a chat template that replaces the model's.",
     "tool_call_parser": "mistral, hermes, llama3_json or pythonic; default: as the chat template has it.",
     "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
+    "lenient_fields": "Ignore fields that cannot be honoured, and name them in the header x-ignored-fields.",
     "vllm_metrics": "Give metrics vLLM's own names.",
     "max_waiting": "Maximum number of requests that wait; more are answered 429.",
     "max_streams_per_key": "Maximum number of requests of a key that run at once.",
@@ -156,7 +157,14 @@ LISTS = (
     "admin_key",
     "allowed_host",
 )
-SWITCHES = ("include_stop_str_in_output", "ignore_eos", "log_requests", "strict_schemas", "vllm_metrics")
+SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "log_requests",
+    "strict_schemas",
+    "lenient_fields",
+    "vllm_metrics",
+)
 METAVARS = {"logit_bias": "JSON", "steering": "METHOD", "canvas": "JSON", "think": "JSON"} | dict.fromkeys(
     ("dtype", "device", "exactness", "quantization"), "NAME"
 )

@@ -34,6 +34,7 @@ class ServerConfig:
         chat_template: file of one that replaces the checkpoint's.
         tool_call_parser: one of TOOL_FORMATS; None is read off the chat template.
         strict_schemas: JSON schemas are strict unless a request says otherwise.
+        lenient_fields: fields that cannot be honoured are ignored, and named in the header `x-ignored-fields`.
         vllm_metrics: metrics have vLLM's own names.
         max_waiting, max_streams_per_key: requests that have not begun, and running ones of a key; 429 beyond.
         max_body_bytes: of a request; 413 beyond.
@@ -58,6 +59,7 @@ class ServerConfig:
     chat_template: str | None = None
     tool_call_parser: str | None = None
     strict_schemas: bool = False
+    lenient_fields: bool = False
     vllm_metrics: bool = False
     max_waiting: int = 256
     max_streams_per_key: int = 256
@@ -79,7 +81,7 @@ class ServerConfig:
             need(all(text.strip() for text in texts), name, "not be empty; leave it out", "an empty text")
             vars(self)[name] = texts
         choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
-        for name in ("log_requests", "strict_schemas", "vllm_metrics"):
+        for name in ("log_requests", "strict_schemas", "lenient_fields", "vllm_metrics"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
         for name in MOST:
             integer(name, getattr(self, name), 1)

@@ -1,4 +1,5 @@
 from .app import create_app as create_app
+from .fields import field_table as field_table
 from .front import Fleet as Fleet
 from .front import front_app as front_app
 from .limits import read_keys as read_keys

@@ -21,8 +21,10 @@ from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import Job, JobFactory, constrained_by, named
+from paceline.serving.json_bodies import JsonRoute
 from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
@@ -186,24 +188,28 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
         store.close()
 
     app = FastAPI(title="Paceline", version=__version__, docs_url=None, redoc_url=None, lifespan=life)
+    app.router.route_class = JsonRoute
     _add_errors(app, service)
     routes = Routes(service)
     routes.add(app)
     ResponseRoutes(routes.conversation, store).add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
-    return Logged(Guard(app, Keys(*read_keys(config)), config, service.metrics.refused))
+    noting = FieldNotes(app, lenient=config.lenient_fields)
+    return Logged(Guard(noting, Keys(*read_keys(config)), config, service.metrics.refused))
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
     async def told(http: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         service.metrics.refused(error.status)
+        notes = NOTES.get()
+        error = error if notes is None else error.renamed(notes.names)
         return json_response(error.body(http.url.path), error.status, error.headers)
 
     async def invalid(http: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return await told(http, invalid_field(error.errors()))
+        return await told(http, invalid_field(error.errors(), error.body))
 
     async def unknown(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -13,6 +13,8 @@ from paceline.serving.protocol import ApiError
 from paceline.serving.workers import Workers
 
 COMPILE_SECONDS, CHECK_SECONDS = 2.0, 1.0
+"""Of a processor."""
+
 MAX_GRAMMAR: Final = 256 * 1024
 """Characters of a grammar as it is given, or of another constraint in the library's notation."""
 
@@ -37,7 +39,7 @@ class Grammars:
         Args:
             param: the field that it is in.
         Raises:
-            ApiError: it does not compile, is too large, or takes too long.
+            ApiError: it does not compile, is too large, or takes too much work; 503 where the machine is busy.
         """
         try:
             text = params.grammar or grammar_text(params)  # a grammar is translated where it can be stopped
@@ -60,5 +62,8 @@ class Grammars:
 
     async def errors(self, schema: Any, text: str) -> list[str]:
         """What a text violates of a JSON schema."""
-        found = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
+        try:
+            found = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
+        except ApiError:  # the text is written, and is not lost
+            return ["not checked, since the machine is too busy"]
         return ["the schema takes too long to check"] if found is None else list(found["errors"])

@@ -110,8 +110,6 @@ class JobFactory:
         Raises:
             ApiError: a field that cannot be honoured.
         """
-        if request.best_of not in (None, request.n or 1):
-            raise ApiError("best_of must equal n; outputs are returned as they are drawn", param="best_of")
         prompts = _prompts(request.prompt)
         if not 0 < len(prompts) <= self._config.max_prompts:
             raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")

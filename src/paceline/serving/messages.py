@@ -9,15 +9,16 @@ import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from paceline.errors import PacelineError
+from paceline.serving.fields import MESSAGES as FIELDS
 from paceline.serving.jobs import JobFactory, named
-from paceline.serving.protocol import MESSAGES, ApiError, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.protocol import MESSAGES, ApiError, Body, CacheControl, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.runs import Json, Run, json_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
 
@@ -30,13 +31,6 @@ CHAT_NAMES: Final = {
 
 UNSIGNED: Final = "unsigned"
 """Signature of thoughts, which are taken back as they are."""
-
-
-class CacheControl(Strict):
-    """Where a prefix ends that may be cached; all are."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class Block(Strict):
@@ -67,6 +61,7 @@ class ToolUseBlock(Block):
     name: str
     input: dict[str, Any]
     caller: dict[str, Any] | None = None
+    toolset_name: None = None
 
 
 class ToolResultBlock(Block):
@@ -75,6 +70,7 @@ class ToolResultBlock(Block):
     tool_use_id: str
     content: str | list[dict[str, Any]] = ""
     is_error: bool = False
+    toolset_name: None = None
 
 
 BLOCKS: Final[dict[str, dict[str, type[Block]]]] = {
@@ -90,6 +86,7 @@ class Turn(Strict):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
+    clear_at: Literal["never"] | None = None
 
 
 class FunctionTool(Strict):
@@ -104,6 +101,7 @@ class FunctionTool(Strict):
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Literal[False] | None = None
     eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class ToolChoice(Strict):
@@ -118,7 +116,8 @@ class Thinking(Strict):
     """Whether the model thinks; how much, it settles itself."""
 
     type: Literal["adaptive", "disabled"]
-    display: None = None
+    display: Literal["summarized"] | None = None
+    block_binding: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
 
 class JsonFormat(Strict):
@@ -141,9 +140,10 @@ class Metadata(Strict):
     user_id: str | None = None
 
 
-class CountRequest(Strict):
+class CountRequest(Body):
     """`/v1/messages/count_tokens`."""
 
+    api: ClassVar[str] = FIELDS
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     system: str | list[dict[str, Any]] | None = None
@@ -208,8 +208,6 @@ class MessagesRequest(CountRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    container: None = None
 
     def _more(self) -> Json:
         same = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}

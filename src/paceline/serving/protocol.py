@@ -1,11 +1,12 @@
-"""What clients may send: OpenAI's fields, and vLLM's beside them. A field that is not here, or that cannot be honoured,
-is rejected with its name; nothing is ignored in silence but what says nothing about the answer (`user`, `metadata`).
+"""What clients may send: OpenAI's fields, and vLLM's beside them; `fields` has what else they send. A field that is in
+neither, or that cannot be honoured, is rejected with its name. Nothing is ignored in silence but what says nothing
+about the answer (`user`, `metadata`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from annotated_types import MaxLen
 from pydantic import (
@@ -19,6 +20,10 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from paceline.serving.field_errors import UNSUPPORTED, Path, explained, path_of
+from paceline.serving.field_notes import NOTES
+from paceline.serving.fields import CHAT, COMPLETIONS, FieldError, settle
 
 SAMPLING: Final = (
     "n",
@@ -79,6 +84,17 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
+
+class Body(Strict):
+    """A whole request, from which fields that ask for nothing are taken first (`fields`). What it consists of has no
+    validators in Python, each of which would hold up the event loop.
+
+    Attributes:
+        api: whose fields it may hold beside its own.
+    """
+
+    api: ClassVar[str] = ""
+
     @model_validator(mode="wrap")
     @classmethod
     def _few_errors(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
@@ -89,6 +105,37 @@ class Strict(BaseModel):
                 raise PydanticCustomError("too_many_errors", f"more than {MAX_ERRORS} things in it are wrong") from None
             raise
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _settled(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(given, dict):
+            return validate(given)
+        try:
+            settle(cls.api, given, cls.model_fields.keys())
+        except FieldError as error:
+            raise ApiError(str(error), param=error.param, code="unsupported_field") from None
+        return _pruned(validate, given, ())
+
+
+class CacheControl(Strict):
+    """Where a prefix ends that may be cached, as Anthropic's clients say it; all are."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class CacheBreakpoint(Strict):
+    """The same in OpenAI's words."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+CacheMark = Annotated[CacheControl | None, Field(exclude=True)]
+Unread = Annotated[dict[str, Any] | None, Field(exclude=True)]
+"""What says nothing to the model, and is not shown to its template."""
+
 
 class StreamOptions(Strict):
     """What a stream tells beside the text."""
@@ -96,6 +143,7 @@ class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_segments: bool = False
+    include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchema(Strict):
@@ -121,7 +169,7 @@ class Prediction(Strict):
     content: str | Annotated[list[dict[str, Any]], QUICK]
 
 
-class Sampled(Strict):
+class Sampled(Body):
     """What both kinds of requests may hold.
 
     Number fields take whole numbers for floats; ranges are those of `SamplingParams`, which checks them.
@@ -161,8 +209,6 @@ class Sampled(Strict):
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
     safety_identifier: str | None = None
 
     def sampling(self) -> dict[str, Any]:
@@ -173,11 +219,10 @@ class Sampled(Strict):
 class CompletionRequest(Sampled):
     """`/v1/completions`."""
 
+    api: ClassVar[str] = COMPLETIONS
     prompt: str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds], QUICK]
     echo: bool = False
     logprobs: int | None = None
-    best_of: int | None = None
-    suffix: None = None
     prediction: Prediction | str | None = None
     response_format: ResponseFormat | None = None
     add_special_tokens: bool = True
@@ -189,6 +234,8 @@ class TextPart(Strict):
     type: Literal["text", "refusal"]
     text: str | None = None
     refusal: str | None = None
+    cache_control: CacheMark = None
+    prompt_cache_breakpoint: Annotated[CacheBreakpoint | None, Field(exclude=True)] = None
 
 
 class FunctionCall(Strict):
@@ -219,7 +266,12 @@ class Message(Strict):
     refusal: str | None = None
     audio: None = None
     function_call: None = None
-    annotations: None = None
+    prefix: Annotated[Literal[False] | None, Field(exclude=True)] = None
+    partial: Annotated[Literal[False] | None, Field(exclude=True)] = None
+    id: Annotated[str | None, Field(exclude=True)] = None
+    annotations: Annotated[list[Any] | None, Field(exclude=True)] = None
+    provider_specific_fields: Unread = None
+    cache_control: CacheMark = None
 
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -232,6 +284,8 @@ class Function(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheMark = None
+    defer_loading: Annotated[Literal[False] | None, Field(exclude=True)] = None
 
 
 class Tool(Strict):
@@ -239,6 +293,8 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: Function
+    cache_control: CacheMark = None
+    defer_loading: Annotated[Literal[False] | None, Field(exclude=True)] = None
 
 
 class NamedFunction(Strict):
@@ -257,6 +313,7 @@ class NamedTool(Strict):
 class ChatRequest(Sampled):
     """`/v1/chat/completions`."""
 
+    api: ClassVar[str] = CHAT
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), QUICK]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -269,10 +326,9 @@ class ChatRequest(Sampled):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    modalities: Annotated[list[Literal["text"]], QUICK] | None = None
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Body):
     """`/tokenize`: a prompt, or a conversation."""
 
     model: str | None = None
@@ -286,7 +342,7 @@ class TokenizeRequest(Strict):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(Body):
     """`/detokenize`."""
 
     model: str | None = None
@@ -385,23 +441,53 @@ def checked(kind: type[Model], value: Any, *at: str) -> Model:
         ApiError: it is none; the error names the field that is wrong.
     """
     try:
-        return kind.model_validate(value)
+        return _pruned(kind.model_validate, value, at)
     except ValidationError as error:
-        raise invalid_field([{**one, "loc": ("body", *at, *one["loc"])} for one in error.errors()]) from None
+        if error.error_count() > MAX_ERRORS:
+            param = ".".join(at)
+            raise ApiError(f"{param}: more than {MAX_ERRORS} things in it are wrong", param=param) from None
+        body = value
+        for part in reversed(at):
+            body = {part: body}
+        raise invalid_field([{**one, "loc": ("body", *at, *one["loc"])} for one in error.errors()], body) from None
 
 
-def invalid_field(errors: Sequence[Any]) -> ApiError:
-    """The first thing that is wrong with a body: the longest way into it, of alternatives."""
-    first = max(errors, key=lambda one: len(one["loc"])) if errors[0]["loc"][:2] == ("body", "prompt") else errors[0]
-    path = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid":
-        return ApiError(
-            f"the body is not JSON ({first.get('ctx', {}).get('error', 'unreadable')})", code="invalid_json"
-        )
-    words = [part for part in path if part.isdecimal() or (part.isidentifier() and not part[0].isupper())]
-    param = ".".join(word for word in words if word != "str") or None
-    if first["type"] in ("extra_forbidden", "none_required") or first.get("ctx") == {"expected": "False"}:
-        return ApiError(f"{_cut(str(param))} is not supported; leave it out", param=param, code="unsupported_field")
-    if first["type"] == "too_short" and first["ctx"]["actual_length"] == 0:
-        return ApiError(f"{param} must not be empty", param=param)
-    return ApiError(f"{param or 'the body'}: {first['msg']}", param=param)
+def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
+    """The error that tells most of what is wrong with a body.
+
+    Args:
+        errors: of pydantic.
+    """
+    message, param, code = explained(errors, body)
+    return ApiError(message, param=param, code=code)
+
+
+def _pruned(validate: Callable[[Any], Model], given: Any, at: Sequence[str]) -> Model:
+    """What is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
+    notes = NOTES.get()
+    for _ in range(MAX_ERRORS if notes is not None and notes.lenient else 0):
+        try:
+            return validate(given)
+        except ValidationError as error:
+            few = error.errors() if error.error_count() <= MAX_ERRORS else []
+            found = [{**one, "loc": ("body", *one["loc"])} for one in few if one["type"] in UNSUPPORTED]
+            if not found:
+                raise
+        assert notes is not None
+        for path in filter(None, [path_of(one, given) for one in found]):
+            _cut_out(given, path)
+            notes.ignore(".".join(part for part in (*at, *path) if isinstance(part, str) and not part.isdecimal()))
+    return validate(given)
+
+
+def _cut_out(value: Any, path: Path) -> None:
+    """Take out the key at the end of a path, and of all its like in lists on the way."""
+    first, *rest = path
+    if isinstance(value, list):
+        for one in value:
+            _cut_out(one, tuple(rest))
+    elif isinstance(value, dict) and first in value:
+        if rest:
+            _cut_out(value[first], tuple(rest))
+        else:
+            del value[first]

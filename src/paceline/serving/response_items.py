@@ -8,11 +8,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from paceline.serving.protocol import ApiError, Strict, checked
+from paceline.serving.protocol import ApiError, CacheBreakpoint, CacheMark, Strict, checked
 
 Json = dict[str, Any]
 
 Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class Caller(Strict):
+    """Who makes a call: the model itself."""
+
+    type: Literal["direct"]
 
 
 class TextPart(Strict):
@@ -23,6 +29,8 @@ class TextPart(Strict):
     refusal: str = ""
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    cache_control: CacheMark = None
+    prompt_cache_breakpoint: Annotated[CacheBreakpoint | None, Field(exclude=True)] = None
 
 
 class Item(Strict):
@@ -38,7 +46,7 @@ class MessageItem(Item):
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
-    phase: None = None
+    phase: Annotated[Literal["commentary", "final_answer"] | None, Field(exclude=True)] = None
 
 
 class CallItem(Item):
@@ -47,6 +55,9 @@ class CallItem(Item):
     call_id: str
     name: str
     arguments: str
+    caller: Annotated[Caller | None, Field(exclude=True)] = None
+    namespace: None = None
+    async_: Annotated[Literal[False] | None, Field(alias="async", exclude=True)] = None
 
 
 class CallOutputItem(Item):
@@ -54,6 +65,9 @@ class CallOutputItem(Item):
 
     call_id: str
     output: str | list[dict[str, Any]]
+    name: Annotated[str | None, Field(exclude=True)] = None
+    caller: Annotated[Caller | None, Field(exclude=True)] = None
+    namespace: None = None
 
 
 class ReasoningItem(Item):

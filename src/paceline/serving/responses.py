@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from paceline.serving.protocol import ApiError, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.fields import RESPONSES
+from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
 from paceline.serving.runs import Json, Run, json_response
@@ -33,11 +34,26 @@ CHAT_NAMES: Final = {
 
 SAME: Final = (
     *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
-    *("prompt_cache_key", "service_tier", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
+    *("prompt_cache_key", "safety_identifier", "top_k", "min_p", "repetition_penalty", "logit_bias"),
     *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
     *("structured_outputs", "speculative_config", "canvas", "think"),
 )
 """Fields that go to the chat as they are."""
+
+LOGPROBS: Final = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+]
+"""What a response may hold beside its text. Beside log probabilities it is of tools and images that are not here, or
+thoughts that nobody can read, and which come in the open here.
+"""
 
 CANCELLED: Final = "cancelled"
 PATIENCE: Final = 10.0
@@ -59,6 +75,11 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheMark = None
+    defer_loading: Annotated[Literal[False] | None, Field(exclude=True)] = None
+    allowed_callers: Annotated[list[Literal["direct"]] | None, Field(exclude=True)] = None
+    output_schema: Annotated[None, Field(exclude=True)] = None
+    async_: Annotated[Literal[False] | None, Field(alias="async", exclude=True)] = None
 
 
 class TextFormat(Strict):
@@ -82,7 +103,10 @@ class Reasoning(Strict):
     """How much the model thinks, which it settles itself."""
 
     effort: None = None
-    summary: None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class Obfuscation(Strict):
@@ -91,9 +115,10 @@ class Obfuscation(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponseRequest(Strict):
+class ResponseRequest(Body):
     """`/v1/responses`; those of `SAME` are checked by the chat."""
 
+    api: ClassVar[str] = RESPONSES
     model: str | None = None
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -108,7 +133,7 @@ class ResponseRequest(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Included] | None = None
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -118,14 +143,9 @@ class ResponseRequest(Strict):
     store: bool | None = None
     stream: bool | None = None
     stream_options: Obfuscation | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
     reasoning: Reasoning | None = None
-    background: Literal[False] | None = None
-    conversation: None = None
-    prompt: None = None
-    max_tool_calls: None = None
     prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     user: str | None = None
     top_k: Any = None
@@ -171,7 +191,7 @@ class ResponseRequest(Strict):
         choice: Any = self.tool_choice
         if isinstance(choice, NamedChoice):
             choice = {"type": "function", "function": {"name": choice.name}}
-        logprobs = bool(self.include) or bool(self.top_logprobs)
+        logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return chat_request(
             {name: getattr(self, name) for name in SAME}
             | {
@@ -237,7 +257,7 @@ class ResponseTranslation(Translation):
             "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "text": {"format": {"type": "text"}} | text,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "temperature": params.temperature,
             "top_p": params.top_p,
             "presence_penalty": params.presence_penalty,

@@ -1,6 +1,9 @@
 """A process that works on data of strangers, so that what hangs or crashes takes nothing else along.
 
-It reads a line of JSON from standard input and writes one:
+It reads a line of JSON from standard input, [seconds, question], and writes one. Where an answer takes it more seconds
+of a processor, it ends.
+
+Questions and answers:
 {"grammar": text in llguidance's notation} -> {"error": text}, empty where it compiles;
 {"notation": text of a grammar as a user gives it} -> the same;
 {"schema": ..., "text": ...} -> {"errors": [text, ...]}, what the text violates;
@@ -11,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
 from paceline.grammar import library_text
@@ -56,11 +61,28 @@ def _violations(schema: Any, text: str) -> list[str]:
     return [f"{one.json_path}: {one.message[:200]}" for one, _ in errors]
 
 
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Work that ends this process where it takes longer. The time that others have the processor does not count, since
+    a busy machine makes nothing more difficult. Where the system cannot count it, there is no limit here.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def main() -> None:
     """Answer lines until there are none."""
     for line in sys.stdin.buffer:
         try:
-            found = answer(json.loads(line))
+            seconds, asked = json.loads(line)
+            with _limited(seconds):
+                found = answer(asked)
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
             found = {"error": why, "errors": [why]}

@@ -11,6 +11,11 @@ from paceline.serving.protocol import ApiError
 
 COUNT: Final = 2
 START_SECONDS: Final = 20.0
+PATIENCE: Final = 30.0
+"""Seconds for an answer, however little of them its process could work: longer than any question may take on a machine
+that is not busy.
+"""
+
 MAX_LINE: Final = 2**26
 """Bytes of an answer."""
 
@@ -30,10 +35,12 @@ class Workers:
         self._waiting = 0
 
     async def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer to a question; None where it takes longer, or crashes the process.
+        """The answer to a question; None where it takes too much work, or crashes the process.
 
+        Args:
+            seconds: of a processor, that it may take.
         Raises:
-            ApiError: 429, too many questions wait.
+            ApiError: 429, too many questions wait; 503, the machine is too busy to answer this one.
         """
         if self._waiting >= MAX_QUEUE:
             raise ApiError("too many requests are being prepared; try again later", status=429, code="queue_full",
@@ -47,8 +54,14 @@ class Workers:
             if process is None or process.returncode is not None:
                 process = None
                 process = await _started()
-            return await asyncio.wait_for(_answer(process, asked), seconds)
-        except (TimeoutError, ConnectionError, ValueError):
+            return await asyncio.wait_for(_answer(process, asked, seconds), PATIENCE)
+        except TimeoutError:
+            if process is not None:
+                await _ended(process)
+            process = None
+            why = "this machine is too busy to prepare the request; try again later"
+            raise ApiError(why, status=503, code="busy", headers={"Retry-After": "5"}) from None
+        except (ConnectionError, ValueError):
             if process is not None:
                 await _ended(process)
             process = None
@@ -80,7 +93,7 @@ async def _started() -> Process:
         limit=MAX_LINE,
     )
     try:
-        await asyncio.wait_for(_answer(process, {}), START_SECONDS)
+        await asyncio.wait_for(_answer(process, {}, START_SECONDS), START_SECONDS)
     except BaseException:
         if process.returncode is None:
             process.kill()
@@ -88,10 +101,10 @@ async def _started() -> Process:
     return process
 
 
-async def _answer(process: Process, asked: dict[str, Any]) -> dict[str, Any]:
+async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    process.stdin.write(json.dumps([seconds, asked]).encode() + b"\n")
     await process.stdin.drain()
     line = await process.stdout.readline()
     found: dict[str, Any] = json.loads(line)  # an empty line of a process that has died is no JSON
