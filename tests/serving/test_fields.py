@@ -182,7 +182,8 @@ def test_marks_for_caches_and_what_servers_told_are_not_shown_to_the_model(talki
         {"role": "user", "content": [part | {"cache_control": MARK, "prompt_cache_breakpoint": {"mode": "explicit"}}],
          "cache_control": MARK},
         {"role": "assistant", "content": "Two", "id": "m1", "annotations": [], "audio": None, "function_call": None,
-         "refusal": None, "tool_calls": None, "provider_specific_fields": {"a": 1}, "prefix": False, "parsed": {"a": 1}},
+         "refusal": None, "tool_calls": None, "provider_specific_fields": {"a": 1}, "prefix": False,
+         "parsed": {"a": 1}},
     ]  # fmt: skip
     function = TOOL["function"] | {"cache_control": MARK}  # type: ignore[operator]
     expected = tokens(plain, [TOOL])
