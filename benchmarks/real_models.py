@@ -236,7 +236,7 @@ def llama_cpp(*, avx2: bool = False) -> LlamaCpp:
     """
     home = user_cache(LLAMA)
     found = LlamaCpp(home / "source", home / ("avx2" if avx2 else "native") / "bin")
-    if not found.bench.exists():
+    if not (found.bench.exists() and (found.programs / "llama-server").exists()):
         if shutil.which("cmake") is None:
             sys.exit("llama.cpp needs cmake and a C++ compiler, got no cmake; pip install cmake")
         if not found.source.exists():
@@ -244,7 +244,7 @@ def llama_cpp(*, avx2: bool = False) -> LlamaCpp:
         options = (*LLAMA_OPTIONS, *(LLAMA_AVX2 if avx2 else ("-DGGML_NATIVE=ON",)))
         build = found.programs.parent
         _cmake("-S", str(found.source), "-B", str(build), *options)
-        _cmake("--build", str(build), "--target", "llama-bench", "--parallel", str(os.cpu_count()))
+        _cmake("--build", str(build), "--target", "llama-bench", "llama-server", "--parallel", str(os.cpu_count()))
     return found
 
 

@@ -18,6 +18,7 @@ from paceline.engine import (
     Mailbox,
     OneByOneWorker,
     Prompt,
+    ReadPrompt,
     Request,
     RequestOutput,
     StreamChunk,
@@ -77,19 +78,20 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
         **template: Any,
     ) -> AsyncGenerator[RequestOutput]:
         """The answer to a conversation, as `generate` gives it.
 
         Args:
             messages: dicts with "role" and "content".
-            chat_template_kwargs, template: as in `LLM.chat`.
+            chat_template_kwargs, allow_special_tokens, template: as in `LLM.chat`.
         Raises:
             ConfigError, PromptError: at once, before anything runs.
         """
-        text = self.llm.tokenizer.apply_chat_template(messages, **{**template, **(chat_template_kwargs or {})})
-        tokens = self.llm.tokenizer.encode(text, add_special_tokens=False)
-        return self.generate({"prompt": text, "prompt_token_ids": tokens}, sampling_params)
+        names = {**template, **(chat_template_kwargs or {}), "allow_special_tokens": allow_special_tokens}
+        text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
+        return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params))
 
     async def _chunks(self, request: Request, decoder: Driver | DiffusionEngine) -> AsyncGenerator[StreamChunk]:
         worker, mailbox = self._worker(decoder), Mailbox(request)

@@ -417,6 +417,7 @@ class LLM(metaclass=Named):
         chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         search: Mapping[str, Any] | str | None = None,
+        allow_special_tokens: bool = False,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, rendered by the checkpoint's own chat template.
@@ -426,6 +427,8 @@ class LLM(metaclass=Named):
             sampling_params, use_tqdm, lora_request, search: as in `generate`.
             chat_template_content_format: "auto": contents go to the template in the form that it takes.
             chat_template_kwargs: names for the template, such as `enable_thinking`.
+            allow_special_tokens: what messages spell like special tokens (`<|im_end|>`) becomes them; else it is text,
+                and special tokens are the template's own alone.
             template: `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools`
                 (`Tokenizer.apply_chat_template`), and names for the template.
         Raises:
@@ -439,8 +442,9 @@ class LLM(metaclass=Named):
         need(messages != [], "messages", "hold a message or more", messages)
         need(fine, "messages", "be a list of dicts with 'role' and 'content', or a list of such lists", messages)
         talks: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
-        texts = [self.tokenizer.apply_chat_template(talk, **{**template, **more}) for talk in talks]
-        prompts = [ReadPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), []) for text in texts]
+        need(isinstance(allow_special_tokens, bool), "allow_special_tokens", "be True or False", allow_special_tokens)
+        names = {**template, **more, "allow_special_tokens": allow_special_tokens}
+        prompts = [ReadPrompt(*self.tokenizer.encode_chat(talk, **names), []) for talk in talks]
         return self._run(prompts, sampling_params, use_tqdm, lora_request, search)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[StreamChunk]:
@@ -452,16 +456,19 @@ class LLM(metaclass=Named):
         return shaped(decoder.stream(request), request.params.output_kind)
 
     def request(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None
     ) -> tuple[Request, Driver | DiffusionEngine]:
         """A request, checked and not begun, and what decodes it.
 
+        Args:
+            prompt: as in `stream`, or one that was read already.
         Raises:
             PromptError, ConfigError: it cannot be decoded.
         """
         self._must_be_open()
         (params,) = self._params(sampling_params, 1)
-        request = self._request(read_prompt(one_prompt(prompt), self.tokenizer.encode), params)
+        read = prompt if isinstance(prompt, ReadPrompt) else read_prompt(one_prompt(prompt), self.tokenizer.encode)
+        request = self._request(read, params)
         if self.diffusion:
             return request, self.diffusion
         driver = self._serving([request])
@@ -481,8 +488,8 @@ class LLM(metaclass=Named):
             return self.engine.parts.drafter_set.save_tables(folder)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
-        """Token ids of a conversation, ready for an answer."""
-        return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages, **template), add_special_tokens=False)
+        """Token ids of a conversation, ready for an answer (see `Tokenizer.encode_chat`)."""
+        return self.tokenizer.encode_chat(messages, **template)[1]
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults, with changes."""

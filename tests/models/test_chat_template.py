@@ -204,3 +204,111 @@ def test_calls_and_thoughts_stand_for_content() -> None:
 def test_text_parts_reach_every_template(template: str, expected: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert render(template, [{"role": "user", "content": parts}], {}) == expected
+
+
+CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}],
+    },
+    {"role": "tool", "content": "rain"},
+]
+TURNS = "{{% for m in messages %}}<{{{{ m.role }}}}>{}{{% endfor %}}"
+PRINTED = "{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}"
+ASKING = [  # as DeepSeek's, Qwen 3.5's and others have it
+    "{% if m['content'] is none %}" + PRINTED + "{% else %}{{ m['content'] }}{% endif %}",
+    "{% if m.content is not none %}{{ m.content }}{% else %}" + PRINTED + "{% endif %}",
+    "{% set content = m.content %}{% if content == none %}" + PRINTED + "{% else %}{{ content }}{% endif %}",
+]
+
+
+@pytest.mark.parametrize("asking", ASKING)
+def test_missing_content_is_null_for_templates_that_ask_for_that(asking: str) -> None:
+    template = TURNS.format(asking)
+    expected, _ = render_jinja_template([CALLS], chat_template=template)
+    assert render(template, CALLS, {}) == expected[0] == "<user>Weather?<assistant>weather<tool>rain"
+    left_out = [{key: value for key, value in message.items() if value is not None} for message in CALLS]
+    assert render(template, left_out, {}) == expected[0]
+    assert render(TURNS.format("{{ m.content }}"), CALLS, {}) == "<user>Weather?<assistant><tool>rain", "not None"
+    assert render(TURNS.format("{{ m.content | tojson }}"), CALLS, {}) == '<user>"Weather?"<assistant>null<tool>"rain"'
+
+
+def calling(arguments: Any) -> list[dict[str, Any]]:
+    function = {"name": "f", "arguments": arguments}
+    return [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
+
+
+OF_EACH = "{{% for m in messages %}}{{% for c in m.tool_calls %}}{}{{% endfor %}}{{% endfor %}}"
+WRITING = {
+    "tojson": "{{ c.function.arguments | tojson }}",
+    "concatenated": "{{ '(' + c.function.arguments + ')' }}",  # as DeepSeek's
+    "joined": "{{ '(' ~ c['function']['arguments'] ~ ')' }}",
+    "printed": "({{ c.function.arguments }})",
+    "asked": "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+    "{{ c.function.arguments | tojson }}{% endif %}",  # as Qwen 3's
+    "iterated": "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",  # as GLM 4.5's
+    "filtered": "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}",
+    "refused": "{% if c.function.arguments is mapping %}{{ c.function.arguments | tojson }}{% else %}"
+    "{{ raise_exception('no object') }}{% endif %}",  # as Gemma 4's
+}
+WRITTEN = {
+    "tojson": ('{"city": "Oslo", "n": 1}', '"{\\"city\\": "'),
+    "concatenated": ('({"city":"Oslo","n":1})', '({"city": )'),
+    "joined": ('({"city":"Oslo","n":1})', '({"city": )'),
+    "printed": ('({"city":"Oslo","n":1})', '({"city": )'),
+    "asked": ('{"city": "Oslo", "n": 1}', '{"city": '),
+    "iterated": ("city=Oslo;n=1;", 'arguments={"city": ;'),
+    "filtered": ("city=Oslo;n=1;", 'arguments={"city": ;'),
+    "refused": ('{"city": "Oslo", "n": 1}', '{"arguments": "{\\"city\\": "}'),
+}
+
+
+@pytest.mark.parametrize("way", WRITING)
+def test_arguments_come_in_the_form_that_a_template_takes(way: str) -> None:
+    template, (whole, malformed) = OF_EACH.format(WRITING[way]), WRITTEN[way]
+    text = '{"city":"Oslo","n":1}'
+    assert render(template, calling(text), {}) == whole
+    spaced = whole.replace(text, '{"city": "Oslo", "n": 1}')
+    assert render(template, calling({"city": "Oslo", "n": 1}), {}) == spaced
+    assert render(template, calling('{"city": '), {}) == malformed
+    for empty in ("", "{}", "null", {}):
+        assert render(template, calling(empty), {}).strip("()") in ("{}", "", "null")
+    quoted = str({"city": "Oslo", "n": 1})
+    quoting = [{"role": "user", "content": quoted}, *calling(text)]
+    assert render("{{ messages[0].content }}" + template, quoting, {}) == quoted + whole
+
+
+def test_what_a_caller_gave_is_not_changed() -> None:
+    chat = calling('{"a": 1}') + calling({"a": 1})
+    before = repr(chat)
+    render(OF_EACH.format(WRITING["concatenated"]), chat, {})
+    assert repr(chat) == before
+
+
+def test_no_calls_are_like_none_given() -> None:
+    template = TURNS.format("{% if m.tool_calls is defined %}(calls){% else %}{{ m.content }}{% endif %}")
+    reply = {"role": "assistant", "content": "An earlier reply", "tool_calls": []}
+    assert render(template, [reply], {}) == "<assistant>An earlier reply"
+    assert render(template, CALLS[1:2], {}) == "<assistant>(calls)"
+
+
+SPLITTING = (
+    "{% for m in messages %}<{{ m.role }}>{% set c = m.content %}{% if '</think>' in c %}"
+    "{% set c = c.split('</think>')[-1] %}{% endif %}{{ c }}</s>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", ["<think>\nshort\n</think>\n\nThe answer", "<think>a</think>", "x </think> a"])
+def test_what_a_template_takes_out_of_a_message_cannot_be_continued(content: str) -> None:
+    tokenizer = Tokenizer.load(BUNDLED)
+    chat = [{"role": "user", "content": f"Q {content}"}, {"role": "assistant", "content": content}]
+    given: dict[str, Any] = {"chat_template": SPLITTING, "continue_final_message": True}
+    with pytest.raises(PromptError, match=r"^continue_final_message: .* does not print the content of the last"):
+        tokenizer.apply_chat_template(chat, **given)
+    with pytest.raises(ValueError, match="does not appear in the chat"):
+        tokenizer.to_transformers().apply_chat_template(chat, tokenize=False, **given)
+    assert tokenizer.apply_chat_template([*chat[:1], {"role": "assistant", "content": "It is"}], **given).endswith(
+        "<assistant>It is"
+    )

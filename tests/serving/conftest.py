@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig, StructuredOutputsParams
@@ -36,11 +37,12 @@ def anthropic() -> Any:
 
 @dataclass
 class Live:
-    """A running server: where it is, its model, and a client of it."""
+    """A running server: where it is, its model, a client of it, and what runs it."""
 
     url: str
     model: AsyncLLM
     http: httpx.Client
+    server: uvicorn.Server
 
     def post(self, path: str, **body: Any) -> Any:
         return self.http.post(path, json=body)
@@ -59,15 +61,15 @@ class Live:
 
 
 def serve(model: AsyncLLM, **options: Any) -> Iterator[Live]:
-    config = ServerConfig(**{"port": 0, "served_model_name": ["bundled", "other-name"]} | options)
+    config = ServerConfig(**{"port": 0, "served_model_name": ["bundled", "other-name"], "drain_timeout": 2.0} | options)
     listening, app = Server(config), create_app(model, config)
-    server = listening.prepared(app, drain_seconds=2)
+    server = listening.prepared(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.socket]}, daemon=True)
     thread.start()
     while not server.started and thread.is_alive():  # before, connections are refused
         time.sleep(0.01)
     with httpx.Client(base_url=listening.url, timeout=60) as http:
-        yield Live(listening.url, model, http)
+        yield Live(listening.url, model, http, server)
     server.should_exit = True
     thread.join(20)
 

@@ -330,7 +330,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a role": ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
     "a call": ({"input": [{"role": "user", "content": "a"}, {"type": "function_call", "name": "f"}]},
                "input.1.call_id"),
-    "arguments": ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "{"}]}, "input"),
     "a result's image": ({"input": [{"type": "function_call_output", "call_id": "c", "output": [
         {"type": "input_image", "image_url": "http://a"}]}]}, "input.0.output.0.type"),
     "secret thoughts": ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},

@@ -35,6 +35,7 @@ app = typer.Typer(name="batch", help="Files of requests in the format of OpenAI'
 SERVER = (
     "served_model_name",
     "chat_template",
+    "allow_special_tokens",
     "tool_call_parser",
     "strict_schemas",
     "max_body_bytes",

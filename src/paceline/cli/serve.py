@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,13 +14,15 @@ import typer
 
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.options import SERVER_HELP, engine_options, open_llm, with_flags
-from paceline.cli.terminal import counted, remark, say, set_log_level
+from paceline.cli.terminal import counted, log_json, say, set_log_level
 from paceline.config import LOOPBACK, ReplicaConfig, ServerConfig, cores
 from paceline.errors import ConfigError
-from paceline.utils import local_ray, need_ray
+from paceline.utils import json_value, local_ray, need_ray
 
 if TYPE_CHECKING:
     from paceline.serving import Server
+
+logger = logging.getLogger("paceline.serving")
 
 MEMORY: Final = Path("/dev/shm")
 """Files in it are in memory, where the system has it."""
@@ -73,36 +75,54 @@ def command(
     own = {name: given.pop(name) for name in SERVER_HELP if name in given}
     given |= {"model": positional} if positional is not None else {}
     given |= {"max_num_seqs": max_num_seqs}
+    own |= {"allowed_origins": _listed(own["allowed_origins"])} if "allowed_origins" in own else {}
     config = ServerConfig(**{"served_model_name": [str(given.get("model", "bundled"))], **own})
     scaled: dict[str, Any] = {"replicas": replicas, "max_replicas": max_replicas, "ray_address": ray_address}
     scaled = {name: value for name, value in scaled.items() if value is not None}
     wanted = ReplicaConfig(**scaled, prefix_routing=prefix_routing) if scaled else None
     if wanted is not None:
         need_ray(f"--{next(iter(scaled)).replace('_', '-')}")
-    if config.host not in LOOPBACK and not any(read_keys(config)):
-        remark(f"everybody who reaches {config.host} may use this server: it has no --api-key")
     server = Server(config)
     set_log_level("info")
+    log_json()
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    if wanted is None:
-        _serve_one(server, given, config)
-    else:
-        _serve_replicas(server, given, config, wanted)
+    if config.host not in LOOPBACK and not any(read_keys(config)):
+        logger.warning("everybody who reaches %s may use this server: it has no --api-key", config.host)
+    code = _serve_one(server, given, config) if wanted is None else _serve_replicas(server, given, config, wanted)
+    raise typer.Exit(code)
 
 
-def _serve_one(server: Server, given: dict[str, Any], config: ServerConfig) -> None:
-    from paceline.async_llm import AsyncLLM
-    from paceline.serving import create_app
+def _listed(typed: list[str]) -> list[Any]:
+    """What was typed for a flag that may be repeated, of which each may be a JSON list too.
 
-    llm = open_llm(given, diffusion=True)
-    app = create_app(AsyncLLM(llm), config)
+    Raises:
+        ConfigError: no such list.
+    """
+    found: list[Any] = []
+    for text in typed:
+        value = json_value("--allowed-origins", text) if text.startswith("[") else text
+        found += value if isinstance(value, list) else [value]
+    return found
+
+
+def _serve_one(server: Server, given: dict[str, Any], config: ServerConfig) -> int:
+    with server.not_ready() as told:
+        from paceline.async_llm import AsyncLLM
+        from paceline.serving import check_files, create_app, warm_up
+
+        check_files(config)
+        llm = open_llm(given, diffusion=True)
+        app = create_app(AsyncLLM(llm), config)
+        told.doing = "warming up"
+        warm_up(llm)
     say(f"Serving {config.served_model_name[0]} on {server.url}/v1, live page at {server.url}/ (Ctrl-C stops)")
-    server.run(app)
+    code = server.run(app)
     llm.close()
+    return code
 
 
-def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> None:
-    """Until a signal comes.
+def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> int:
+    """Until a signal comes; the code to exit with.
 
     Raises:
         ConfigError: options that several machines cannot share, or a model that cannot be loaded.
@@ -112,17 +132,18 @@ def _serve_replicas(server: Server, given: dict[str, Any], config: ServerConfig,
         raise ConfigError("--ray-address needs --threads: how many cores its machines have is not known here")
     raise_from_now_on()
     threads = wanted.threads(options.get("threads"))
-    with (
-        _shared_responses(config, elsewhere=elsewhere) as shared,
-        local_ray(max(cores(), threads * wanted.most), wanted.ray_address, show_logs=True),
-    ):
-        from paceline.serving import front_app, ray_app
+    with ExitStack() as life:
+        with server.not_ready():
+            shared = life.enter_context(_shared_responses(config, elsewhere=elsewhere))
+            life.enter_context(local_ray(max(cores(), threads * wanted.most), wanted.ray_address, show_logs=True))
+            from paceline.serving import check_files, front_app, ray_app
 
-        with ray_app.replicated(options, shared, wanted) as fleet:
+            check_files(shared)
+            fleet = life.enter_context(ray_app.replicated(options, shared, wanted))
             app = front_app(fleet, shared, shared_responses=not elsewhere)
-            number = f"{counted(wanted.replicas, 'replica')} of {counted(threads, 'thread')}"
-            say(f"Serving {config.served_model_name[0]} on {server.url}/v1 with {number} (Ctrl-C stops)")
-            server.run(app)
+        number = f"{counted(wanted.replicas, 'replica')} of {counted(threads, 'thread')}"
+        say(f"Serving {config.served_model_name[0]} on {server.url}/v1 with {number} (Ctrl-C stops)")
+        return server.run(app)
 
 
 @contextmanager

@@ -90,12 +90,11 @@ class StandardError(logging.Handler):
         self.seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = short(self.format(record))
         if record.levelno >= logging.WARNING:
-            if text in self.seen:
+            if (key := f"{record.name} {record.getMessage()}") in self.seen:
                 return
-            self.seen.add(text)
-        print(text, file=sys.stderr)
+            self.seen.add(key)
+        print(short(self.format(record)), file=sys.stderr)
 
 
 def start_logging() -> None:
@@ -108,6 +107,15 @@ def start_logging() -> None:
     root.addHandler(handler)
     logging.captureWarnings(True)
     set_log_level("warning")
+
+
+def log_json() -> None:
+    """Write log records as lines of JSON from now on."""
+    from paceline.serving import JsonLines
+
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, StandardError):
+            handler.setFormatter(JsonLines())
 
 
 def set_log_level(level: str) -> None:

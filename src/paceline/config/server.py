@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,9 @@ MOST: Final = ("max_waiting", "max_streams_per_key", "max_body_bytes", "max_n", 
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
 
+ORIGIN: Final = r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+"
+"""What pages are from, as browsers write it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
@@ -29,9 +33,11 @@ class ServerConfig:
         api_key_file: holds more of them, one a line.
         admin_key, admin_key_file: likewise of those who see the requests of all keys on the live page, without texts.
         log_requests: prompts are in the log, and all texts on the page of those keys.
-        allowed_host: names beside those of this machine that the Host header may have; none where `host` is no loopback
-            address: any.
+        allowed_host: names beside those of this machine that the Host header may have; "*.NAME" is all that end so,
+            "*" is any.
+        allowed_origins: origins whose pages may use the server from a browser, as "https://example.org"; "*" is any.
         chat_template: file of one that replaces the checkpoint's.
+        allow_special_tokens: what messages spell like special tokens becomes them; else it is text.
         tool_call_parser: one of TOOL_FORMATS; None is read off the chat template.
         strict_schemas: JSON schemas are strict unless a request says otherwise.
         lenient_fields: fields that cannot be honoured are ignored, and named in the header `x-ignored-fields`.
@@ -41,6 +47,7 @@ class ServerConfig:
         max_n, max_prompts, max_request_tokens: outputs, prompts and new tokens of a request; 400 beyond.
         receive_timeout: seconds in which a request's head, and then its body, must have arrived.
         request_timeout: seconds after which a request ends with an error.
+        drain_timeout: seconds that running requests have to end when the server stops.
         response_file: SQLite database of the responses that `/v1/responses` stores; None: they are kept in memory.
         max_response_bytes, max_response_age: of their texts together, and seconds; older ones are forgotten.
     Raises:
@@ -56,7 +63,9 @@ class ServerConfig:
     admin_key_file: str | None = None
     log_requests: bool = False
     allowed_host: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
     chat_template: str | None = None
+    allow_special_tokens: bool = False
     tool_call_parser: str | None = None
     strict_schemas: bool = False
     lenient_fields: bool = False
@@ -69,6 +78,7 @@ class ServerConfig:
     max_request_tokens: int | None = None
     receive_timeout: float = 60.0
     request_timeout: float = 600.0
+    drain_timeout: float = 60.0
     response_file: str | None = None
     max_response_bytes: int = 256 * 2**20
     max_response_age: float = 30 * 86400.0
@@ -76,25 +86,20 @@ class ServerConfig:
     def __post_init__(self) -> None:
         need(isinstance(self.host, str) and self.host != "", "host", "be an address", self.host)
         integer("port", self.port, 0, 65535)
-        for name in ("served_model_name", "api_key", "admin_key", "allowed_host"):
+        for name in ("served_model_name", "api_key", "admin_key", "allowed_host", "allowed_origins"):
             texts = strings(name, getattr(self, name))
             need(all(text.strip() for text in texts), name, "not be empty; leave it out", "an empty text")
             vars(self)[name] = texts
+        for one in self.allowed_origins:
+            fine = re.fullmatch(ORIGIN, one) is not None
+            need(fine, "allowed_origins", "hold origins, such as https://example.org, or *", one)
         choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
-        for name in ("log_requests", "strict_schemas", "lenient_fields", "vllm_metrics"):
+        for name in ("log_requests", "allow_special_tokens", "strict_schemas", "lenient_fields", "vllm_metrics"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
         for name in MOST:
             integer(name, getattr(self, name), 1)
         if self.max_request_tokens is not None:
             integer("max_request_tokens", self.max_request_tokens, 1)
-        for name in ("receive_timeout", "request_timeout", "max_response_age"):
+        for name in ("receive_timeout", "request_timeout", "drain_timeout", "max_response_age"):
             number(name, getattr(self, name), 0.0, math.inf, "be above 0", open_low=True)
         need(self.response_file != "", "response_file", "be a path; leave it out", self.response_file)
-
-    @property
-    def hosts(self) -> tuple[str, ...] | None:
-        """What the Host header may name; None is anything."""
-        more = tuple(name.lower() for name in self.allowed_host)
-        if self.host in LOOPBACK:
-            return (*LOOPBACK, *more)
-        return (self.host.lower(), *LOOPBACK, *more) if more else None

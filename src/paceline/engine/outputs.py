@@ -38,7 +38,8 @@ class RequestMetrics:
         dropped_drafters: name -> why a drafter was dropped for this request.
         time_to_first_token, generation_time: seconds since arrival, and from the first step to the end; what the
             controller takes to plan and to measure is in both.
-        arrival_time, first_step_time: clock readings (`time.perf_counter`).
+        arrival_time, scheduled_time, first_step_time: clock readings (`time.perf_counter`): queued, begun to read
+            the prompt, done with that.
     """
 
     num_prompt_tokens: int = 0
@@ -53,6 +54,7 @@ class RequestMetrics:
     time_to_first_token: float | None = None
     generation_time: float = 0.0
     arrival_time: float = 0.0
+    scheduled_time: float | None = None
     first_step_time: float | None = None
 
     @property

@@ -145,6 +145,7 @@ class Scheduler:
     def _open(self, request: Request) -> Filling:
         """The first output of a request, which prefills, and its siblings, which will fork from it."""
         made = []
+        request.metrics.scheduled_time = perf_counter()
         rules, request.rules = request.rules or self._rules(request), None
         each = [rules, *(rules.fork() for _ in range(1, request.params.n))]
         for index, own in enumerate(each):

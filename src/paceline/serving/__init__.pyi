@@ -1,4 +1,6 @@
+from .app import check_files as check_files
 from .app import create_app as create_app
+from .entrance import Entrance as Entrance
 from .fields import field_table as field_table
 from .front import Fleet as Fleet
 from .front import front_app as front_app
@@ -11,6 +13,8 @@ from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
+from .request_log import Facts as Facts
+from .request_log import JsonLines as JsonLines
 from .response_store import ResponseStore as ResponseStore
 from .routing import SeenPrefixes as SeenPrefixes
 from .routing import affinity_of as affinity_of
@@ -21,3 +25,4 @@ from .tool_formats import format_of as format_of
 from .tool_grammar import calls_grammar as calls_grammar
 from .tool_reading import Delta as Delta
 from .tool_reading import Reader as Reader
+from .warming import warm_up as warm_up

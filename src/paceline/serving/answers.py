@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.llm import LLM
+from paceline.models.loading import TokenBytes
 from paceline.sampling import Logprob
 from paceline.serving.jobs import Job, JobFactory
 from paceline.serving.protocol import ChatRequest, CompletionRequest
+from paceline.serving.token_texts import PREFIX, Offsets, offsets_in, token_bytes_of, written
 from paceline.serving.tool_reading import Reader
 
 Json = dict[str, Any]
@@ -94,18 +96,21 @@ class CompletionAnswer:
     def __init__(self, request: CompletionRequest, jobs: Sequence[Job], model: str, llm: LLM) -> None:
         self.request, self.jobs, self._llm = request, jobs, llm
         self.answer = Answer("text_completion", model, request.request_id)
-        self._seen: dict[tuple[int, int], tuple[int, int]] = {}
+        self._bytes = token_bytes_of(llm.tokenizer)
+        self._seen: dict[tuple[int, int], int] = {}
+        self._offsets: dict[tuple[int, int], Offsets] = {}
 
     def event(self, number: int, chunk: StreamChunk) -> Json:
         """What a chunk of job `number` adds."""
-        index = number * self.jobs[number].params.n + chunk.index
-        tokens, characters = self._seen.get((number, chunk.index), (0, 0))
-        self._seen[number, chunk.index] = (tokens + len(chunk.token_ids), characters + len(chunk.text))
+        which, job = (number, chunk.index), self.jobs[number]
+        index = number * job.params.n + chunk.index
+        start = self._seen.get(which, 0)
+        self._seen[which] = stop = start + len(chunk.token_ids)
         live = chunk.output.outputs[chunk.index]
         logprobs = None
         if live.logprobs is not None:
-            entries = live.logprobs[tokens : tokens + len(chunk.token_ids)]
-            logprobs = _old_logprobs(list(chunk.token_ids), entries, characters)
+            offsets = self._offsets.setdefault(which, self._counted(job)).of(chunk.token_ids)
+            logprobs = _old_logprobs(chunk.token_ids, live.logprobs[start:stop], offsets, self._bytes)
         choice = {
             "index": index,
             "text": chunk.text,
@@ -126,15 +131,20 @@ class CompletionAnswer:
                 choices.append(self._choice(job, output, one, len(choices)))
         return self.answer.frame(choices, usage=usage_of(outputs, hidden=self.jobs[0].hidden))
 
+    def _counted(self, job: Job, start: int = 0) -> Offsets:
+        return Offsets(self._bytes, skip_special_tokens=job.params.skip_special_tokens, start=start)
+
     def _choice(self, job: Job, output: RequestOutput, one: CompletionOutput, index: int) -> Json:
         text = "" if job.hidden else one.text
         ids = [] if job.hidden else one.token_ids
         logprobs = None
         if one.logprobs is not None:
-            logprobs = _old_logprobs(ids, one.logprobs[: len(ids)], len(job.shown) if self.request.echo else 0)
+            offsets = self._counted(job, len(job.shown) if self.request.echo else 0).of(ids)
+            logprobs = _old_logprobs(ids, one.logprobs[: len(ids)], offsets, self._bytes)
             if self.request.echo:
-                entries = output.prompt_logprobs or []
-                before = _old_logprobs(output.prompt_token_ids, entries, 0, spell=self._llm.tokenizer.token_text)
+                prompt, entries = output.prompt_token_ids, output.prompt_logprobs or []
+                offsets = offsets_in(job.shown, prompt, self._bytes)
+                before = _old_logprobs(prompt, entries, offsets, self._bytes)
                 logprobs = {key: before[key] + logprobs[key] for key in before}
         choice: Json = {
             "index": index,
@@ -153,23 +163,26 @@ class CompletionAnswer:
 
 
 def _old_logprobs(
-    tokens: Sequence[int], entries: Sequence[dict[int, Logprob] | None], start: int, spell: Any = None
+    tokens: Sequence[int],
+    entries: Sequence[dict[int, Logprob] | None],
+    offsets: Sequence[int],
+    token_bytes: TokenBytes,
 ) -> Json:
     """As completions have them: columns."""
-    found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, entry in zip(tokens, entries, strict=True):
-        text = (entry or {}).get(token, Logprob(0.0, 0)).decoded_token or (spell(token) if spell else "")
-        found["tokens"].append(text)
-        found["token_logprobs"].append(None if entry is None else _finite(entry[token].logprob))
-        top = (
+    return {
+        "tokens": [written(token_bytes[token], PREFIX) for token in tokens],
+        "token_logprobs": [
+            None if entry is None else _finite(entry[token].logprob)
+            for token, entry in zip(tokens, entries, strict=True)
+        ],
+        "top_logprobs": [
             None
             if entry is None
-            else {one.decoded_token or str(key): _finite(one.logprob) for key, one in entry.items()}
-        )
-        found["top_logprobs"].append(top)
-        found["text_offset"].append(start)
-        start += len(text)
-    return found
+            else {written(token_bytes[key], PREFIX) or str(key): _finite(one.logprob) for key, one in entry.items()}
+            for entry in entries
+        ],
+        "text_offset": list(offsets),
+    }
 
 
 def _finite(value: float) -> float:
@@ -186,7 +199,7 @@ class ChatAnswer:
         self.jobs, self._factory = jobs, factory
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self.answer = Answer(kind, model, request.request_id)
-        self._most = request.top_logprobs or 0
+        self._most, self._bytes = request.top_logprobs or 0, factory.token_bytes
         self._readers: dict[int, Reader] = {}
         self._tokens: dict[int, int] = {}
 
@@ -205,7 +218,9 @@ class ChatAnswer:
         live, start = chunk.output.outputs[index], self._tokens.get(index, 0)
         self._tokens[index] = stop = start + len(chunk.token_ids)
         logprobs = (
-            None if live.logprobs is None else _new_logprobs(chunk.token_ids, live.logprobs[start:stop], self._most)
+            None
+            if live.logprobs is None
+            else _new_logprobs(chunk.token_ids, live.logprobs[start:stop], self._most, self._bytes)
         )
         choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         if ended:
@@ -240,7 +255,7 @@ class ChatAnswer:
             message["tool_calls"] = [
                 {key: value for key, value in call.items() if key != "index"} for call in found.calls
             ]
-        logprobs = None if one.logprobs is None else _new_logprobs(one.token_ids, one.logprobs, self._most)
+        logprobs = None if one.logprobs is None else _new_logprobs(one.token_ids, one.logprobs, self._most, self._bytes)
         choice: Json = {
             "index": one.index,
             "message": message,
@@ -253,16 +268,19 @@ class ChatAnswer:
         return choice
 
 
-def _new_logprobs(tokens: Sequence[int], entries: Sequence[dict[int, Logprob]], most: int) -> Json:
+def _new_logprobs(
+    tokens: Sequence[int], entries: Sequence[dict[int, Logprob]], most: int, token_bytes: TokenBytes
+) -> Json:
     """As chats have them: a list of entries, each with the `most` likeliest tokens."""
 
-    def one(found: Logprob) -> Json:
-        text = found.decoded_token or ""
-        return {"token": text, "logprob": _finite(found.logprob), "bytes": list(text.encode("utf-8", "replace"))}
+    def one(token: int, found: Logprob) -> Json:
+        data = token_bytes[token]
+        return {"token": written(data), "logprob": _finite(found.logprob), "bytes": list(data)}
 
     return {
         "content": [
-            one(entry[token]) | {"top_logprobs": [one(other) for other in entry.values() if other.rank <= most]}
+            one(token, entry[token])
+            | {"top_logprobs": [one(key, other) for key, other in entry.items() if other.rank <= most]}
             for token, entry in zip(tokens, entries, strict=True)
         ],
         "refusal": None,

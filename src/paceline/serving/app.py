@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -21,11 +19,12 @@ from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import Job, JobFactory, constrained_by, named
 from paceline.serving.json_bodies import JsonRoute
-from paceline.serving.limits import Guard, Keys, Slots, read_keys, read_text
+from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
@@ -39,9 +38,10 @@ from paceline.serving.protocol import (
     TokenizeRequest,
     invalid_field,
 )
+from paceline.serving.request_log import Facts
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
-from paceline.serving.runs import CLOSED, Run, json_response
+from paceline.serving.runs import Run, json_response
 from paceline.serving.translation import Outgoing
 from paceline.utils import shortened
 from paceline.version import __version__
@@ -72,7 +72,7 @@ class Service:
 
     def __init__(self, model: AsyncLLM, names: Sequence[str], jobs: JobFactory, config: ServerConfig) -> None:
         self.model, self.names, self.jobs, self.config = model, list(names), jobs, config
-        self.metrics = Metrics(model, prefix="vllm" if config.vllm_metrics else "paceline")
+        self.metrics = Metrics(model, self.names[0] if config.vllm_metrics else None)
         self.slots, self.grammars, self.started = Slots(config), Grammars(), int(time.time())
 
     def check_model(self, name: str | None) -> None:
@@ -111,8 +111,10 @@ class Service:
                 streams = await asyncio.to_thread(lambda: [self.model.stream(job.prompt, job.params) for job in jobs])
             except PacelineError as error:
                 raise named(error, request) from None
-            seconds = self.config.request_timeout
-            run = Run(streams, request, reply, metrics=self.metrics, grammars=self.grammars, max_seconds=seconds)
+            run = Run(
+                streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=http.scope["facts"],
+                max_seconds=self.config.request_timeout,
+            )  # fmt: skip
             outgoing: Outgoing = run if translated is None else translated(run)
             if not outgoing.stream:
                 return await outgoing.whole(http)
@@ -122,7 +124,7 @@ class Service:
 def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
     for job in jobs:
         text = job.shown or llm.tokenizer.decode(job.prompt["prompt_token_ids"][:MOST_LOGGED], False)
-        logger.info("%s", json.dumps({"owner": owner[:12], "prompt": text[:MOST_LOGGED]}))
+        logger.info("%s", Facts(owner=owner[:12], prompt=text[:MOST_LOGGED]))
 
 
 class EventStream(StreamingResponse):
@@ -132,9 +134,9 @@ class EventStream(StreamingResponse):
         slot: closed at the end, also where the client has gone before the first event.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], slot: ExitStack) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], slot: ExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._slot = slot
+        self._events, self._slot = events, slot
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         sent = False  # since the last look; a timer for each event would cost more than the event
@@ -160,9 +162,23 @@ class EventStream(StreamingResponse):
                 await super().__call__(scope, receive, told)
             finally:
                 beat.cancel()
+                await self._events.aclose()
 
 
-def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
+def check_files(config: ServerConfig) -> None:
+    """Read the files that a configuration names, so that what is wrong with one is told before a model is loaded.
+
+    Raises:
+        ConfigError: a file of keys, of a template or of stored responses that cannot be read.
+    """
+    read_keys(config)
+    if config.chat_template is not None:
+        read_text("chat_template", config.chat_template)
+    if config.response_file is not None:
+        ResponseStore(config.response_file, config.max_response_bytes, config.max_response_age).close()
+
+
+def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
     """The server as an ASGI application.
 
     Args:
@@ -195,8 +211,7 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Any:
     ResponseRoutes(routes.conversation, store).add(app)
     MessageRoutes(routes.conversation, service.jobs).add(app)
     LivePage(model, names[0], service.slots, config).add(app)
-    noting = FieldNotes(app, lenient=config.lenient_fields)
-    return Logged(Guard(noting, Keys(*read_keys(config)), config, service.metrics.refused))
+    return guarded(FieldNotes(app, lenient=config.lenient_fields), config, service.metrics.refused)
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
@@ -245,14 +260,16 @@ class Routes:
         gets: dict[str, Callable[..., Any]] = {
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.one_model,
-            "/health": self.health,
+            **dict.fromkeys(HEALTH, self.health),
+            LIVE: self.live,
             "/version": self.version,
             "/metrics": self.metrics,
         }
         for method, routes in (("POST", posts), ("GET", gets)):
             for path, handler in routes.items():
                 app.add_api_route(path, handler, methods=[method], response_model=None, responses=ERRORS)
-        app.add_api_route("/health", self.health, methods=["HEAD"], response_model=None, include_in_schema=False)
+        for path in (*HEALTH, LIVE):
+            app.add_api_route(path, gets[path], methods=["HEAD"], response_model=None, include_in_schema=False)
 
     async def chat(self, request: ChatRequest, http: Request) -> Response:
         return await self.conversation(request, http)
@@ -294,9 +311,12 @@ class Routes:
         special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
         try:
             with self._service.slots.slot(http.scope["owner"], 0):
-                text = request.prompt if request.prompt is not None else await self._service.jobs.rendered(request)
-                async with self._service.jobs.turn(text):
-                    tokens = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=special)
+                if request.prompt is None:
+                    tokens = (await self._service.jobs.conversation(request))[1]
+                    tokens = tokenizer.framed(tokens) if special else tokens
+                else:
+                    async with self._service.jobs.turn(request.prompt):
+                        tokens = await asyncio.to_thread(tokenizer.encode, request.prompt, add_special_tokens=special)
         except PacelineError as error:
             raise ApiError(str(error)) from None
         found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
@@ -312,44 +332,16 @@ class Routes:
 
     async def health(self) -> Response:
         closed, faults = self._llm.closed, self._service.model.faults
-        return json_response({"status": "closed" if closed else "ready", "faults": faults}, 503 if closed else 200)
+        found = {"status": "closed" if closed else "ready", "faults": faults}
+        found["response_store_failures"] = self._service.metrics.store_failures
+        return json_response(found, 503 if closed else 200)
+
+    async def live(self) -> Response:
+        closed = self._llm.closed
+        return json_response({"status": "closed" if closed else "live"}, 503 if closed else 200)
 
     async def version(self) -> Response:
         return json_response({"version": __version__})
 
     async def metrics(self) -> Response:
         return Response(self._service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-class Logged:
-    """ASGI: an id for each request, and one line of JSON when it has ended, without any text of it."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        name = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req-{time.time_ns():x}"
-        status, start = CLOSED, time.perf_counter()
-
-        async def told(message: Json) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, told)
-        finally:
-            line = {
-                "request_id": name,
-                "method": scope["method"],
-                "path": scope["path"][:200],
-                "status": status,
-                "seconds": round(time.perf_counter() - start, 4),
-            }
-            logger.info("%s", json.dumps(line))

@@ -13,16 +13,16 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics, generate_latest
+from prometheus_client import Counter, Gauge, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.exceptions import HTTPException
 
 from paceline.config import ServerConfig
-from paceline.serving.app import Logged
-from paceline.serving.limits import OPEN, Guard, Keys, Slots, read_keys, refuse
-from paceline.serving.protocol import MESSAGES, ApiError
+from paceline.serving.entrance import FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
+from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
+from paceline.serving.metrics import Registry
+from paceline.serving.protocol import ApiError
 from paceline.serving.routing import Affinity, affinity_of
-from paceline.serving.runs import event
 
 TRIES: Final = 3
 """Replicas that a request is sent to, while they die before they have sent anything."""
@@ -35,9 +35,6 @@ PASSED: Final = (
     *("client", "server"),
 )
 """What a replica is told of a request."""
-
-RESPONSE: Final = "/v1/responses/"
-STREAM: Final = b"text/event-stream"
 
 LATER: Final = 5.0
 """Seconds that a replica has more than a request may take, so that it can say so itself."""
@@ -65,7 +62,7 @@ class Fleet(Protocol):
         ...
 
 
-def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = True) -> Any:
+def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = True) -> Entrance:
     """The server before replicas, as an ASGI application.
 
     Args:
@@ -74,9 +71,9 @@ def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = Tr
     Raises:
         ConfigError: a file of keys that cannot be read.
     """
-    counts = _Counts("vllm" if config.vllm_metrics else "paceline")
+    counts = _Counts((*config.served_model_name, "")[0] if config.vllm_metrics else None)
     front = Front(fleet, config, counts, shared_responses=shared_responses)
-    return Logged(Guard(front, Keys(*read_keys(config)), config, counts.refused))
+    return guarded(front, config, counts.refused)
 
 
 class Front:
@@ -97,18 +94,20 @@ class Front:
             await refuse(send, error, scope["path"])
 
     async def _routed(self, scope: Json, receive: Any, send: Any) -> None:
-        path, plain = scope["path"], Json({name: scope[name] for name in PASSED if name in scope})
+        path, plain = scope["path"], Json({name: scope[name] for name in PASSED if name in scope}, relayed=True)
         body = await _body(receive)
         if path == "/metrics":
             await self._metrics(plain, send)
-        elif path == "/health":
+        elif path == LIVE:
+            await reply(send, 200, {"status": "live"})
+        elif path in HEALTH:
             await self._pick(plain, send, (200,))
-        elif path.startswith(RESPONSE):
+        elif path.startswith(f"{RESPONSES}/"):
             await self._pick(plain, send, (200, 409, 400))
         elif path.startswith("/page") or path in OPEN:
             raise ApiError("the live page shows one engine; with replicas, read /metrics", status=404, code="no_page")
         else:
-            if path == RESPONSE.rstrip("/") and not self._shared:
+            if path == RESPONSES and not self._shared:
                 body = _unstored(body)
             owner = scope["owner"]
             with self._slots.slot(owner, 0):
@@ -195,6 +194,9 @@ class Passing:
     async def add(self, messages: Iterable[Json]) -> None:
         """Pass them on."""
         for message in messages:
+            if message["type"] == FACTS:
+                await self._send(message)
+                continue
             if message["type"] == "http.response.start":
                 self._head = message
                 continue
@@ -216,27 +218,12 @@ class Passing:
         await self._send({"type": "http.response.body", "body": error_event(error, self._path)})
 
 
-def error_event(error: ApiError, path: str) -> bytes:
-    """The end of a stream of server-sent events that failed, as clients of that route read it."""
-    body = error.body(path)
-    if path.startswith(MESSAGES):
-        return b"event: error\n" + event(body)
-    if path.startswith(RESPONSE.rstrip("/")):
-        told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return b"event: error\n" + event(told)
-    return event(body) + b"data: [DONE]\n\n"
-
-
 class _Counts:
     """What the front counts itself."""
 
-    def __init__(self, prefix: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = CollectorRegistry()
-
-        def made(kind: Any, name: str, text: str, *labels: str) -> Any:
-            return kind(f"{prefix}:{name}", text, labels, registry=self._registry)
-
+    def __init__(self, model_name: str | None) -> None:
+        self._registry = Registry(model_name)
+        made = self._registry.made
         self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
         self.lost = made(Counter, "replica_lost", "Requests whose replica died.")
         self.replicas = made(Gauge, "num_replicas", "Replicas that answer.")
@@ -245,7 +232,7 @@ class _Counts:
         self.rejected.labels(str(status)).inc()
 
     def page(self) -> str:
-        return generate_latest(self._registry).decode()
+        return self._registry.page().decode()
 
 
 class _Merged:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -13,6 +12,7 @@ from typing import Any, Final
 from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
+from paceline.models.loading import Rendered, TokenBytes
 from paceline.serving.limits import tenant_of
 from paceline.serving.protocol import (
     ApiError,
@@ -25,6 +25,7 @@ from paceline.serving.protocol import (
     Sampled,
     TokenizeRequest,
 )
+from paceline.serving.token_texts import token_bytes_of
 from paceline.serving.tool_formats import FORMATS, format_of
 from paceline.serving.tool_grammar import calls_grammar
 from paceline.serving.tool_reading import THINK, Reader
@@ -104,6 +105,11 @@ class JobFactory:
         self._llm, self._config, self._template = llm, config, chat_template
         self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
 
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """What the tokens of the model's vocabulary stand for."""
+        return token_bytes_of(self._llm.tokenizer)
+
     def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
         """A job for each prompt.
 
@@ -145,13 +151,26 @@ class JobFactory:
             raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
         if None not in (request.max_tokens, request.max_completion_tokens):
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
-        text = await self.rendered(request)
-        async with self.turn(text):
-            tokens = await asyncio.to_thread(self._llm.tokenizer.encode, text, add_special_tokens=False)
+        text, tokens = await self.conversation(request)
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         params = self._params(request, most, more)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
+
+    async def conversation(self, request: Any) -> tuple[str, list[int]]:
+        """The text of a conversation (of a chat or tokenize request) and its token ids.
+
+        Raises:
+            ApiError: it takes too long.
+            ConfigError, PromptError: there is no template, or it rejects something.
+        """
+        rendered, tokenizer = await self.rendered(request), self._llm.tokenizer
+        async with self.turn(rendered.text):
+            if self._config.allow_special_tokens:
+                tokens = await asyncio.to_thread(tokenizer.encode, rendered.text, add_special_tokens=False)
+            else:
+                tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered)
+        return rendered.text, tokens
 
     def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
         """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on."""
@@ -159,17 +178,13 @@ class JobFactory:
         return self._one_long if sum(map(len, texts)) > LONG else nullcontext()
 
     async def get_ready(self) -> None:
-        """Start what renders conversations, so that the first one need not wait for it."""
+        """Start what renders conversations, and read the vocabulary, so that the first one need not wait for it."""
+        await asyncio.to_thread(self.token_bytes.__getitem__, 0)
         with suppress(ApiError, PacelineError):
-            await self.rendered(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
+            await self.conversation(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
 
-    async def rendered(self, request: Any) -> str:
-        """The text of a conversation (of a chat or tokenize request).
-
-        Raises:
-            ApiError: it takes too long.
-            ConfigError, PromptError: there is no template, or it rejects something.
-        """
+    async def rendered(self, request: Any) -> Rendered:
+        """The text of a conversation, and what of it the template wrote."""
         template = self._llm.tokenizer.template(self._template)
         messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages])
         more: Json = dict(request.chat_template_kwargs or {})
@@ -190,9 +205,9 @@ class JobFactory:
                 f"the chat template takes more than {RENDER_SECONDS:.0f} seconds for these messages, or too much memory"
             )
             raise ApiError(why, param="messages", code="template_timeout")
-        if found["error"]:
-            raise PromptError(found["error"])
-        return str(found["text"])
+        if error := found.pop("error"):
+            raise PromptError(error)
+        return Rendered(**found)
 
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
@@ -316,7 +331,7 @@ def _prompts(given: Any) -> list[Any]:
 
 
 def _message(message: Any) -> Json:
-    """As chat templates read it: calls with their arguments as objects, parts of texts as they are."""
+    """As chat templates read it."""
     found: Json = message.model_dump(exclude_none=True)
     if found["role"] == "developer":
         found["role"] = "system"
@@ -325,8 +340,4 @@ def _message(message: Any) -> Json:
             part["type"], part["text"] = "text", part.pop("refusal", "")
     for call in found.get("tool_calls", ()):
         call.pop("index", None)
-        try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            raise ApiError("arguments of tool_calls must be JSON", param="messages") from None
     return found

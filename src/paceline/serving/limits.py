@@ -8,22 +8,31 @@ import hmac
 import json
 import os
 import re
+import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
-from paceline.config import ServerConfig
+from paceline.config import LOOPBACK, ServerConfig
 from paceline.errors import ConfigError
 from paceline.serving.protocol import ApiError
+from paceline.utils import shortened
 
 PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
 """What the live page is made of, beside itself."""
 
-OPEN: Final = ("/health", "/", *(f"/static/{name}" for name in PAGE_FILES))
+LIVE: Final = "/health/live"
+"""Answered 200 as long as the process can answer."""
+
+HEALTH: Final = ("/health", "/health/ready")
+"""Answered 200 while requests are."""
+
+OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
 """Routes without a key."""
 
 ADMIN: Final = "admin"
@@ -92,6 +101,84 @@ class Keys:
         return found if scheme.lower() == "bearer" else None
 
 
+class Hosts:
+    """Which Host headers are let in, so that no page of the web reaches the server under a name of its own (DNS
+    rebinding): names of this machine and of `allowed_host`. Where the server can be reached from elsewhere, addresses
+    are let in too, since a page that was loaded from an address can reach nothing else under it.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        names = {name.lower() for name in (*LOOPBACK, config.host, *config.allowed_host)}
+        self._reached = config.host not in LOOPBACK
+        if self._reached:
+            own = socket.gethostname().lower()
+            names |= {own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+        self._all, self._names = "*" in names, names
+        self._ends = tuple(name.removeprefix("*") for name in names if name.startswith("*."))
+
+    def __contains__(self, header: str) -> bool:
+        host = re.sub(r":\d*$", "", header).lower()
+        return self._all or host in self._names or host.endswith(self._ends) or (self._reached and _no_name(host))
+
+
+def _no_name(host: str) -> bool:
+    """Whether it is an address, or nothing, which browsers never send."""
+    try:
+        return host == "" or bool(ip_address(host.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        return False
+
+
+class Origins:
+    """ASGI: lets pages of other origins use what is behind it, as far as they are allowed to. Browsers ask before
+    (OPTIONS), without a key; the process before replicas answers that for them.
+
+    Args:
+        allowed: origins; "*" is any.
+        refused: told the status of what is not let in.
+    """
+
+    def __init__(self, app: Any, allowed: Sequence[str], refused: Callable[[int], None]) -> None:
+        self._app, self._allowed, self._refused = app, allowed, refused
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        if b"origin" not in headers or scope.get("relayed"):
+            await self._app(scope, receive, send)
+            return
+        origin = headers[b"origin"].decode("latin-1")
+        allowed = "*" in self._allowed or origin in self._allowed
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            await self._asked(send, origin, scope["path"], headers, allowed=allowed)
+        else:
+            await self._app(scope, receive, _shared(send, origin) if allowed else send)
+
+    async def _asked(self, send: Any, origin: str, path: str, headers: dict[bytes, bytes], *, allowed: bool) -> None:
+        """Answer the question that browsers ask before a request."""
+        if not allowed:
+            self._refused(403)
+            why = f"pages of {shortened(origin)} may not use this server; see --allowed-origins"
+            await refuse(send, ApiError(why, status=403, code="origin_not_allowed"), path)
+            return
+        wanted = headers.get(b"access-control-request-headers", b"").decode("latin-1")
+        told = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
+        told |= {"access-control-allow-headers": wanted} if wanted else {}
+        await reply(_shared(send, origin), 204, None, told)
+
+
+def _shared(send: Any, origin: str) -> Any:
+    """Sends with the headers by which browsers let a page read an answer."""
+
+    async def told(message: Scope) -> None:
+        if message["type"] == "http.response.start":
+            more = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"),
+                    (b"access-control-expose-headers", b"x-request-id, x-ignored-fields, retry-after")]  # fmt: skip
+            message["headers"] = [*message["headers"], *more]
+        await send(message)
+
+    return told
+
+
 class Guard:
     """ASGI: lets in what has a right Host header, a key, a JSON content type and a body that is not too large.
 
@@ -102,7 +189,7 @@ class Guard:
 
     def __init__(self, app: Any, keys: Keys, config: ServerConfig, refused: Callable[[int], None]) -> None:
         self._refused = refused
-        self._app, self._keys, self._hosts, self._most = app, keys, config.hosts, config.max_body_bytes
+        self._app, self._keys, self._hosts, self._most = app, keys, Hosts(config), config.max_body_bytes
         self._seconds = config.receive_timeout
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -119,9 +206,9 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
-        if self._hosts is not None and host not in self._hosts:
-            why = "the Host header does not name this server; see --allowed-host"
+        if (host := headers.get("host", "")) not in self._hosts and not scope.get("relayed"):
+            name = re.sub(r":\d*$", "", host)[:200]
+            why = f"the Host header {shortened(name)} does not name this server; start it with --allowed-host {name}"
             raise ApiError(why, status=421, code="wrong_host")
         if {"content-length", "transfer-encoding"} <= headers.keys():  # a proxy may read the other one
             raise ApiError("give Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"})
@@ -167,10 +254,15 @@ class Guard:
 
 async def refuse(send: Any, error: ApiError, path: str) -> None:
     """Answer with an error, without the application."""
-    body = json.dumps(error.body(path)).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await reply(send, error.status, error.body(path), error.headers)
+
+
+async def reply(send: Any, status: int, told: dict[str, Any] | None, headers: Mapping[str, str] | None = None) -> None:
+    """Answer with JSON, or with nothing, without the application."""
+    body = b"" if told is None else json.dumps(told).encode()
+    about = {} if told is None else {"content-type": "application/json", "content-length": str(len(body))}
+    pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in {**about, **(headers or {})}.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -1,55 +1,112 @@
-"""Counters for Prometheus, under vLLM's stems with a prefix of our own, or with vLLM's."""
+"""Counters for Prometheus, under vLLM's stems with a prefix of our own, or with vLLM's names and labels."""
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import Any, Final
 
+import torch
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Metric,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
 
 from paceline.async_llm import AsyncLLM
-from paceline.engine import RequestOutput, StreamChunk
+from paceline.engine import RequestMetrics, RequestOutput, StreamChunk
 from paceline.models import memory_of
+from paceline.serving.request_log import Facts
+from paceline.version import __version__
 
 FIRST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BETWEEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 WHOLE: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+LENGTHS: Final = (1, 2, 5, *(digit * 10**power for power in range(1, 5) for digit in (1, 2, 5)), 100_000, 200_000)
+"""Bounds of buckets, in seconds and tokens."""
+
 POSITIONS: Final = 32
 """Most positions of drafts that are told apart."""
+
+
+class Registry:
+    """Counters of one process, and how it is.
+
+    Args:
+        model_name: all names and labels are vLLM's, with this name of the model; None: names are our own.
+    """
+
+    def __init__(self, model_name: str | None) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._prefix = "paceline" if model_name is None else "vllm"
+        self._labels = {} if model_name is None else {"model_name": model_name, "engine": "0"}
+        self._counters, self._process = CollectorRegistry(), CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        about = {"version": __version__, "python": platform.python_version(), "torch": torch.__version__}
+        build = Gauge("paceline:build_info", "Versions of this server.", [*about], registry=self._process)
+        build.labels(**about).set(1)
+
+    def made(self, kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
+        """A new counter."""
+        return kind(f"{self._prefix}:{name}", text, labels, registry=self._counters, **more)
+
+    def page(self) -> bytes:
+        """All of it, in Prometheus's text format."""
+        counters = generate_latest(Labelled(self._counters.collect(), self._labels))
+        return counters + generate_latest(self._process)
+
+
+class Labelled:
+    """Metrics with more labels.
+
+    Args:
+        families: of metrics.
+        labels: for all samples.
+    """
+
+    def __init__(self, families: Iterable[Metric], labels: Mapping[str, str]) -> None:
+        self._families, self._labels = families, labels
+
+    def collect(self) -> Iterable[Metric]:
+        """The same families, each with its labels."""
+        for family in self._families:
+            found = Metric(family.name, family.documentation, family.type)
+            for one in family.samples:
+                found.add_sample(one.name, {**one.labels, **self._labels}, one.value)
+            yield found
 
 
 class Metrics:
     """What the server counts.
 
     Args:
-        prefix: of all names; "vllm" gives vLLM's own.
+        model_name: all names and labels are vLLM's, with this name of the model; None: names are our own.
+    Attributes:
+        store_failures: responses that could not be stored, read or deleted.
     """
 
-    def __init__(self, model: AsyncLLM, *, prefix: str = "paceline") -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._model, self._registry = model, CollectorRegistry()
-
-        def made(kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
-            return kind(f"{prefix}:{name}", text, labels, registry=self._registry, **more)
-
+    def __init__(self, model: AsyncLLM, model_name: str | None = None) -> None:
+        self._model, self._registry, self.store_failures = model, Registry(model_name), 0
+        made = self._registry.made
         self.running = made(Gauge, "num_requests_running", "Requests that are decoded.")
         self.waiting = made(Gauge, "num_requests_waiting", "Requests that have not begun.")
         self.cache = made(Gauge, "kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1.")
         self.prompt_tokens = made(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.looked_up = made(Counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
         self.cached_tokens = made(Counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
         self.tokens = made(Counter, "generation_tokens", "Generated tokens.")
         self.ended = made(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
         self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
-        self.first = made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
-        self.between = made(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
-        self.whole = made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
+        self.failures = made(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
+        self._make_times()
+        self.prompt = made(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
+        self.output = made(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
         self.drafts = made(Counter, "spec_decode_num_drafts", "Scoring passes with drafts, by request.")
         self.draft_tokens = made(
             Counter, "spec_decode_num_draft_tokens", "Drafted tokens that were verified.", "drafter"
@@ -60,14 +117,31 @@ class Metrics:
         )
         self.faults = made(Gauge, "engine_faults", "Decoding steps that failed.")
 
+    def _make_times(self) -> None:
+        made = self._registry.made
+        self.first = made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
+        self.between = made(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
+        self.whole = made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
+        self.queue = made(Histogram, "request_queue_time_seconds", "Before the prompt is read.", buckets=FIRST)
+        self.prefill = made(Histogram, "request_prefill_time_seconds", "From there to the first token.", buckets=FIRST)
+        self.decode = made(Histogram, "request_decode_time_seconds", "From there to the last token.", buckets=WHOLE)
+        self.inference = made(
+            Histogram, "request_inference_time_seconds", "Of reading the prompt and of decoding.", buckets=WHOLE
+        )
+
     def refused(self, status: int) -> None:
         """A request was answered with an error."""
         self.rejected.labels(str(status)).inc()
 
+    def store_failed(self) -> None:
+        """Stored responses could not be written, read or deleted."""
+        self.store_failures += 1
+        self.failures.inc()
+
     def page(self) -> bytes:
         """All of it, in Prometheus's text format."""
         llm = self._model.llm
-        if llm.diffusion is None:
+        if not llm.closed and llm.diffusion is None:
             scheduler = llm.engine.scheduler
             self.running.set(len(scheduler.running) + len(scheduler.filling))
             self.waiting.set(len(scheduler.waiting) + len(scheduler.paused))
@@ -75,29 +149,52 @@ class Metrics:
             if memory is not None and memory.capacity:
                 self.cache.set(memory.used / memory.capacity)
         self.faults.set(self._model.faults)
-        return generate_latest(self._registry)
+        return self._registry.page()
 
     def done(self, output: RequestOutput, seconds: float) -> None:
         """A request has ended."""
-        metrics = output.metrics
-        self.prompt_tokens.inc(len(output.prompt_token_ids))
-        self.cached_tokens.inc(output.num_cached_tokens or 0)
+        prompt = len(output.prompt_token_ids)
+        self.prompt_tokens.inc(prompt)
+        self.prompt.observe(prompt)
+        if output.num_cached_tokens is not None:
+            self.looked_up.inc(prompt)
+            self.cached_tokens.inc(output.num_cached_tokens)
         self.whole.observe(seconds)
         for one in output.outputs:
             self.ended.labels(one.finish_reason or "abort").inc()
-        self.drafts.inc(getattr(metrics, "num_drafts", 0))
-        for name, share in getattr(metrics, "drafters", {}).items():
+            self.output.observe(len(one.token_ids) + len(one.reasoning_token_ids))
+        self._add_times(output.metrics)
+        self._add_drafts(output.metrics)
+
+    def _add_times(self, metrics: RequestMetrics) -> None:
+        """Of the parts of a request that has brought forth a token."""
+        begun, read = metrics.scheduled_time, metrics.first_step_time
+        if begun is None or read is None or metrics.time_to_first_token is None:
+            return
+        first, last = metrics.arrival_time + metrics.time_to_first_token, read + metrics.generation_time
+        self.queue.observe(begun - metrics.arrival_time)
+        self.prefill.observe(first - begun)
+        self.decode.observe(last - first)
+        self.inference.observe(last - begun)
+
+    def _add_drafts(self, metrics: RequestMetrics) -> None:
+        self.drafts.inc(metrics.num_drafts)
+        for name, share in metrics.drafters.items():
             self.draft_tokens.labels(name).inc(share.num_draft_tokens)
             self.accepted.labels(name).inc(share.num_accepted_tokens)
-        for position, count in enumerate(getattr(metrics, "num_accepted_tokens_per_pos", ())[:POSITIONS]):
+        for position, count in enumerate(metrics.num_accepted_tokens_per_pos[:POSITIONS]):
             self.positions.labels(str(position)).inc(count)
 
 
 class Watch:
-    """Times of one request while it streams."""
+    """Times of one request while it streams.
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics, self.start, self._last = metrics, perf_counter(), dict[int, float]()
+    Args:
+        facts: for the log.
+    """
+
+    def __init__(self, metrics: Metrics, facts: Facts) -> None:
+        self._metrics, self._facts, self.start, self._last = metrics, facts, perf_counter(), dict[int, float]()
 
     def chunk(self, chunk: StreamChunk) -> None:
         """A chunk has come."""
@@ -110,9 +207,12 @@ class Watch:
         self._metrics.tokens.inc(count)
         if before is None:
             self._metrics.first.observe(now - self.start)
+            self._facts.begun()
         else:
             self._metrics.between.observe((now - before) / count)
 
     def end(self, output: RequestOutput) -> None:
         """The request has ended."""
+        made = sum(len(one.token_ids) + len(one.reasoning_token_ids) for one in output.outputs)
+        self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, made)
         self._metrics.done(output, perf_counter() - self.start)

@@ -26,7 +26,9 @@ from paceline.config import ReplicaConfig, ServerConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.serving.app import create_app
+from paceline.serving.request_log import JsonLines
 from paceline.serving.routing import Affinity, SeenPrefixes, ranked
+from paceline.serving.warming import warm_up
 from paceline.utils import alive
 
 APPLICATION: Final = "paceline"
@@ -50,7 +52,7 @@ Messages = list[Json]
 
 
 class Replica:
-    """One engine behind the server's routes, in a process of Ray's.
+    """One engine behind the server's routes, in a process of Ray's, which is ready when it has decoded once.
 
     Args:
         options: of `LLM`.
@@ -65,11 +67,14 @@ class Replica:
         self.name: str = serve.get_replica_context().replica_id.unique_id
         self._error = ""
         self._life: AbstractAsyncContextManager[None] | None = None
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        logging.basicConfig(level=logging.WARNING)
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
         logging.getLogger("paceline").setLevel(logging.INFO if config.log_requests else logging.WARNING)
         try:
             self._model = AsyncLLM(LLM(**options))
             self._app = create_app(self._model, config)
+            warm_up(self._model.llm)
         except PacelineError as error:
             self._error = str(error)  # told by `fault`: another try would end in the same way
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
@@ -18,11 +19,11 @@ from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import constrained_by, lenient_schema, named
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, Sampled, StreamOptions
-
-CLOSED: Final = 499
-"""Status in the log of a request whose client went away, as nginx has it."""
+from paceline.serving.request_log import CLOSED, Facts
 
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+logger = logging.getLogger("paceline.serving")
 
 Json = dict[str, Any]
 Result = TypeVar("Result")
@@ -38,9 +39,9 @@ class Lone:
         outputs: the whole, once it has begun, under number 0.
     """
 
-    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics) -> None:
+    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics, facts: Facts) -> None:
         self.outputs: dict[int, RequestOutput] = {}
-        self._stream, self._watch = stream, Watch(metrics)
+        self._stream, self._watch = stream, Watch(metrics, facts)
 
     async def __aenter__(self) -> Lone:
         return self
@@ -68,9 +69,9 @@ class Merged:
         outputs: the whole of each prompt that has begun, by number.
     """
 
-    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics) -> None:
+    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics, facts: Facts) -> None:
         self.outputs: dict[int, RequestOutput] = {}
-        self._streams, self._metrics = streams, metrics
+        self._streams, self._metrics, self._facts = streams, metrics, facts
         self._queue: asyncio.Queue[tuple[int, StreamChunk | Exception | None]] = asyncio.Queue()
         self._left = len(streams)
 
@@ -84,7 +85,7 @@ class Merged:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _feed(self, number: int, stream: AsyncGenerator[StreamChunk]) -> None:
-        watch = Watch(self._metrics)
+        watch = Watch(self._metrics, self._facts)
         try:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
@@ -123,6 +124,7 @@ class Run:
     """Decodes a request and answers it.
 
     Args:
+        facts: for the log.
         max_seconds: that it may take.
     Attributes:
         stream: it is answered by events.
@@ -136,6 +138,7 @@ class Run:
         *,
         metrics: Metrics,
         grammars: Grammars,
+        facts: Facts,
         max_seconds: float,
     ) -> None:
         self._request, self.reply, self._seconds = request, reply, max_seconds
@@ -143,8 +146,8 @@ class Run:
         self._stopped: ApiError | None = None
         self._clock = asyncio.timeout(max_seconds)
         alone = len(streams) == 1 and reply.jobs[0].params.n == 1
-        self._merged = Lone(streams[0], metrics) if alone else Merged(streams, metrics)
-        self._grammars = grammars
+        self._merged = Lone(streams[0], metrics, facts) if alone else Merged(streams, metrics, facts)
+        self._grammars, self._facts = grammars, facts
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Server-sent events."""
@@ -176,10 +179,13 @@ class Run:
                     yield [self.reply.answer.frame(choices)]
                 if options.include_usage:
                     yield [self.reply.answer.frame([]) | {"usage": self.usage}]
-        except TimeoutError as error:
-            raise self._stopped or as_api_error(error, self._request) from None
-        except PacelineError as error:
-            raise as_api_error(error, self._request) from None
+        except Exception as error:
+            why = self._stopped if isinstance(error, TimeoutError) else None
+            why = why or as_api_error(error, self._request)
+            if why.status == 500 and not isinstance(error, ApiError):
+                logger.error("a request has failed", exc_info=error)
+            self._facts.failed(why.status, why.message, why.code, why.param)
+            raise why from None
 
     @property
     def usage(self) -> Json:

@@ -1,13 +1,18 @@
-"""A server's life: bind, load, serve, drain at the first SIGTERM or Ctrl-C, stop at the second."""
+"""A server's life: bind, say that it is not ready while the model is loaded, serve, let what runs end at the first
+signal, and cut it off at the second.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import signal
 import socket
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
+from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import Any
+from typing import Any, Final, Literal
 
 import h11
 import uvicorn
@@ -15,8 +20,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
+from paceline.serving.entrance import Entrance, NotReady, guarded
 
-logger = logging.getLogger("paceline.serving")
+NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+SIGNALS: Final = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
+"""By which a server is stopped."""
+
+LINGER: Final = 2
+"""Seconds that connections have to close when no request runs any more."""
 
 
 class _Connection(H11Protocol):
@@ -59,11 +70,45 @@ class _Connection(H11Protocol):
 
 
 class _Stopping(uvicorn.Server):
-    """Stops at once at the second signal, whichever it is; its base does at Ctrl-C only."""
+    """Lets what runs end at the first signal, whichever it is, and cuts it off at the second; its base does so only at
+    Ctrl-C, and without a word to the clients.
+
+    Args:
+        seconds: that running requests have.
+    Attributes:
+        code: for the process to exit with.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: Entrance, seconds: float) -> None:
+        super().__init__(config)
+        self._entrance, self._seconds, self.code = app, seconds, 0
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """In this block signals stop the server. One that is ignored when it begins, as SIGHUP is under nohup, stays
+        so, and none is raised again behind it.
+        """
+        if current_thread() is not main_thread():  # which gets none
+            yield
+            return
+        wanted = [one for one in SIGNALS if one == signal.SIGINT or signal.getsignal(one) is not signal.SIG_IGN]
+        before = {one: signal.signal(one, self.handle_exit) for one in wanted}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        super().handle_exit(sig, frame)
+        """A signal has come."""
+        if self.should_exit:
+            self.force_exit, self.code = True, 128 + sig
+        self.should_exit = True
+
+    async def main_loop(self) -> None:
+        """Serve until a signal comes and nothing runs any more; meanwhile new requests are still answered, with 503."""
+        await super().main_loop()
+        await self._entrance.drain(self._seconds, lambda: self.force_exit)
 
 
 class Server:
@@ -77,7 +122,7 @@ class Server:
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        self._seconds = config.receive_timeout
+        self._config, self._seconds = config, config.receive_timeout
         host, kind = config.host, socket.AF_INET6 if ":" in config.host else socket.AF_INET
         self.socket = socket.socket(kind, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # for which asyncio sends at once
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -92,21 +137,44 @@ class Server:
             raise ConfigError(why) from None
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
 
-    def run(self, app: Any, *, drain_seconds: int = 60) -> None:
-        """Serve until a signal comes; running requests then have `drain_seconds` to end."""
-        self.prepared(app, drain_seconds=drain_seconds).run(sockets=[self.socket])
+    @contextmanager
+    def not_ready(self) -> Iterator[NotReady]:
+        """In this block requests are answered 503, from another thread; what it gives says why."""
+        told = NotReady()
+        before = guarded(told, self._config, lambda status: None)
+        server = _Stopping(self._http(before, lifespan="off"), before, LINGER)
+        self.socket.listen()  # whoever comes first waits for the thread
+        thread = Thread(target=server.run, kwargs={"sockets": [self.socket.dup()]}, daemon=True)
+        thread.start()
+        try:
+            yield told
+        finally:
+            server.should_exit = True
+            thread.join()
 
-    def prepared(self, app: Any, *, drain_seconds: int = 60) -> uvicorn.Server:
+    def run(self, app: Entrance) -> int:
+        """Serve until a signal comes; running requests then have `drain_timeout` seconds to end.
+
+        Returns:
+            the code for the process to exit with: 0, or that of a second signal, which has cut off what ran.
+        """
+        server = self.prepared(app)
+        server.run(sockets=[self.socket])
+        return server.code
+
+    def prepared(self, app: Entrance) -> _Stopping:
         """What serves, to be run on `socket`."""
-        made = uvicorn.Config(
+        return _Stopping(self._http(app, lifespan="on"), app, self._config.drain_timeout)
+
+    def _http(self, app: Entrance, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+        return uvicorn.Config(
             app,
             http=partial(_Connection, seconds=self._seconds),  # type: ignore[arg-type]  # it makes one
             ws="none",
             log_config=None,
             access_log=False,
-            lifespan="on",
+            lifespan=lifespan,
             server_header=False,
-            timeout_graceful_shutdown=drain_seconds,
+            timeout_graceful_shutdown=LINGER,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        return _Stopping(made)

@@ -14,7 +14,8 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from paceline.serving.protocol import ApiError, ChatRequest, checked
-from paceline.serving.runs import CLOSED, Json, Run, event, json_response, unless_gone
+from paceline.serving.request_log import CLOSED
+from paceline.serving.runs import Json, Run, event, json_response, unless_gone
 
 CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
 """How the chat is asked."""

@@ -1,13 +1,13 @@
 """A process that works on data of strangers, so that what hangs or crashes takes nothing else along.
 
-It reads a line of JSON from standard input, [seconds, question], and writes one. Where an answer takes it more seconds
-of a processor, it ends.
+It reads a line of JSON from standard input and writes one. Where that takes it more "seconds" of a processor, which
+stand beside each question, it ends.
 
 Questions and answers:
 {"grammar": text in llguidance's notation} -> {"error": text}, empty where it compiles;
 {"notation": text of a grammar as a user gives it} -> the same;
 {"schema": ..., "text": ...} -> {"errors": [text, ...]}, what the text violates;
-{"template": fields of `ChatTemplate`, "messages": ..., "more": ...} -> {"text": ..., "error": ""}.
+{"template": fields of `ChatTemplate`, "messages": ..., "more": ...} -> fields of `Rendered`, "error": "".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, Final
 
 from paceline.grammar import library_text
@@ -33,7 +34,7 @@ MEMORY_BYTES: Final = 2**32
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """To one line."""
     if "template" in asked:
-        return {"text": _rendered(**asked), "error": ""}
+        return _rendered(**asked) | {"error": ""}
     if "grammar" in asked or "notation" in asked:
         import llguidance
 
@@ -41,10 +42,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     return {"errors": _violations(**asked) if asked else []}
 
 
-def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> str:
+def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> dict[str, Any]:
     from paceline.models.loading import ChatTemplate
 
-    return ChatTemplate(**template).apply(messages, **more)
+    return asdict(ChatTemplate(**template).apply_tracked(messages, **more))
 
 
 def _violations(schema: Any, text: str) -> list[str]:
@@ -80,14 +81,14 @@ def main() -> None:
     """Answer lines until there are none."""
     for line in sys.stdin.buffer:
         try:
-            seconds, asked = json.loads(line)
-            with _limited(seconds):
+            asked = json.loads(line)
+            with _limited(asked.pop("seconds")):
                 found = answer(asked)
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
             found = {"error": why, "errors": [why]}
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

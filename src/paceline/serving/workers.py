@@ -104,7 +104,7 @@ async def _started() -> Process:
 async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps([seconds, asked]).encode() + b"\n")
+    process.stdin.write(json.dumps(asked | {"seconds": seconds}).encode() + b"\n")
     await process.stdin.drain()
     line = await process.stdout.readline()
     found: dict[str, Any] = json.loads(line)  # an empty line of a process that has died is no JSON

@@ -1,4 +1,5 @@
 from .chat_template import ChatTemplate as ChatTemplate
+from .chat_template import Rendered as Rendered
 from .chat_template import render as render
 from .checkpoint import INDEX as INDEX
 from .checkpoint import SINGLE as SINGLE
@@ -42,6 +43,7 @@ from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer
 from .unfinished import RUN_SETTINGS as RUN_SETTINGS
 from .vocabulary_bytes import BYTE as BYTE
+from .vocabulary_bytes import TokenBytes as TokenBytes
 from .vocabulary_bytes import encoder_of as encoder_of
 from .vocabulary_bytes import token_bytes as token_bytes
 from .vocabulary_bytes import whole_characters as whole_characters

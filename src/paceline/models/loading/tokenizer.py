@@ -1,7 +1,7 @@
 """Text to token ids and back, as the checkpoint's own files say.
 
 `tokenizer.json` is read with the `tokenizers` library alone, since importing transformers takes seconds; a folder
-without that file goes to transformers' AutoTokenizer, imported only then. A `Backend` makes both alike.
+without that file goes to transformers' AutoTokenizer, imported only then.
 """
 
 from __future__ import annotations
@@ -9,23 +9,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, takewhile
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
-from paceline.models.loading.byte_level import read_literally
-from paceline.models.loading.chat_template import ChatTemplate
+from paceline.models.loading.chat_template import ChatTemplate, Rendered
 from paceline.models.loading.gguf_file import is_gguf
 from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
+from paceline.models.loading.special_tokens import SpecialTokens
+from paceline.models.loading.tokenizer_backends import Backend, FastBackend, SlowBackend
 from paceline.utils import keys_once, need, shortened
-
-CLEAN_UP = (
-    *((f" {mark}", mark) for mark in ".?!,"),
-    (" ' ", "'"),
-    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
-)
 
 ANSWER = "Hi there."
 TALK = (
@@ -34,130 +29,6 @@ TALK = (
     {"role": "user", "content": "And now?"},
 )
 """A conversation that shows how a chat template ends an answer."""
-
-LONG = 20_000
-"""Characters of a text that takes milliseconds to encode."""
-
-
-class Backend(Protocol):
-    """What a Tokenizer needs of the library behind it."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
-
-    def vocabulary(self) -> dict[str, int]: ...
-
-    def size(self) -> int: ...
-
-    def index(self, token: str) -> int | None: ...
-
-    def token(self, index: int) -> str | None: ...
-
-    def special_ids(self) -> Iterable[int]: ...
-
-    def added_ids(self) -> Iterable[int]: ...
-
-    def literal_ids(self) -> Iterable[int]: ...
-
-
-class FastBackend:
-    """A `tokenizers.Tokenizer`."""
-
-    def __init__(self, inner: Any, *, clean_up: bool = False) -> None:
-        inner.no_truncation()
-        inner.no_padding()
-        self.inner = inner
-        # The clean-up joins punctuation to words for WordPiece-like models; on BPE it would eat spaces of the text.
-        self.clean_up = clean_up and type(inner.model).__name__ != "BPE"
-        self._special, self._literal = frozenset(self.special_ids()), read_literally(inner)
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) < LONG:
-            ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens).ids
-        else:  # other threads go on meanwhile
-            ids = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return ids
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        text: str
-        if self._literal.keys().isdisjoint(ids):
-            text = self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
-        else:
-            parts = groupby(ids, self._literal.get)
-            text = "".join(self._part(literal, list(run), skip_special_tokens) for literal, run in parts)
-        return _clean_up(text) if self.clean_up else text
-
-    def _part(self, literal: str | None, ids: list[int], skip_special_tokens: bool) -> str:
-        """The text of ids that are all the same added token, or all others."""
-        if literal is None:
-            return str(self.inner.decode(ids, skip_special_tokens=skip_special_tokens))
-        return "" if skip_special_tokens and ids[0] in self._special else literal * len(ids)
-
-    def vocabulary(self) -> dict[str, int]:
-        vocabulary: dict[str, int] = self.inner.get_vocab(with_added_tokens=True)
-        return vocabulary
-
-    def size(self) -> int:
-        return int(self.inner.get_vocab_size(with_added_tokens=True))
-
-    def index(self, token: str) -> int | None:
-        index: int | None = self.inner.token_to_id(token)
-        return index
-
-    def token(self, index: int) -> str | None:
-        token: str | None = self.inner.id_to_token(index)
-        return token
-
-    def special_ids(self) -> Iterable[int]:
-        return [index for index, token in self.inner.get_added_tokens_decoder().items() if token.special]
-
-    def added_ids(self) -> Iterable[int]:
-        return list(self.inner.get_added_tokens_decoder())
-
-    def literal_ids(self) -> Iterable[int]:
-        return self._literal
-
-
-class SlowBackend:
-    """A tokenizer of transformers that is not built on `tokenizers`."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
-
-    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        return str(self.inner.decode([i for i in ids if i < len(self.inner)], skip_special_tokens=skip_special_tokens))
-
-    def vocabulary(self) -> dict[str, int]:
-        return dict(self.inner.get_vocab())
-
-    def size(self) -> int:
-        return len(self.inner)
-
-    def index(self, token: str) -> int | None:
-        return self.vocabulary().get(token)
-
-    def token(self, index: int) -> str | None:
-        return str(self.inner.convert_ids_to_tokens(index)) if index < len(self.inner) else None
-
-    def special_ids(self) -> Iterable[int]:
-        return list(self.inner.all_special_ids)
-
-    def added_ids(self) -> Iterable[int]:
-        return list(self.inner.added_tokens_decoder)
-
-    def literal_ids(self) -> Iterable[int]:
-        return self.added_ids()
-
-
-def _clean_up(text: str) -> str:
-    for spaced, joined in CLEAN_UP:
-        text = text.replace(spaced, joined)
-    return text
-
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
@@ -180,6 +51,7 @@ class Tokenizer:
         self.name, self.named, self._backend, self._template = name, dict(named), backend, template
         self._tokens: dict[int, str] | None = None
         self._fingerprint: str | None = None
+        self._special_tokens: SpecialTokens | None = None
         self.vocab_size = backend.size()
         self.special_ids, self.literal_ids = frozenset(backend.special_ids()), frozenset(backend.literal_ids())
         self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
@@ -221,6 +93,44 @@ class Tokenizer:
             raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
         return self._backend.encode(text, add_special_tokens)
 
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """Token ids with the start and end tokens that the checkpoint adds to those of a text, if any."""
+        whole, inside = self.encode("a"), self.encode("a", add_special_tokens=False)
+        start = whole.index(inside[0])
+        return [*whole[:start], *ids, *whole[start + len(inside) :]]
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """Token ids of a conversation, whose special tokens are those that the chat template wrote.
+
+        What messages and tools spell like special tokens is text.
+
+        Raises:
+            PromptError: as `encode`; or they cannot be told from the template's own.
+        """
+        ids = self.encode(rendered.text, add_special_tokens=False)
+        if not self._backend.finds_special():
+            return ids
+        if self._special_tokens is None:
+            self._special_tokens = SpecialTokens(self._backend)
+        return self._special_tokens.apart(ids, rendered)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, allow_special_tokens: bool = False, **template: Any
+    ) -> tuple[str, list[int]]:
+        """The prompt text of a conversation and its token ids.
+
+        Args:
+            messages, template: as in `apply_chat_template`.
+            allow_special_tokens: what messages spell like special tokens becomes them.
+        Raises:
+            ConfigError, CheckpointError, PromptError: as `apply_chat_template` and `encode_rendered`.
+        """
+        if allow_special_tokens:
+            text = self.apply_chat_template(messages, **template)
+            return text, self.encode(text, add_special_tokens=False)
+        rendered = self.template(template.pop("chat_template", None)).apply_tracked(messages, **template)
+        return rendered.text, self.encode_rendered(rendered)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens)
@@ -261,7 +171,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt text of a conversation; encode it with `add_special_tokens=False`.
+        """The prompt text of a conversation; encode it with `add_special_tokens=False`, or see `encode_chat`.
 
         Args:
             messages: dicts with "role" and "content".

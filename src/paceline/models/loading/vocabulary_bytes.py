@@ -10,7 +10,8 @@ sentencepiece's write a space as U+2581 and lonely bytes as <0x00> .. <0xFF>; Wo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import cached_property
 from typing import Final
 
 from paceline.models.loading.byte_level import BYTE_OF
@@ -33,6 +34,28 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
         if index not in tokenizer.special_ids:
             found[index] = text.encode("utf-8", "replace") if index in letters else read(text)
     return found
+
+
+class TokenBytes:
+    """The bytes that each token stands for, looked up one by one; those of special tokens are their names.
+
+    Attributes:
+        special_ids: of the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.special_ids, self._tokenizer = tokenizer.special_ids, tokenizer
+
+    @cached_property
+    def _reader(self) -> tuple[Callable[[str], bytes], Collection[int]]:
+        """How the vocabulary spells, which takes a look at all of it, and the tokens that it spells otherwise."""
+        read = reader_of(self._tokenizer)
+        return read, self.special_ids | (self._tokenizer.literal_ids if read is byte_level else set())
+
+    def __getitem__(self, index: int) -> bytes:
+        """Empty for an id beyond the vocabulary."""
+        text, (read, literal) = self._tokenizer.tokens().get(index, ""), self._reader
+        return text.encode("utf-8", "replace") if index in literal else read(text)
 
 
 def reader_of(tokenizer: Tokenizer) -> Callable[[str], bytes]:

@@ -1,0 +1,66 @@
+"""What a server does before it takes requests, so that the first of them need not wait for it."""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+from typing import Final
+
+from paceline.config import SamplingParams
+from paceline.engine import Probe
+from paceline.llm import LLM
+
+logger = logging.getLogger("paceline.serving")
+
+TEXT: Final = "1 2 3 " * 16
+"""Repeats itself, so that there is something to draft."""
+
+TOKENS: Final = 24
+"""New ones: enough for drafters and controllers to do all that they do."""
+
+APART: Final = "paceline serve: warm-up"
+"""The tenant of it."""
+
+ROWS: Final = (1, 2, 4, 8, 16, 32)
+"""Of passes, as drafts need them."""
+
+
+def warm_up(llm: LLM) -> None:
+    """Read prompts and decode, alone and together, with passes of all sizes that drafts need: what is compiled,
+    captured and measured at first use is so now.
+
+    That is done by an engine of its own around the same weights, for a tenant of its own: no table, no cache and no
+    controller of the server's learns from it.
+
+    Raises:
+        PacelineError: the model cannot decode.
+    """
+    start = perf_counter()
+    most = (llm.diffusion or llm.runner.info).max_context
+    count = max(1, min(TOKENS, most // 2))
+    ids = llm.tokenizer.encode(TEXT)[: max(1, most - count)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=count)
+    if llm.diffusion is not None:
+        _decode(llm, [ids], greedy)
+    else:
+        apart = llm.with_speculative_config(llm.speculative)
+        _decode(apart, [ids], greedy)
+        sampled = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=min(4, count), seed=0)
+        _decode(apart, [ids, ids[: len(ids) // 2 + 1]], sampled)
+        if llm.speculative is not None:
+            _score(llm)
+    logger.info("warmed up in %.1f s", perf_counter() - start)
+
+
+def _decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> None:
+    asked = [{"prompt_token_ids": ids, "cache_salt": APART} for ids in prompts]
+    for found in llm.generate(asked, params, use_tqdm=False):
+        found.raise_for_error()
+
+
+def _score(llm: LLM) -> None:
+    try:
+        for _ in Probe(llm.runner)(ROWS, 1):
+            pass
+    except RuntimeError as error:  # no room for so many rows
+        logger.info("the largest passes were not warmed up: %s", error)
