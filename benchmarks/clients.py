@@ -10,7 +10,8 @@ the client accepts all of the answer and what it got is what was asked for: argu
 their schema, parsed answers theirs. Where the choice is left to the model, text is as good as a call; which one it was
 is told. Exits with 1 if a call does not hold.
 
---model: smollm2 (with a chat template that knows tools), or a file or folder with such a template of its own.
+--model: a name of `real_models.py`, with a chat template that knows tools (larger ones call by themselves more often), or
+a file or folder with such a template of its own.
 
 Results: `results/clients.json`, and by `clients_table.py` the table in `docs/serving.md`.
 """
@@ -31,7 +32,7 @@ from typing import Any
 
 from clients_table import main as write_table
 from common import RESULTS, save
-from real_models import gguf_file
+from real_models import FILES, gguf_file
 from served import child, free_port, paceline
 
 from paceline.utils import user_cache
@@ -168,7 +169,7 @@ def measured(name: str, folder: Path, address: str, timeout: float) -> Json:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="smollm2, or a file or folder")
+    parser.add_argument("--model", default="smollm2", help="of real_models.py, or a file or folder")
     parser.add_argument("--only", help="clients, with commas between them; nothing is written then")
     parser.add_argument("--fresh", action="store_true", help="install the newest versions again")
     parser.add_argument("--folder", type=Path, default=RESULTS)
@@ -178,9 +179,9 @@ def main() -> None:
     if unknown := set(names) - set(CLIENTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}")
     folders = {name: environment(name, fresh=given.fresh) for name in names}
-    port, own = free_port(), given.model == "smollm2"
+    port, own = free_port(), given.model in FILES
     more: Json = {"chat_template": PROGRAMS / "tools.jinja"} if own else {}
-    model = gguf_file("smollm2") if own else given.model
+    model = gguf_file(given.model) if own else given.model
     command = paceline(model, "auto", port=port, threads=2, served_model_name=NAME, **more)
     with child(command, threads=2, port=port) as server:
         address = f"http://127.0.0.1:{server.address[1]}"

@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "tools and structured output": ("tools with structured", "structured output and tools"),
     "structured output": ("structured", "JSON mode"),
     "tool loops": ("loop", "agent", "handoff"),
-    "strict tools": ("tools, strict", "tools, any, strict", "zodFunction", "pydantic_function"),
+    "strict tools": ("strict", "zodFunction", "pydantic_function"),
     "tools": ("tools",),
     "text": ("",),
 }
