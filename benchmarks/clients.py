@@ -10,8 +10,7 @@ the client accepts all of the answer and what it got is what was asked for: argu
 their schema, parsed answers theirs. Where the choice is left to the model, text is as good as a call; which one it was
 is told. Exits with 1 if a call does not hold.
 
---model: a name of `real_models.py`, with a chat template that knows tools (larger ones call by themselves more often), or
-a file or folder with such a template of its own.
+--model: a file of `real_models.py`, with a chat template that knows tools, or a file or folder with one of its own.
 
 Results: `results/clients.json`, and by `clients_table.py` the table in `docs/serving.md`.
 """

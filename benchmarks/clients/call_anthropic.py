@@ -9,6 +9,7 @@ from anthropic import beta_tool
 from calls import (
     ADDRESS,
     ASK,
+    CITIES,
     FUNCTIONS,
     HELLO,
     KEY,
@@ -18,6 +19,7 @@ from calls import (
     SECONDS,
     TOKENS,
     Trip,
+    asked,
     call,
     expect,
     named,
@@ -28,6 +30,16 @@ from calls import (
 
 client = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY, max_retries=0, timeout=SECONDS)
 GREEDY: Any = {"model": MODEL, "max_tokens": TOKENS, "extra_body": {"temperature": 0}}
+
+
+def turn(city: str) -> list[Any]:
+    """A question, the call and its result."""
+    use = {"type": "tool_use", "id": f"call_{city}", "name": "get_weather", "input": {"city": city, "unit": "celsius"}}
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": RESULT}
+    return [asked(city), {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+
+
+AGAIN: Any = [*(message for city in CITIES for message in turn(city)), *ASK]
 
 
 def tools(*, strict: bool | None = None) -> list[Any]:
@@ -84,7 +96,7 @@ def count() -> str:
 
 @call("tools, auto")
 def auto() -> str:
-    return called_or_said(client.messages.create(**GREEDY, messages=ASK, tools=tools()))
+    return called_or_said(client.messages.create(**GREEDY, messages=AGAIN, tools=tools()))
 
 
 @call("tools, any")
@@ -107,7 +119,7 @@ def none() -> str:
 
 @call("tools, strict, auto")
 def strict_auto() -> str:
-    return called_or_said(client.messages.create(**GREEDY, messages=ASK, tools=tools(strict=True)), fits=True)
+    return called_or_said(client.messages.create(**GREEDY, messages=AGAIN, tools=tools(strict=True)), fits=True)
 
 
 @call("tools, strict, any, one at a time")
@@ -120,7 +132,7 @@ def strict_required() -> str:
 
 @call("tools, streamed, auto")
 def stream_auto() -> str:
-    with client.messages.stream(**GREEDY, messages=ASK, tools=tools()) as events:
+    with client.messages.stream(**GREEDY, messages=AGAIN, tools=tools()) as events:
         return called_or_said(events.get_final_message())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 from calls import (
     ADDRESS,
+    AGAIN,
     KEY,
     MODEL,
     RESULT,
@@ -79,7 +80,7 @@ def stream() -> str:
 
 @call("tools, auto")
 def auto() -> str:
-    return called_or_said(llm.bind_tools(functions()).invoke(ASK))
+    return called_or_said(llm.bind_tools(functions()).invoke(AGAIN))
 
 
 @call("tools, any")
@@ -96,7 +97,7 @@ def by_name() -> str:
 
 @call("tools, strict, auto")
 def strict_auto() -> str:
-    return called_or_said(llm.bind_tools(functions(), strict=True).invoke(ASK), fits=True)
+    return called_or_said(llm.bind_tools(functions(), strict=True).invoke(AGAIN), fits=True)
 
 
 @call("tools, strict, any, one at a time")
@@ -109,7 +110,7 @@ def strict_required() -> str:
 
 @call("tools, streamed, auto")
 def stream_auto() -> str:
-    return called_or_said(whole(chat(stream_usage=True).bind_tools(functions()).stream(ASK)))
+    return called_or_said(whole(chat(stream_usage=True).bind_tools(functions()).stream(AGAIN)))
 
 
 @call("tools, streamed, any")

@@ -7,6 +7,7 @@ from typing import Any
 import litellm
 from calls import (
     ADDRESS,
+    AGAIN,
     ASK,
     HELLO,
     KEY,
@@ -70,7 +71,7 @@ def stream(provider: str) -> str:
 
 
 def auto(provider: str) -> str:
-    return called_or_said(ask(provider, messages=ASK, tools=functions()).choices[0])
+    return called_or_said(ask(provider, messages=AGAIN, tools=functions()).choices[0])
 
 
 def required(provider: str) -> str:
@@ -84,11 +85,11 @@ def by_name(provider: str) -> str:
 
 
 def strict_auto(provider: str) -> str:
-    return called_or_said(ask(provider, messages=ASK, tools=functions(strict=True)).choices[0], fits=True)
+    return called_or_said(ask(provider, messages=AGAIN, tools=functions(strict=True)).choices[0], fits=True)
 
 
 def stream_auto(provider: str) -> str:
-    return called_or_said(streamed(provider, messages=ASK, tools=functions()))
+    return called_or_said(streamed(provider, messages=AGAIN, tools=functions()))
 
 
 def stream_required(provider: str) -> str:

@@ -3,7 +3,7 @@ import OpenAI from 'openai'
 import { zodFunction, zodResponseFormat, zodResponsesFunction, zodTextFormat } from 'openai/helpers/zod'
 import { toJSONSchema } from 'zod'
 import {
-  ADDRESS, ASK, DESCRIPTIONS, FUNCTIONS, GetWeather, HELLO, KEY, MODEL, PLAN, RESULT, SECONDS, TOKENS, Trip, expect,
+  ADDRESS, AGAIN, ASK, DESCRIPTIONS, FUNCTIONS, GetWeather, HELLO, KEY, MODEL, PLAN, RESULT, SECONDS, TOKENS, Trip, expect,
   run, text, validated,
 } from './calls.mjs'
 
@@ -65,7 +65,7 @@ await run({
     return text(said)
   },
   'tools, auto': async () =>
-    calledOrSaid((await chats.create({ ...CHAT, messages: user(ASK), tools: plainTools })).choices[0]),
+    calledOrSaid((await chats.create({ ...CHAT, messages: AGAIN, tools: plainTools })).choices[0]),
   'tools, required': async () => {
     const given = { messages: user(ASK), tools: plainTools, tool_choice: 'required' }
     return called((await chats.create({ ...CHAT, ...given })).choices[0])
@@ -76,7 +76,7 @@ await run({
     return called((await chats.create({ ...CHAT, ...given })).choices[0])
   },
   'tools, strict, auto (zodFunction)': async () =>
-    calledOrSaid((await chats.create({ ...CHAT, messages: user(ASK), tools: zodTools })).choices[0], true),
+    calledOrSaid((await chats.create({ ...CHAT, messages: AGAIN, tools: zodTools })).choices[0], true),
   'tools, parse (zodFunction)': async () => {
     const given = { messages: user(ASK), tools: zodTools, tool_choice: 'required', parallel_tool_calls: false }
     const choice = (await chats.parse({ ...CHAT, ...given })).choices[0]
@@ -88,7 +88,7 @@ await run({
     return called((await chats.create({ ...CHAT, ...given })).choices[0])
   },
   'tools, streamed, strict, auto (chat.completions.stream)': async () => {
-    const stream = chats.stream({ ...CHAT, messages: user(ASK), tools: zodTools })
+    const stream = chats.stream({ ...CHAT, messages: AGAIN, tools: zodTools })
     return calledOrSaid((await stream.finalChatCompletion()).choices[0], true)
   },
   'tools, streamed, required (chat.completions.stream)': async () => {

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 from calls import (
     ADDRESS,
+    AGAIN,
     ASK,
     FUNCTIONS,
     HELLO,
@@ -98,7 +99,7 @@ def completion() -> str:
 
 @call("tools, auto")
 def auto() -> str:
-    return called_or_said(client.chat.completions.create(**CHAT, messages=ASK, tools=functions()).choices[0])
+    return called_or_said(client.chat.completions.create(**CHAT, messages=AGAIN, tools=functions()).choices[0])
 
 
 @call("tools, required")
@@ -125,7 +126,7 @@ def none() -> str:
 
 @call("tools, strict, auto (pydantic_function_tool)")
 def strict_auto() -> str:
-    return called_or_said(client.chat.completions.create(**CHAT, messages=ASK, tools=PYDANTIC).choices[0], fits=True)
+    return called_or_said(client.chat.completions.create(**CHAT, messages=AGAIN, tools=PYDANTIC).choices[0], fits=True)
 
 
 @call("tools, strict, required (pydantic_function_tool)")
@@ -159,7 +160,7 @@ def one_call() -> str:
 
 @call("tools, streamed, auto")
 def stream_auto() -> str:
-    return streamed_calls(streamed(messages=ASK, tools=functions()), fits=False)
+    return streamed_calls(streamed(messages=AGAIN, tools=functions()), fits=False)
 
 
 @call("tools, streamed, required")
@@ -171,7 +172,7 @@ def stream_required() -> str:
 
 @call("tools, streamed, strict (chat.completions.stream)")
 def stream_helper() -> str:
-    given: Any = {"messages": ASK, "tools": PYDANTIC}
+    given: Any = {"messages": AGAIN, "tools": PYDANTIC}
     with client.chat.completions.stream(**CHAT, **given) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         choice = stream.get_final_completion().choices[0]

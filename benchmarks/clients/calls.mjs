@@ -23,6 +23,17 @@ export const ASK = 'What is the weather in Paris, in celsius?'
 export const PLAN = 'Plan a trip to Paris for John, who is 30. Answer in JSON.'
 export const RESULT = '18 degrees, sunny'
 
+/** A question, the call and its result. */
+function turn(city) {
+  const call = { name: 'get_weather', arguments: JSON.stringify({ city, unit: 'celsius' }) }
+  return [
+    { role: 'user', content: `What is the weather in ${city}, in celsius?` },
+    { role: 'assistant', content: '', tool_calls: [{ id: `call_${city}`, type: 'function', function: call }] },
+    { role: 'tool', tool_call_id: `call_${city}`, content: RESULT },
+  ]
+}
+export const AGAIN = [...['London', 'Rome', 'Berlin'].flatMap(turn), { role: 'user', content: ASK }]
+
 /** Raise where something does not hold, and say what came instead. */
 export function expect(holds, what) {
   if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what))

@@ -71,9 +71,27 @@ class Trip(BaseModel):
 
 FUNCTIONS: dict[str, type[BaseModel]] = {"get_weather": GetWeather, "get_time": GetTime}
 HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
-ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
 PLAN: list[Any] = [{"role": "user", "content": "Plan a trip to Paris for John, who is 30. Answer in JSON."}]
 RESULT = "18 degrees, sunny"
+CITIES = ("London", "Rome", "Berlin")
+"""Asked about, and called for, in earlier turns: behind them a small model calls by itself."""
+
+
+def asked(city: str) -> dict[str, Any]:
+    """A question that a call answers."""
+    return {"role": "user", "content": f"What is the weather in {city}, in celsius?"}
+
+
+def turn(city: str) -> list[Any]:
+    """A question, the call and its result."""
+    function = {"name": "get_weather", "arguments": json.dumps({"city": city, "unit": "celsius"})}
+    call = {"id": f"call_{city}", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
+    return [asked(city), {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+
+ASK: list[Any] = [asked("Paris")]
+AGAIN: list[Any] = [*(message for city in CITIES for message in turn(city)), asked("Paris")]
 
 
 def call(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
