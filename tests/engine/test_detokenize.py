@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return made | {"bundled": Tokenizer.load(BUNDLED)}
 
 
-def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, skip: bool = True) -> tuple[str, list[str]]:
+def stream(
+    tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, skip: bool | Collection[int] = True
+) -> tuple[str, list[str]]:
     detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skip)
     pieces = [detokenizer.push([token]) for token in ids]
     pieces.append(detokenizer.finish())
@@ -52,6 +55,26 @@ def test_text_continues_the_prompt(tokenizers: dict[str, Tokenizer], kind: str) 
         start = tokenizer.decode(ids[:cut])
         if whole.startswith(start):
             assert stream(tokenizer, ids[:cut], ids[cut:])[0] == whole[len(start) :]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bundled"])
+def test_special_tokens_of_a_list_are_left_out(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers[kind]
+    first, *others = sorted(tokenizer.special_ids)
+    words = tokenizer.encode("hello world", add_special_tokens=False)
+    ids = [first, *words, others[0], *words, first]
+    for skipped in ([first], [first, *others], tokenizer.special_ids, []):
+        found = stream(tokenizer, [], ids, skip=skipped)[0]
+        assert found == tokenizer.decode(ids, skipped)
+        assert tokenizer.token_text(first) not in found or first not in skipped
+        assert (tokenizer.token_text(others[0]) in found) is (others[0] not in skipped)
+    assert stream(tokenizer, [], ids, skip=tokenizer.special_ids) == stream(tokenizer, [], ids)
+    assert stream(tokenizer, [], ids, skip=[]) == stream(tokenizer, [], ids, skip=False)
+    params = paceline.SamplingParams(skip_special_tokens=[first, first])
+    assert params.skip_special_tokens == {first}
+    for wrong in (None, "yes", [-1], ["a"]):
+        with pytest.raises(paceline.ConfigError, match="skip_special_tokens"):
+            paceline.SamplingParams(skip_special_tokens=wrong)
 
 
 def test_a_leading_space_survives_a_prompt_that_ends_in_special_tokens(tokenizers: dict[str, Tokenizer]) -> None:

@@ -202,11 +202,6 @@ WRONG: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "stream options alone": (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options"),
     "an id of blanks": (CHAT, {"messages": HELLO, "request_id": "a b"}, "request_id"),
     "a hidden token in a stream": (COMPLETIONS, {"prompt": "a", "max_tokens": 0, "stream": True}, "max_tokens"),
-    "strict functions without a grammar": (
-        CHAT,
-        {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-        "tools",
-    ),
     "two limits": (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
     "a missing tool": (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
     "a method that is not loaded": (CHAT, {"messages": HELLO, "speculative_config": "eagle"}, "speculative_config"),

@@ -68,7 +68,8 @@ def test_schemas_and_constraints(calling: Live) -> None:
         for strict in (False, True):
             function = {"name": "f", "parameters": schema, "strict": strict}
             tools = [{"type": "function", "function": function}]
-            below_500(calling, CHAT, json.dumps({"messages": HELLO, "tools": tools, "tool_choice": "required"}))
+            for choice in ("required", "auto"):
+                below_500(calling, CHAT, json.dumps({"messages": HELLO, "tools": tools, "tool_choice": choice}))
         form = {"type": "json_schema", "json_schema": {"schema": schema}}
         below_500(calling, CHAT, json.dumps({"messages": HELLO, "response_format": form}))
     for constraint in CONSTRAINTS:

@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a tool's name": ({"tools": [TOOLS[0] | {"name": "a b"}]}, "tools.0.name"),
     "a missing tool": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "a choice without a name": ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    "a budget": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
+    "a budget": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
     "effort": ({"output_config": {"effort": "low"}}, "output_config.effort"),
     "a schema": ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format"),
     "a container": ({"container": "c"}, "container"),

@@ -542,7 +542,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"status": 404, "error_code": "model_not_found", "error": "the model '...' is not served here"},
     ),
     "no JSON": (COMPLETIONS, {}, {"status": 400, "error": "the body is not JSON"}),
-    "a field": (COMPLETIONS, {"prompt": "a", "unknown": "secret"}, {"error": "unknown is not supported"}),
+    "a field": (COMPLETIONS, {"prompt": "a", "unknown": "secret"}, {"error": "unknown is not known here"}),
     "a grammar": (
         COMPLETIONS,
         {"prompt": "a", "structured_outputs": {"grammar": "secret ::= ("}},

@@ -319,7 +319,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "some tools": ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
                    "tool_choice.type"),
     "a missing tool": ({"tool_choice": "required"}, "tool_choice"),
-    "a strict tool": ({"tools": [TOOLS[0] | {"strict": True}]}, "tools"),
     "an image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a"}]}]},
                  "input.0.content.0.type"),
     "a file": ({"input": [{"role": "user", "content": [

@@ -13,7 +13,7 @@ import typer
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.prompts import text_or_file
 from paceline.cli.terminal import set_log_level
-from paceline.config import EngineConfig, SamplingParams, ServerConfig
+from paceline.config import TOOL_FORMATS, EngineConfig, SamplingParams, ServerConfig
 from paceline.errors import ConfigError
 from paceline.utils import json_object, json_value, need, shortened
 
@@ -59,7 +59,7 @@ SERVER_HELP = {
     "allowed_origins": "Origin of pages that may use the server, as https://example.org, * or a JSON list; repeatable.",
     "chat_template": "File of a chat template that replaces the model's.",
     "allow_special_tokens": "What messages spell like special tokens becomes them.",
-    "tool_call_parser": "mistral, hermes, llama3_json or pythonic; default: as the chat template has it.",
+    "tool_call_parser": f"How the model writes calls: {', '.join(TOOL_FORMATS)}. Default: as the chat template has it.",
     "strict_schemas": "Reject JSON schemas that cannot be enforced, where requests do not say strict.",
     "lenient_fields": "Ignore fields that cannot be honoured, and name them in the header x-ignored-fields.",
     "vllm_metrics": "Give metrics vLLM's own names.",

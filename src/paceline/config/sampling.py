@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final, Literal
@@ -207,7 +207,7 @@ class SamplingParams:
         logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; -1 is all, None none.
         truncate_prompt_tokens: use this many tokens of the prompt's end; -1 uses what leaves room for `max_tokens`.
         ignore_eos: go on after an end token.
-        detokenize, skip_special_tokens: how `text` is made.
+        detokenize, skip_special_tokens: how `text` is made: without special tokens, or without those of a list of ids.
         output_kind: what chunks of `stream` hold; `generate` and `chat` return whole outputs whatever it is.
 
     Raises:
@@ -241,7 +241,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     ignore_eos: bool = False
     detokenize: bool = True
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool | Collection[int] = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -250,6 +250,9 @@ class SamplingParams:
         self.stop = strings("stop", self.stop)
         self.bad_words = strings("bad_words", self.bad_words)
         self.stop_token_ids = tokens("stop_token_ids", self.stop_token_ids)
+        if not isinstance(skipped := self.skip_special_tokens, bool):
+            need(skipped is not None, "skip_special_tokens", "be True, False or a list of token ids", skipped)
+            self.skip_special_tokens = frozenset(tokens("skip_special_tokens", skipped))
         self.logit_bias = self._bias()
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = tokens("allowed_token_ids", self.allowed_token_ids)
@@ -301,7 +304,7 @@ class SamplingParams:
             need(fine, "truncate_prompt_tokens", "be an integer of 1 or more, or -1", kept)
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63 - 1)
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize"):
             need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
 
     def _processors(self) -> tuple[LogitsProcessor, ...]:

@@ -9,7 +9,7 @@ held back until it completes, or until it is clear that it never will.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
@@ -36,10 +36,12 @@ class IncrementalDetokenizer:
 
     Args:
         prompt_ids: of which only a short tail is read.
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens: leave special tokens out of the text, or those that are given.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool | Collection[int]
+    ) -> None:
         self.text = ""
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._window, shown = self._tail(prompt_ids)

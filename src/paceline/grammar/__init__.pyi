@@ -22,6 +22,7 @@ from .json_schema import parse_json_schema as parse_json_schema
 from .json_schema import read_json_schema as read_json_schema
 from .lexemes import is_native as is_native
 from .lexemes import library_text as library_text
+from .lexemes import spelled as spelled
 from .lexing import Lexicon as Lexicon
 from .library_schema import other_texts as other_texts
 from .library_schema import rust_pattern as rust_pattern

@@ -22,8 +22,8 @@ integer of 128 bits 40.
 """
 
 SIGNS: Final = b"0123456789+-.eE"
-BEHIND: Final = b" \t\n\r,]})"
-"""What may stand behind a number."""
+BEHIND: Final = b" \t\n\r,]})<"
+"""What may stand behind a number; a tag, where it is an argument between tags."""
 
 Mask = npt.NDArray[np.bool_]
 

@@ -210,7 +210,7 @@ class Constraint(LogitRule):
             allowed = self._mask(state, self._size(path), rows_rv.shape[1])
             if state.error:
                 raise RuntimeError(shortened(state.error.split("\n<state>")[0], LONGEST))
-            rows_rv[row].masked_fill_(torch.from_numpy(~allowed).to(rows_rv.device), -math.inf)
+            _forbid(rows_rv[row], ~allowed)
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -240,11 +240,12 @@ class Constraint(LogitRule):
     def forced(self, most: int) -> list[tuple[int, float]]:
         found, state, size = list[tuple[int, float]](), self._state.copy(), self._sizes[-1]
         while len(found) < most:
-            only = np.flatnonzero(self._mask(state, size))[:2]
-            likely = [] if len(only) == 1 else state.likely()
-            if state.error or not (len(only) == 1 or likely):
+            mask = self._mask(state, size)
+            certain = np.count_nonzero(mask) == 1
+            likely = [] if certain else state.likely()
+            if state.error or not (certain or likely):
                 break
-            token, chance = (int(only[0]), 1.0) if len(only) == 1 else (likely[0], LIKELY)
+            token, chance = (int(mask.argmax()), 1.0) if certain else (likely[0], LIKELY)
             found.append((token, chance))
             size = self._after(size, token)
             if not state.take([token]):
@@ -288,3 +289,11 @@ class Constraint(LogitRule):
     def _complete(self, path: Sequence[int]) -> bool:
         state = self._along(path)
         return state is not None and state.complete
+
+
+def _forbid(row_v: torch.Tensor, forbidden_v: Mask) -> None:
+    """Tokens to -inf; in free text those are few."""
+    if 2 * np.count_nonzero(forbidden_v) > forbidden_v.size:
+        row_v.masked_fill_(torch.from_numpy(forbidden_v).to(row_v.device), -math.inf)
+    else:
+        row_v.index_fill_(0, torch.from_numpy(np.flatnonzero(forbidden_v)).to(row_v.device), -math.inf)

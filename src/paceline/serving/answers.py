@@ -124,6 +124,10 @@ class CompletionAnswer:
             choice["token_ids"] = list(chunk.token_ids)
         return self.answer.frame([choice])
 
+    def text(self, one: CompletionOutput) -> str | None:
+        """What an output says."""
+        return one.text
+
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         choices = list[Json]()
         for job, output in zip(self.jobs, outputs, strict=True):
@@ -208,14 +212,15 @@ class ChatAnswer:
         index, ended = chunk.index, chunk.finish_reason is not None
         delta: Json = {} if index in self._readers else {"role": "assistant", "content": ""}
         reader = self._readers.setdefault(index, self._reader())
-        added = reader.feed(chunk.text, last=ended)
+        live = chunk.output.outputs[index]
+        added = reader.feed(chunk.text, last=ended, cut=ended and _is_cut(chunk.finish_reason, live.stop_reason))
         if added.content:
             delta["content"] = added.content
         if reasoning := chunk.reasoning + added.reasoning:
             delta["reasoning_content"] = reasoning
         if added.calls:
             delta["tool_calls"] = added.calls
-        live, start = chunk.output.outputs[index], self._tokens.get(index, 0)
+        start = self._tokens.get(index, 0)
         self._tokens[index] = stop = start + len(chunk.token_ids)
         logprobs = (
             None
@@ -234,7 +239,12 @@ class ChatAnswer:
         return self._factory.reader(self.request, self.job.shown)
 
     def _reason(self, reason: str | None, reader: Reader) -> str | None:
-        return "tool_calls" if reader.called and reason == "stop" else reason_of(reason)
+        return "tool_calls" if reader.whole and reason == "stop" else reason_of(reason)
+
+    def text(self, one: CompletionOutput) -> str | None:
+        """What an output says beside its thoughts; None where it calls functions."""
+        found = self._reader().feed(one.text, last=True)
+        return None if found.calls else found.content
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         (output,) = outputs
@@ -248,7 +258,7 @@ class ChatAnswer:
 
     def _choice(self, one: CompletionOutput) -> Json:
         reader = self._reader()
-        found = reader.feed(one.text, last=True)
+        found = reader.feed(one.text, last=True, cut=_is_cut(one.finish_reason, one.stop_reason))
         message: Json = {"role": "assistant", "content": found.content or (None if found.calls else "")}
         message |= {"refusal": None, "reasoning_content": (one.reasoning or "") + found.reasoning or None}
         if found.calls:
@@ -266,6 +276,11 @@ class ChatAnswer:
         if self.request.return_token_ids:
             choice["token_ids"] = one.token_ids
         return choice
+
+
+def _is_cut(reason: str | None, by: int | str | None) -> bool:
+    """Whether something ended the answer that is none of the model's own ends."""
+    return reason != "stop" or by is not None
 
 
 def _new_logprobs(

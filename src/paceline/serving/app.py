@@ -19,10 +19,11 @@ from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.constraints import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import Job, JobFactory, constrained_by, named
+from paceline.serving.jobs import Job, JobFactory, named
 from paceline.serving.json_bodies import JsonRoute
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes

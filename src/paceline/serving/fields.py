@@ -191,7 +191,6 @@ TABLE: Final = (
         {"reasoning_budget": (-1,), "thinking_budget_tokens": (-1,), "thinking_token_budget": (-1,)},
         "how long the model thinks it settles itself",
     ),
-    Group((CHAT,), {"reasoning_effort": ()}, "how much the model thinks it settles itself"),
     Group(
         DRAWN,
         {
@@ -320,14 +319,11 @@ INSIDE: Final[Mapping[str, str]] = {
     "tool_choice.allowed_tools": "give the tools that may be called",
     "response_format.value": "give json_schema",
     "stream_options.include_obfuscation": "events are not padded",
-    "reasoning.effort": "the model settles it",
     "reasoning.summary": "thoughts come whole",
     "reasoning.generate_summary": "thoughts come whole",
     "reasoning.context": "the chat template settles it",
     "reasoning.mode": "the model settles it",
-    "output_config.effort": "the model settles it",
     "output_config.task_budget": "max_tokens limits the whole output",
-    "thinking.budget_tokens": "the model settles it",
     "thinking.display": "thoughts come whole",
     "input.encrypted_content": "thoughts come in the open, and are taken back so",
 }

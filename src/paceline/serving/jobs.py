@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.models.loading import Rendered, TokenBytes
+from paceline.serving.constraints import Constraints, at_fault
+from paceline.serving.field_notes import NOTES
+from paceline.serving.grammar_rules import Marks
 from paceline.serving.limits import tenant_of
 from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     Message,
-    NamedTool,
     Prediction,
-    ResponseFormat,
     Sampled,
     TokenizeRequest,
 )
+from paceline.serving.reasoning import SWITCHES, Steering, is_open, reasoning_of
 from paceline.serving.token_texts import token_bytes_of
-from paceline.serving.tool_formats import FORMATS, format_of
-from paceline.serving.tool_grammar import calls_grammar
-from paceline.serving.tool_reading import THINK, Reader
+from paceline.serving.tool_formats import FORMATS, ToolFormat, format_of, schemas_of
+from paceline.serving.tool_reading import Reader, marks_of
 from paceline.serving.workers import Workers
 
 FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
@@ -39,8 +41,13 @@ BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_m
 RENDER_SECONDS: Final = 10.0
 """That a conversation may take in its template."""
 
-SWITCH: Final = "enable_thinking"
-"""The variable by which chat templates switch thoughts on and off."""
+UNKNOWN: Final = ""
+"""Format of a template's that is not known."""
+
+NO_FORMAT: Final = (
+    "how this model writes calls of tools cannot be told from its chat template; leave tools out, or start the server "
+    f"with --tool-call-parser, one of {', '.join(FORMATS)}"
+)
 
 LONG: Final = 2**18
 """Characters that take a noticeable time to encode."""
@@ -71,23 +78,7 @@ def named(error: PacelineError, request: Sampled) -> ApiError:
     """The same error for a client, with the field that its text begins with, or quotes first."""
     words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
     param = next((word for word in words if word in type(request).model_fields), None)
-    return ApiError(str(error), param=constrained_by(request) if param == "structured_outputs" else param)
-
-
-def constrained_by(request: Any) -> str:
-    """The field that a request's constraint is from."""
-    if request.structured_outputs is not None:
-        return "structured_outputs"
-    return "response_format" if request.response_format is not None else "tools"
-
-
-def lenient_schema(request: Any) -> Any:
-    """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
-    bound = request.structured_outputs or {}
-    wanted: ResponseFormat | None = request.response_format
-    if wanted is not None and wanted.json_schema is not None:
-        bound = {"json": wanted.json_schema.schema_, "strict": wanted.json_schema.strict}
-    return None if bound.get("strict") else bound.get("json")
+    return ApiError(str(error), param=at_fault(request) if param == "structured_outputs" else param)
 
 
 class JobFactory:
@@ -103,7 +94,18 @@ class JobFactory:
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long = Workers(), asyncio.Lock()
         self._llm, self._config, self._template = llm, config, chat_template
-        self._tool_format = config.tool_call_parser or format_of(chat_template or llm.tokenizer.chat_template)
+        text = chat_template or llm.tokenizer.chat_template
+        self._tool_format = config.tool_call_parser or format_of(text) or UNKNOWN
+        self._reasoning = reasoning_of(text)
+        tokenizer = llm.tokenizer
+        marks, thinks = Marks.of(tokenizer, llm.defaults.eos_ids), self._reasoning.sign in (text or "")
+        self._constraints = Constraints(config, self._tool_format, self._reasoning, marks, thinks=thinks)
+        self._special = {tokenizer.token_text(index): index for index in tokenizer.special_ids}
+
+    @cached_property
+    def _steering(self) -> Steering:
+        template = self._llm.tokenizer.template(self._template)
+        return Steering(template.text, template.variables)
 
     @property
     def token_bytes(self) -> TokenBytes:
@@ -152,9 +154,13 @@ class JobFactory:
         if None not in (request.max_tokens, request.max_completion_tokens):
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
         text, tokens = await self.conversation(request)
+        if self._calls(request) and self._tool_format == UNKNOWN:
+            raise ApiError(NO_FORMAT, param="tools")
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
-        params = self._params(request, most, more)
+        if marks := self._marks(request):  # what reads the answer has to see them
+            more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
+        params = self._params(request, most, more, text)
         return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
     async def conversation(self, request: Any) -> tuple[str, list[int]]:
@@ -187,7 +193,9 @@ class JobFactory:
         """The text of a conversation, and what of it the template wrote."""
         template = self._llm.tokenizer.template(self._template)
         messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages])
-        more: Json = dict(request.chat_template_kwargs or {})
+        if not self._reasoning.begin:
+            messages = [_with_thinking(one) for one in messages]
+        more = self._variables(request)
         for name in BESIDE & more.keys():
             raise ApiError(
                 f"chat_template_kwargs must not hold {name}, a field of its own", param="chat_template_kwargs"
@@ -209,45 +217,60 @@ class JobFactory:
             raise PromptError(error)
         return Rendered(**found)
 
+    def _variables(self, request: Any) -> Json:
+        """What the template is given for the request's fields."""
+        given: Json = dict(request.chat_template_kwargs or {})
+        more: Json = {}
+        if (switch := getattr(request, "enable_thinking", None)) is not None:
+            more |= _or_ignored("enable_thinking", lambda: self._steering.switched(switch, "enable_thinking"))
+        if (thinking := getattr(request, "thinking", None)) is not None:
+            more |= _or_ignored("thinking", lambda: self._steering.switched(thinking.type == "enabled", "thinking"))
+        if (effort := getattr(request, "reasoning_effort", None)) is not None:
+            more |= _or_ignored("reasoning_effort", lambda: self._steering.effort(effort))
+        return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
+
+    def _calls(self, request: Any) -> bool:
+        """Whether functions may be called."""
+        return bool(request.tools) and request.tool_choice != "none"
+
+    def _form(self, request: ChatRequest) -> ToolFormat | None:
+        return FORMATS[self._tool_format] if self._calls(request) else None
+
+    def _marks(self, request: ChatRequest) -> frozenset[str]:
+        """Special tokens that are marks of the formats, where the client is to see none."""
+        if request.skip_special_tokens is False:
+            return frozenset()
+        return marks_of(self._form(request), self._reasoning) & self._special.keys()
+
+    def _thinking(self, request: Any, prompt: str) -> bool:
+        """Whether an answer begins inside thoughts."""
+        return request.think is None and is_open(self._reasoning, prompt, _continued(request))
+
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
-        calls = bool(request.tools) and request.tool_choice != "none"
-        thinking = request.think is None and prompt.rstrip().endswith(THINK)
-        most = 1 if request.parallel_tool_calls is False else None
-        return Reader(FORMATS[self._tool_format] if calls else None, thinking=thinking, most=most)
+        form, reasoning = self._form(request), self._reasoning
+        return Reader(
+            form,
+            thinking=self._thinking(request, prompt),
+            functions=schemas_of(request.tools),
+            reasoning=reasoning,
+            most=1 if request.parallel_tool_calls is False else None,
+            hidden=self._marks(request),
+            prompt=prompt,
+        )
 
-    def thinking(self, wanted: bool) -> Json | None:
-        """What makes the template ask for thoughts, or for none; None where it has no such switch.
+    def thinking(self, wanted: bool, budget: int | None = None) -> Json:
+        """What makes the template ask for thoughts, or for none.
 
+        Args:
+            budget: tokens that they may have; None leaves it to the model.
         Raises:
-            ApiError: no thoughts are wanted, and it asks for them in any case.
+            ApiError: the template cannot ask for that.
         """
-        template = self._template or self._llm.tokenizer.chat_template or ""
-        if SWITCH in template:
-            return {SWITCH: wanted}
-        if not wanted and THINK in template:
-            raise ApiError("thinking cannot be switched off by this model's chat template", param="thinking")
-        return None
-
-    def _required_calls(self, request: Any) -> str | None:
-        """The grammar of calls that a request insists on."""
-        choice, tools = getattr(request, "tool_choice", None), getattr(request, "tools", None) or []
-        if choice == "required" or isinstance(choice, NamedTool):
-            if not tools:
-                raise ApiError("tool_choice needs tools", param="tool_choice")
-            only = choice.function.name if isinstance(choice, NamedTool) else None
-            parallel = request.parallel_tool_calls is not False
-            strict = self._config.strict_schemas
-            try:
-                return calls_grammar(tools, self._tool_format, only=only, parallel=parallel, strict=strict)
-            except (AttributeError, TypeError, ValueError, RecursionError):
-                raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
-        if choice != "none" and any(tool.function.strict for tool in tools):
-            why = (
-                "a function's strict: true is enforced where tool_choice is required or names a function; leave it out"
-            )
-            raise ApiError(why, param="tools")
-        return None
+        if budget is not None:
+            name = "thinking.budget_tokens"
+            return _or_ignored(name, lambda: self._steering.budgeted(budget, name))
+        return _or_ignored("thinking", lambda: self._steering.switched(wanted, "thinking"))
 
     def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
         own: Json = {}
@@ -269,7 +292,7 @@ class JobFactory:
         if (length := sum(map(len, texts))) > LONG:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
-    def _params(self, request: Sampled, max_tokens: int | None, more: Json) -> SamplingParams:
+    def _params(self, request: Sampled, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
         given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", given.get("n"), self._config.max_n),
@@ -283,7 +306,7 @@ class JobFactory:
                 raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
         self._short("bad_words", request.bad_words or ())
         try:
-            bound = self._constraint(request)
+            bound = self._constraints.of(request, prompt, opened=self._thinking(request, prompt))
             params = self._llm.default_sampling_params(
                 **given,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
@@ -296,26 +319,37 @@ class JobFactory:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
 
-    def _constraint(self, request: Any) -> Json | None:
-        """`structured_outputs` of whatever asks for it."""
-        found = [request.structured_outputs] if request.structured_outputs is not None else []
-        wanted: ResponseFormat | None = request.response_format
-        if wanted is not None and wanted.type == "json_object":
-            found.append({"json_object": True})
-        if wanted is not None and wanted.type == "json_schema":
-            inner = wanted.json_schema
-            if inner is None or inner.schema_ is None:
-                raise ApiError("response_format of type json_schema needs json_schema.schema", param="response_format")
-            found.append({"json": inner.schema_} | ({} if inner.strict is None else {"strict": inner.strict}))
-        if (calls := self._required_calls(request)) is not None:
-            found.append({"grammar": calls})
-        if len(found) > 1:
-            raise ApiError(
-                "give one of response_format, structured_outputs and a required tool_choice", param="response_format"
-            )
-        if found and "json" in found[0] and "strict" not in found[0]:
-            found[0] = {**found[0], "strict": self._config.strict_schemas}
-        return found[0] if found else None
+
+def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
+    """What a field asks of the template; nothing, where fields that cannot be honoured are ignored.
+
+    Raises:
+        ApiError: the template cannot do it.
+    """
+    notes = NOTES.get()
+    try:
+        return ask()
+    except ApiError:
+        if notes is None or not notes.lenient:
+            raise
+        notes.ignore(name)
+        return {}
+
+
+def _with_thinking(message: Json) -> Json:
+    """With thoughts as gpt-oss's template reads them: before calls, and not beside content."""
+    thoughts = message.get("reasoning_content")
+    return (
+        {**message, "thinking": thoughts}
+        if thoughts and message.get("tool_calls") and not message.get("content")
+        else message
+    )
+
+
+def _continued(request: Any) -> str:
+    """The text that an answer goes on with; "" is none."""
+    last = request.messages[-1].content if getattr(request, "continue_final_message", False) else None
+    return last if isinstance(last, str) else "".join(part.text or "" for part in last or ())
 
 
 def _texts(prediction: Prediction) -> list[str]:

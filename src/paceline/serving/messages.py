@@ -26,6 +26,7 @@ CHAT_NAMES: Final = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
 }
 """Fields of a chat under their names here."""
 
@@ -113,9 +114,10 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model thinks; how much, it settles itself."""
+    """Whether the model thinks, and how many tokens at most."""
 
-    type: Literal["adaptive", "disabled"]
+    type: Literal["adaptive", "enabled", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized"] | None = None
     block_binding: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
@@ -131,7 +133,7 @@ class OutputConfig(Strict):
     """How the text is."""
 
     format: JsonFormat | None = None
-    effort: None = None
+    effort: Literal["low", "medium", "high"] | None = None
 
 
 class Metadata(Strict):
@@ -165,7 +167,9 @@ class CountRequest(Body):
             said += _messages(turn.role, turn.content, f"messages.{number}.content")
         given: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
         if self.thinking is not None:
-            given["chat_template_kwargs"] = factory.thinking(self.thinking.type == "adaptive")
+            given["chat_template_kwargs"] = factory.thinking(
+                self.thinking.type != "disabled", self.thinking.budget_tokens
+            )
         if said[-1]["role"] == "assistant":  # the answer goes on where this ends
             if "tool_calls" in said[-1]:
                 raise ApiError("messages: a message of calls must be followed by their results", param="messages")
@@ -173,11 +177,13 @@ class CountRequest(Body):
         return chat_request(given, CHAT_NAMES)
 
     def _more(self) -> Json:
-        wanted = self.output_config.format if self.output_config is not None else None
-        if wanted is None:
+        if self.output_config is None:
             return {}
-        schema = {"name": "output", "schema": wanted.schema_, "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        found: Json = {"reasoning_effort": self.output_config.effort}
+        if (wanted := self.output_config.format) is not None:
+            schema = {"name": "output", "schema": wanted.schema_, "strict": True}
+            found["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return found
 
     def _tools(self) -> Json:
         tools, choice = [], self.tool_choice

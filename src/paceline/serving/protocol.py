@@ -75,6 +75,7 @@ Texts = Annotated[list[str], MaxLen(MAX_TEXTS), QUICK]
 NUMBER: Final = {"type": "integer", "minimum": 1}
 PIECE: Final = {"anyOf": [{"type": "string"}, NUMBER, {"type": "array", "items": {"type": "integer", "minimum": 0}}]}
 Pieces = Annotated[Any, WithJsonSchema({"type": "array", "items": PIECE})]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [NUMBER, {"type": "object"}]})]
 """Fields that `SamplingParams` checks, whose messages know better what was meant than those of a union."""
 
@@ -315,6 +316,12 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class ThinkingSwitch(Strict):
+    """Whether the model thinks."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class ChatRequest(Sampled):
     """`/v1/chat/completions`."""
 
@@ -328,6 +335,9 @@ class ChatRequest(Sampled):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | str | None = None
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingSwitch | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None

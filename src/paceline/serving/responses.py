@@ -17,7 +17,8 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from paceline.serving.fields import RESPONSES
-from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.message_parts import is_json
+from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
 from paceline.serving.runs import Json, Run, json_response
@@ -29,6 +30,7 @@ CHAT_NAMES: Final = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }
 """Fields of a chat under their names here."""
 
@@ -100,9 +102,9 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """How much the model thinks, which it settles itself."""
+    """How much the model thinks."""
 
-    effort: None = None
+    effort: Effort | None = None
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
     context: Literal["auto"] | None = None
@@ -200,6 +202,7 @@ class ResponseRequest(Body):
                 "tool_choice": choice,
                 "max_completion_tokens": self.max_output_tokens,
                 "response_format": self._format(),
+                "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
                 "logprobs": logprobs or None,
                 "top_logprobs": self.top_logprobs if logprobs else None,
             },
@@ -265,7 +268,9 @@ class ResponseTranslation(Translation):
             "top_logprobs": request.top_logprobs or 0,
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": None,
-            "reasoning": None,
+            "reasoning": None
+            if (thinks := request.reasoning) is None
+            else {"effort": thinks.effort, "summary": thinks.summary},
             "background": False,
             "store": request.stored,
             "service_tier": "default",
@@ -345,6 +350,7 @@ class ResponseTranslation(Translation):
         item["status"] = "incomplete" if self.reason == "length" else "completed"
         if item["type"] == "function_call":
             item["arguments"] = text
+            item["status"] = item["status"] if is_json(text) else "incomplete"
             yield self._at("function_call_arguments.done", arguments=text)
         else:
             item["content"] = [self._part()]

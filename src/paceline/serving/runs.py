@@ -15,8 +15,9 @@ from fastapi.responses import Response
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer, usage_of
+from paceline.serving.constraints import constrained_by, lenient_schema
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import constrained_by, lenient_schema, named
+from paceline.serving.jobs import named
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, Sampled, StreamOptions
 from paceline.serving.request_log import CLOSED, Facts
@@ -227,8 +228,8 @@ class Run:
         found: dict[int, list[str]] = {}
         for number in sorted(outputs) if schema is not None else ():
             for one in outputs[number].outputs:
-                if one.finish_reason == "stop":
-                    errors = await self._grammars.errors(schema, one.text)
+                if one.finish_reason == "stop" and (text := self.reply.text(one)) is not None:
+                    errors = await self._grammars.errors(schema, text)
                     if errors:
                         found[number * len(outputs[number].outputs) + one.index] = errors
         return found

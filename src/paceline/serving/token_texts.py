@@ -8,7 +8,7 @@ is how many characters are complete before it.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -39,11 +39,13 @@ class Offsets:
     """Counts the characters of an output as its tokens come.
 
     Args:
-        skip_special_tokens: they are not in the text.
+        skip_special_tokens: they are not in the text, or those that are given.
     """
 
-    def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool, start: int = 0) -> None:
-        self._bytes, self._skip, self._count = token_bytes, skip_special_tokens, start
+    def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool | Collection[int], start: int = 0) -> None:
+        self._bytes, self._count = token_bytes, start
+        skipped = skip_special_tokens
+        self._skipped = skipped if not isinstance(skipped, bool) else token_bytes.special_ids if skipped else ()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, tokens: Sequence[int]) -> list[int]:
@@ -51,7 +53,7 @@ class Offsets:
         found = list[int]()
         for token in tokens:
             found.append(self._count)
-            if not (self._skip and token in self._bytes.special_ids):
+            if token not in self._skipped:
                 self._count += len(self._decoder.decode(self._bytes[token]))
         return found
 

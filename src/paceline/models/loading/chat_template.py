@@ -50,6 +50,15 @@ class ChatTemplate:
     name: str
     tokens: Mapping[str, str]
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that it reads and does not set itself.
+
+        Raises:
+            CheckpointError: it is broken.
+        """
+        return variables_of(self.text, name=self.name)
+
     def apply(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -88,7 +97,7 @@ class ChatTemplate:
         return _printed(self, messages, own, given, continued=continue_final_message)
 
     def _refuse_unread(self, given: Mapping[str, Any]) -> None:
-        known = variables_of(self.text, name=self.name)
+        known = self.variables
         for key in given:
             if key in SamplingParams.__dataclass_fields__ and key not in known:
                 raise ConfigError(

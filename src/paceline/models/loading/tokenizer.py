@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Tokenizer:
         name: folder it came from, for messages.
         named: "bos_token", "eos_token", ... -> token, as far as the checkpoint names them.
         special_ids: ids that `skip_special_tokens` leaves out.
+        added_ids: ids of tokens that are read as one wherever their text stands.
         literal_ids: ids of tokens that write what they read, though their signs also spell bytes (`byte_level`).
         bos_id, eos_id: ids of the named tokens, or None.
         vocab_size: number of tokens, added ones included (the model's head may be padded beyond it).
@@ -54,6 +55,7 @@ class Tokenizer:
         self._special_tokens: SpecialTokens | None = None
         self.vocab_size = backend.size()
         self.special_ids, self.literal_ids = frozenset(backend.special_ids()), frozenset(backend.literal_ids())
+        self.added_ids = frozenset(backend.added_ids())
         self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
         self.eos_id = backend.index(self.named["eos_token"]) if "eos_token" in self.named else None
 
@@ -131,18 +133,27 @@ class Tokenizer:
         rendered = self.template(template.pop("chat_template", None)).apply_tracked(messages, **template)
         return rendered.text, self.encode_rendered(rendered)
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool | Collection[int] = True) -> str:
+        """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD.
+
+        Args:
+            skip_special_tokens: leave them out, or those that are given.
+        """
+        if isinstance(skip_special_tokens, bool):
+            return self._backend.decode(list(ids), skip_special_tokens)
+        return self._backend.decode([index for index in ids if index not in skip_special_tokens], False)
 
     def token_text(self, index: int) -> str:
         """The text of one token as it reads inside a text, a leading space kept; "" for ids beyond the vocabulary."""
         text, token = self._backend.decode([index], False), self._backend.token(index) or ""
         return f" {text}" if token.startswith("\u2581") and not text.startswith(" ") else text
 
-    def has_text(self, index: int, skip_special_tokens: bool = True) -> bool:
+    def has_text(self, index: int, skip_special_tokens: bool | Collection[int] = True) -> bool:
         """Whether a token counts when a text is decoded: it is in the vocabulary and not left out as special."""
-        return not (skip_special_tokens and index in self.special_ids) and self._backend.token(index) is not None
+        skipped = skip_special_tokens
+        if isinstance(skipped, bool):
+            skipped = self.special_ids if skipped else ()
+        return index not in skipped and self._backend.token(index) is not None
 
     @property
     def has_chat_template(self) -> bool:
