@@ -151,3 +151,18 @@ def test_a_stored_figure_is_rounded(common: ModuleType, tmp_path: Path) -> None:
     path = common.save("some", {"third": 1 / 3, "count": 10**12, "text": "0.3333333333333333"}, tmp_path)
     assert common.kept("some", tmp_path) == {"third": 0.33333333, "count": 10**12, "text": "0.3333333333333333"}
     assert path.exists()
+
+
+def test_the_page_shows_the_committed_clients() -> None:
+    made = script("clients_table")
+    result = json.loads((FOLDER / "results" / "clients.json").read_text())
+    assert made.committed() in made.PAGE.read_text(encoding="utf-8"), "run: python benchmarks/clients_table.py"
+    result["clients"]["openai"]["calls"][0] |= {"ok": False}
+    assert f"Not held: openai: {result['clients']['openai']['calls'][0]['call']}" in made.table(result)
+
+
+def test_programs_of_clients_can_be_read() -> None:
+    programs = list((FOLDER / "clients").glob("*.py"))
+    assert programs
+    for program in programs:
+        compile(program.read_text(encoding="utf-8"), program.name, "exec")

@@ -182,7 +182,8 @@ def test_marks_for_caches_and_what_servers_told_are_not_shown_to_the_model(talki
         {"role": "user", "content": [part | {"cache_control": MARK, "prompt_cache_breakpoint": {"mode": "explicit"}}],
          "cache_control": MARK},
         {"role": "assistant", "content": "Two", "id": "m1", "annotations": [], "audio": None, "function_call": None,
-         "refusal": None, "tool_calls": None, "provider_specific_fields": {"a": 1}, "prefix": False},
+         "refusal": None, "tool_calls": None, "provider_specific_fields": {"a": 1}, "prefix": False,
+         "parsed": {"a": 1}},
     ]  # fmt: skip
     function = TOOL["function"] | {"cache_control": MARK}  # type: ignore[operator]
     expected = tokens(plain, [TOOL])
@@ -194,6 +195,34 @@ def test_marks_for_caches_and_what_servers_told_are_not_shown_to_the_model(talki
     expected = tokens(thought, [])
     assert tokens(other, []) == tokens(both, []) == expected
     assert tokens([*HELLO, {"role": "assistant", "content": "a"}], []) != expected
+
+
+def test_parsed_answers_may_go_back_as_clients_have_them(talking: Live) -> None:
+    def chat_tokens(call: Any) -> Any:
+        said = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+        result = {"role": "tool", "tool_call_id": "c", "content": "2"}
+        return talking.ok("/tokenize", messages=[*HELLO, said, result], tools=[TOOL])["tokens"]
+
+    call = {"name": "f", "arguments": '{"a": 1}'}
+    assert chat_tokens(call | {"parsed_arguments": {"a": 1}}) == chat_tokens(call)
+    assert chat_tokens(call | {"arguments": '{"a": 2}'}) != chat_tokens(call)
+    part = {"type": "output_text", "text": "Two", "annotations": [], "parsed": {"a": 1}}
+    items = [
+        {"type": "message", "role": "assistant", "content": [part]},
+        {"type": "function_call", "call_id": "c", "parsed_arguments": {"a": 1}, **call},
+        {"type": "function_call_output", "call_id": "c", "output": "2"},
+    ]
+    answer = talking.ok(RESPONSES, **BODIES[RESPONSES] | {"input": items})
+    stored = talking.http.get(f"{RESPONSES}/{answer['id']}/input_items").json()["data"]
+    assert len(stored) == 3
+    assert "parsed" not in json.dumps(stored)
+
+
+def test_anthropics_client_is_told_that_conversations_are_not_held_so_that_it_sends_them_whole(live: Live) -> None:
+    error = live.error(MESSAGES, **BODIES[MESSAGES], thread={"type": "create"})
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert "thread" in error["message"]
+    assert live.error(MESSAGES, **BODIES[MESSAGES], compaction=ODD)["details"] == {"error_code": "unsupported_field"}
 
 
 # ------------------------------------------------------------------------------------------------ lenient

@@ -165,7 +165,7 @@ def test_large_bodies_are_read_beside_the_event_loop(roomy: Live, monkeypatch: p
         threads.append(threading.current_thread().name)
         return read(text, **more)
 
-    monkeypatch.setattr("paceline.serving.bodies.json", SimpleNamespace(loads=noted, JSONDecodeError=ValueError))
+    monkeypatch.setattr("paceline.serving.json_bodies.json", SimpleNamespace(loads=noted, JSONDecodeError=ValueError))
     roomy.ok("/tokenize", prompt="a")
     roomy.ok("/tokenize", prompt="a " * 50_000)
     small, large = threads
@@ -174,7 +174,7 @@ def test_large_bodies_are_read_beside_the_event_loop(roomy: Live, monkeypatch: p
 
 
 def test_what_is_no_json_is_said_in_a_line(live: Live) -> None:
-    for body, why in ((b'{"prompt": "\xff"}', "UTF-8"), (b"[" * 50_000, "nested"), (b'{"n": ' + b"9" * 500, "digits")):
+    for body, why in ((b'{"prompt": "\xff"}', "UTF-8"), (b"[" * 50_000, "nest"), (b'{"n": ' + b"9" * 500, "digits")):
         answer = live.http.post("/tokenize", content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "invalid_json"

@@ -174,8 +174,8 @@ def asked(app: Any, path: str, *, host: str = "localhost", method: str = "GET", 
 class Endless(AsyncLLM):
     """Never comes to an end by itself."""
 
-    def stream(self, prompt: Any, params: Any = None) -> Any:
-        return super().stream(prompt, replace(params, ignore_eos=True))
+    def stream(self, prompt: Any, params: Any = None, **more: Any) -> Any:
+        return super().stream(prompt, replace(params, ignore_eos=True), **more)
 
 
 LONG: dict[str, tuple[str, dict[str, Any]]] = {

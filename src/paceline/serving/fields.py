@@ -52,12 +52,14 @@ class Group:
         fields: name -> the values beside null that ask for nothing.
         why: of other values, why they cannot be honoured, or what to do instead.
         ignorable: by `lenient_fields`. Not what the model is to read, or what the answer is to be.
+        code: of the error, for programs.
     """
 
     apis: tuple[str, ...]
     fields: Mapping[str, Neutral]
     why: str
     ignorable: bool = True
+    code: str = "unsupported_field"
 
 
 def _no_penalty(value: Any, body: Json) -> bool:
@@ -85,6 +87,8 @@ KEEPS_ALL: Final = Rule("no edits, or those that keep all thoughts", _keeps_all)
 
 RULES: Final = "this rule of sampling is not built"
 EXTRAS: Final = "the answer has no such part"
+
+WHOLE: Final = "give the whole conversation in messages"
 
 TABLE: Final = (
     Group(
@@ -257,7 +261,8 @@ TABLE: Final = (
     ),
     Group((MESSAGES,), {"context_management": KEEPS_ALL}, "nothing is taken out of the context"),
     Group((MESSAGES,), {"container": (), "mcp_servers": ([],)}, "this server runs no tools"),
-    Group((MESSAGES,), {"thread": (), "compaction": ()}, "give the whole conversation in messages", ignorable=False),
+    Group((MESSAGES,), {"thread": ()}, WHOLE, ignorable=False, code="thread_unsupported_request"),
+    Group((MESSAGES,), {"compaction": ()}, WHOLE, ignorable=False),
 )
 """Fields that are taken where they ask for nothing. Some are fields of requests too, which take other values."""
 
@@ -330,11 +335,12 @@ class FieldError(Exception):
 
     Args:
         param: its name.
+        code: for programs.
     """
 
-    def __init__(self, message: str, param: str) -> None:
+    def __init__(self, message: str, param: str, code: str = "unsupported_field") -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
 
 def _rows() -> dict[str, dict[str, tuple[Neutral, Group]]]:
@@ -367,7 +373,7 @@ def settle(api: str, body: Json, known: Collection[str]) -> None:
             continue
         if not idle:
             if not notes.lenient or (row is not None and not row[1].ignorable):
-                raise FieldError(_refusal(name, row, known), name)
+                raise FieldError(_refusal(name, row, known), name, *([] if row is None else [row[1].code]))
             notes.ignore(name)
         del body[name]
 

@@ -117,7 +117,7 @@ class Body(Strict):
         try:
             settle(cls.api, given, cls.model_fields.keys())
         except FieldError as error:
-            raise ApiError(str(error), param=error.param, code="unsupported_field") from None
+            raise ApiError(str(error), param=error.param, code=error.code) from None
         return _pruned(validate, given, ())
 
 
@@ -138,7 +138,10 @@ class CacheBreakpoint(Strict):
 
 CacheMark = Annotated[CacheControl | None, Field(exclude=True)]
 Unread = Annotated[dict[str, Any] | None, Field(exclude=True)]
-"""What says nothing to the model, and is not shown to its template."""
+Parsed = Annotated[Any, Field(exclude=True)]
+"""What says nothing to the model, and is not shown to its template: marks, and what clients add to an answer that they
+send back (its text or arguments, parsed).
+"""
 
 
 class StreamOptions(Strict):
@@ -247,6 +250,7 @@ class FunctionCall(Strict):
 
     name: str
     arguments: str
+    parsed_arguments: Parsed = None
 
 
 class ToolCall(Strict):
@@ -275,6 +279,7 @@ class Message(Strict):
     id: Annotated[str | None, Field(exclude=True)] = None
     annotations: Annotated[list[Any] | None, Field(exclude=True)] = None
     provider_specific_fields: Unread = None
+    parsed: Parsed = None
     cache_control: CacheMark = None
 
 
@@ -432,7 +437,8 @@ class ApiError(Exception):
         if path.startswith(MESSAGES):
             kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
             named = self.message if (self.param or "") in self.message else f"{self.param}: {self.message}"
-            return {"type": "error", "error": {"type": kind, "message": named}}
+            more = {} if self.code is None else {"details": {"error_code": self.code}}
+            return {"type": "error", "error": {"type": kind, "message": named, **more}}
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

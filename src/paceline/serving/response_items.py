@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from paceline.serving.protocol import ApiError, CacheBreakpoint, CacheMark, Strict, checked
+from paceline.serving.protocol import ApiError, CacheBreakpoint, CacheMark, Parsed, Strict, checked
 
 Json = dict[str, Any]
 
@@ -29,6 +29,7 @@ class TextPart(Strict):
     refusal: str = ""
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Parsed = None
     cache_control: CacheMark = None
     prompt_cache_breakpoint: Annotated[CacheBreakpoint | None, Field(exclude=True)] = None
 
@@ -55,6 +56,7 @@ class CallItem(Item):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Parsed = None
     caller: Annotated[Caller | None, Field(exclude=True)] = None
     namespace: None = None
     async_: Annotated[Literal[False] | None, Field(alias="async", exclude=True)] = None
