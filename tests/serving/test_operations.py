@@ -218,7 +218,13 @@ def test_what_takes_too_long_at_the_end_is_told_so(llm: LLM, caplog: pytest.LogC
         assert done == "data: [DONE]"
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
     for name, error in (
-        ("messages", {"type": "error", "error": {"type": "api_error", "message": SHUT}}),
+        (
+            "messages",
+            {
+                "type": "error",
+                "error": {"type": "api_error", "message": SHUT, "details": {"error_code": "shutting_down"}},
+            },
+        ),
         ("responses", {"type": "error", "code": "shutting_down", "message": SHUT, "param": None}),
     ):
         event, data = texts[name].rstrip("\n").rsplit("\n\n", 1)[1].split("\n")
