@@ -116,7 +116,19 @@ def test_another_version_packs_anew(folder: Path, packed: Path, monkeypatch: pyt
     assert len(list(packed.iterdir())) == 2
 
 
-@pytest.mark.parametrize("harm", ["cut", "no header", "another model's", "of another kind"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "cut",
+        "empty",
+        "no header",
+        "longer header",
+        "another place",
+        "byte in header",
+        "another model's",
+        "of another kind",
+    ],
+)
 def test_a_broken_file_is_made_anew_with_one_line(
     folder: Path, tmp_path: Path, packed: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +138,10 @@ def test_a_broken_file_is_made_anew_with_one_line(
     text = b'{"a": 1}'
     broken = {
         "cut": whole[:-100],
+        "empty": b"",
+        "longer header": (2**60).to_bytes(8, "little") + whole[8:],
+        "another place": whole.replace(b'"data_offsets": [0', b'"data_offsets": [64', 1).replace(b"  ", b" ", 1),
+        "byte in header": whole[:100] + b"\xff" + whole[101:],
         "no header": b"\xff" * len(whole),
         "another model's": whole.replace(b"float32", b"float31"),
         "of another kind": len(text).to_bytes(8, "little") + text,
@@ -135,6 +151,7 @@ def test_a_broken_file_is_made_anew_with_one_line(
         assert torch.equal(logits(folder), first)
     (line,) = [record.getMessage() for record in caplog.records if "packed weights" in record.getMessage()]
     assert str(file) in line
+    assert len(line) < 500
     assert file.read_bytes() == whole
 
 

@@ -87,18 +87,23 @@ class PackedFile:
         """The matrices, each (bytes,) uint8, mapped; None where there is none, or a file that is broken (logged)."""
         try:
             with self.path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(min(length, MAX_HEADER)))
+                size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+                if length > min(size - 8, MAX_HEADER):
+                    raise ValueError(f"a header of {length} bytes in {size}")
+                header = json.loads(file.read(length))
                 key, places = header.pop("__metadata__")["key"], [one["data_offsets"] for one in header.values()]
-                if (size := os.fstat(file.fileno()).st_size) != (whole := 8 + length + places[-1][1]):
+                if [first for first, _ in places] != [0, *(stop for _, stop in places[:-1])]:
+                    raise ValueError("its matrices do not follow one another")
+                if size != (whole := 8 + length + places[-1][1]):
                     raise ValueError(f"{size} bytes of {whole}")
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             log.debug("%s: no packed weights in %s (%s)", self.name, self.path, error.strerror or error)
             return None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
+            text = f"{type(error).__name__}: {error}"
             log.warning(
-                "%s: its packed weights in %s cannot be read (%r); they are packed again", self.name, self.path, error
+                "%s: its packed weights in %s cannot be read (%s); they are packed again", self.name, self.path, text
             )
             return None
         if key != self._key:
