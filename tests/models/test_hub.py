@@ -38,12 +38,20 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
         ("a/b/c", "no folder 'a/b/c'"),
         ("", "no folder ''"),
         ("model.safetensors", "no folder"),
+        ("model.gguf", "no file 'model.gguf'"),
+        ("/no/such/model.gguf", "no file '/no/such/model.gguf'"),
     ],
 )
 def test_no_such_folder(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=text):
         resolve(name)
+
+
+def test_a_link_to_nothing_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").symlink_to("gone.gguf")
+    with pytest.raises(CheckpointError, match=r"m\.gguf is a link to gone\.gguf, which is not there"):
+        resolve(tmp_path / "m.gguf")
 
 
 def test_files_are_no_folders(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,17 +197,28 @@ def test_what_was_used_longest_ago_goes_first(
 
 def test_room_is_made_up_to_the_limit_and_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE_GB", "1e-6")  # 1000 bytes
+    own = f"d.{os.getpid()}.new"
     for age, name in enumerate("abc"):
         (tmp_path / name).write_bytes(bytes(300))
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
-    (tmp_path / "d.7.new").write_bytes(bytes(10))
+    (tmp_path / own).write_bytes(bytes(10))
     assert make_room(tmp_path, 90)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d.7.new"]
-    os.utime(tmp_path / "d.7.new", (1e9, 1e9))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", own]
+    os.utime(tmp_path / own, (1e9, 1e9))
     assert make_room(tmp_path, 400)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     assert not make_room(tmp_path, 1001)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_a_process_left_that_is_gone_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_GB", "1e-6")
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    for owner in (gone.pid, os.getpid()):
+        (tmp_path / f"weights.{owner}.new").write_bytes(bytes(10))
+    assert make_room(tmp_path, 90)
+    assert [path.name for path in tmp_path.iterdir()] == [f"weights.{os.getpid()}.new"]
 
 
 @pytest.mark.parametrize("given", ["much", "-1", "nan", "inf"])

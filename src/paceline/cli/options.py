@@ -94,8 +94,8 @@ ENGINE_HELP = {
         "Maximum memory for draft trees and the caches of draft models, in bytes; default: no limit."
     ),
     "quantization": (
-        "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none, for GGUF files int8 or "
-        "int4."
+        "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none; GGUF files keep their "
+        "blocks where they can, else int8 or int4."
     ),
     "activation_bits": "8 or 16, of what the blocks of a GGUF file are multiplied with; default: 8.",
     "exactness": "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",

@@ -11,6 +11,8 @@ from pathlib import Path
 from time import time
 from typing import Final
 
+import psutil
+
 from paceline.errors import ConfigError
 
 log = logging.getLogger("paceline")
@@ -21,8 +23,10 @@ SHARE: Final = 0.1
 
 LIMIT: Final = "PACELINE_CACHE_GB"
 UNFINISHED: Final = ".new"
+"""What the names of files end with that are being written, behind the id of the process."""
+
 ABANDONED: Final = 3600.0
-"""Seconds after which an unfinished file is one of a process that is gone."""
+"""Seconds after which an unfinished file is one of a process that is gone, whoever has its id now."""
 
 
 def limit(folder: Path) -> int:
@@ -63,8 +67,7 @@ def make_room(folder: Path, size: int) -> bool:
     files = []
     for path in folder.iterdir() if folder.is_dir() else ():
         state = path.stat()
-        abandoned = path.name.endswith(UNFINISHED) and state.st_mtime < time() - ABANDONED
-        files.append((not abandoned, state.st_mtime, state.st_size, path))
+        files.append((not _is_abandoned(path, state.st_mtime), state.st_mtime, state.st_size, path))
     held = sum(own for _, _, own, _ in files)
     for wanted, _, own, path in sorted(files):
         if wanted and held + size <= most:
@@ -76,6 +79,14 @@ def make_room(folder: Path, size: int) -> bool:
         else:
             held -= own
     return held + size <= most
+
+
+def _is_abandoned(path: Path, written: float) -> bool:
+    """Whether nobody finishes a file any more that was last written to at a time."""
+    if not path.name.endswith(UNFINISHED):
+        return False
+    process = path.name.removesuffix(UNFINISHED).rpartition(".")[2]
+    return written < time() - ABANDONED or (process.isdecimal() and not psutil.pid_exists(int(process)))
 
 
 def touch(path: Path) -> None:

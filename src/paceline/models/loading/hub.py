@@ -87,6 +87,10 @@ def resolve(
         return path
     if path.is_file():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint, with config.json and safetensors")
+    if path.is_symlink():
+        raise CheckpointError(f"{name} is a link to {path.readlink()}, which is not there; check the path")
+    if name.endswith(".gguf") and (gguf_file is None and (path.parent.is_dir() or name.count("/") != 1)):
+        raise CheckpointError(f"no file {name!r}; check the path")
     if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
         raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}")
     return _download(name, revision, code) if gguf_file is None else _download_gguf(name, revision, gguf_file)
