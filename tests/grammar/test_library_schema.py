@@ -132,6 +132,26 @@ def test_all_other_texts(texts: set[str]) -> None:
         assert (pattern.fullmatch(text) is None) is (text in texts), text
 
 
+def test_references_are_found_or_hold_of_anything() -> None:
+    def object_of(target: str) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"a": {"$ref": target}, "$ref": {"type": "string"}},
+            "$defs": {"n": SIZES},
+        }
+
+    for target in ("#/$defs/n", "/$defs/n", "#/%24defs/n"):
+        assert follows(object_of(target), '{"a":1,"$ref":"x"}')
+        assert not follows(object_of(target), '{"a":"x"}')
+        assert not follows(object_of(target), '{"a":1,"$ref":1}')
+    for target in ("#/$defs/m", "/$defs/m"):
+        with pytest.raises(ConfigError, match=f"refer to what is there, got '{re.escape(target)}'"):
+            follows(object_of(target), "{}")
+        lenient = constraint(StructuredOutputsParams(json=object_of(target), strict=False), WORDS, SIZE, [END])
+        path = [*WORDS.encode('{"a":"x"}', add_special_tokens=False), END]
+        assert lenient.allowed(path) == len(path)
+
+
 def test_large_objects_compile_as_before() -> None:
     for names in ([f"p{i}" for i in range(1500)], ["a" * 300], [f"{i:04}{i:056}" for i in range(80)]):
         schema = {"type": "object", "properties": dict.fromkeys(names, SIZES), "required": names[:1]}

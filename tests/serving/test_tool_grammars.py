@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Inner
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.config import StructuredOutputsParams
+from paceline.errors import ConfigError
 from paceline.grammar import constraint
 from paceline.models.loading import Tokenizer
 from paceline.serving import (
@@ -442,7 +443,7 @@ def test_what_tags_cannot_hold_is_rejected_or_ignored(plain: World, form: str) -
         (True, text, "format"),
         (True, {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "pattern"),
         (False, {"type": "object", "properties": {"a\nb": {}}}, "cannot write"),
-        (False, {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, "not there"),
+        (True, {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, "not there"),
         (False, {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, "circle"),
         (False, {"type": "object", "properties": {"a": {"type": "tuple"}}}, "tuple"),
         (False, {"type": "object", "required": ["a"]}, "require"),
@@ -451,6 +452,27 @@ def test_what_tags_cannot_hold_is_rejected_or_ignored(plain: World, form: str) -
         with pytest.raises(ApiError, match=words) as caught:
             made(strict, **parameters)
         assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("form", ["hermes", "pythonic", "qwen3_coder"])
+def test_references_are_found_or_hold_of_anything(plain: World, form: str) -> None:
+    """As LiteLLM writes them, and to nothing."""
+    call, other = PUBLISHED[form][0], PUBLISHED[form][0].replace("7", '"x"' if form != "qwen3_coder" else "x")
+
+    def made(target: str, strict: bool) -> str:
+        schema = {"properties": {"a": {"$ref": target}}, "required": ["a"], "$defs": {"N": {"type": "integer"}}}
+        add = tool("add", strict, **{"type": "object", "additionalProperties": False} | schema)
+        return calls_grammar([add], form, only=None, parallel=True)
+
+    for target in ("#/$defs/N", "/$defs/N"):
+        grammar = made(target, True)
+        assert plain.obeys(grammar, call)
+        assert not plain.obeys(grammar, other)
+    for target in ("#/$defs/M", "/$defs/M"):
+        assert plain.obeys(made(target, False), call)
+        assert plain.obeys(made(target, False), other)
+        with pytest.raises((ApiError, ConfigError), match=rf"refer to .*'{re.escape(target)}'"):
+            made(target, True)
 
 
 def test_functions_have_definitions_and_strictness_of_their_own(plain: World) -> None:

@@ -26,6 +26,7 @@ from .lexemes import spelled as spelled
 from .lexing import Lexicon as Lexicon
 from .library_schema import other_texts as other_texts
 from .library_schema import rust_pattern as rust_pattern
+from .library_schema import with_references as with_references
 from .notation import parse_ebnf as parse_ebnf
 from .notation import parse_regex as parse_regex
 from .notation import read_ebnf as read_ebnf

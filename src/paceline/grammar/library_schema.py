@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 from paceline.utils import need
 
@@ -42,6 +43,63 @@ SETS: Final = frozenset("dDwWsSpP")
 def library_schema(schema: Any) -> Any:
     """A copy of a schema in which patterns and free keys are written for the library."""
     return _copy(schema, free_keys=not _joins(schema))
+
+
+def with_references(schema: Any, *, strict: bool) -> Any:
+    """A copy of a schema whose references are to what is there: those that leave out the sign of the document (`#`)
+    get it. Where `strict` is false, others that are to nothing hold of any value.
+
+    Raises:
+        ConfigError: a reference of a strict schema is to nothing.
+    """
+    return schema if _has_names(schema) else _referring(schema, schema, strict=strict)
+
+
+def _has_names(node: Any) -> bool:
+    """Whether parts of a schema have names of their own, which references may be to."""
+    if isinstance(node, list):
+        return any(_has_names(one) for one in node)
+    return isinstance(node, Mapping) and (
+        any(isinstance(node.get(key), str) for key in ("$id", "id", "$anchor", "$dynamicAnchor"))
+        or any(_has_names(one) for one in node.values())
+    )
+
+
+def _referring(node: Any, root: Any, *, strict: bool, named: bool = False) -> Any:
+    if isinstance(node, list):
+        return [_referring(one, root, strict=strict) for one in node]
+    if not isinstance(node, Mapping):
+        return node
+    made = {}
+    for key, value in node.items():
+        if named or key not in VALUES:
+            made[key] = _referring(value, root, strict=strict, named=not named and key in NAMED)
+        else:
+            made[key] = value
+    target = None if named else made.get("$ref")
+    if isinstance(target, str) and target.startswith(("#/", "/")) and not _is_there(root, target):
+        if _is_there(root, f"#{target}"):
+            made["$ref"] = f"#{target}"
+        else:
+            need(not strict, "structured_outputs json", "refer to what is there", target)
+            del made["$ref"]
+    return made
+
+
+def _is_there(root: Any, target: str) -> bool:
+    """Whether a reference is to a part of the schema."""
+    if not target.startswith("#/"):
+        return False
+    found = root
+    for part in unquote(target[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, Mapping) and key in found:
+            found = found[key]
+        else:
+            return False
+    return True
 
 
 def _copy(node: Any, *, free_keys: bool, named: bool = False) -> Any:

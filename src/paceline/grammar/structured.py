@@ -23,7 +23,7 @@ from paceline.config import CONSTRAINTS, StructuredOutputsParams
 from paceline.errors import ConfigError, PacelineError
 from paceline.grammar.follower import Follower, Outline, matcher_of
 from paceline.grammar.lexemes import is_native, library_text, spelled
-from paceline.grammar.library_schema import library_schema
+from paceline.grammar.library_schema import library_schema, with_references
 from paceline.grammar.numbers import Mask, Numbers
 from paceline.grammar.vocabulary import vocabulary_of
 from paceline.models.loading import Tokenizer, token_bytes
@@ -106,7 +106,8 @@ def bounded_json(schema: Any, *, strict: bool, whitespace_pattern: str | None = 
         blanks = {}
     else:
         blanks = {"whitespace_pattern": whitespace_pattern or BLANKS}
-    return {**library_schema(schema), "x-guidance": {**own, **options, **blanks}}
+    known = library_schema(with_references(schema, strict=strict))
+    return {**known, "x-guidance": {**own, **options, **blanks}}
 
 
 def _tagged(given: Mapping[str, Any], params: StructuredOutputsParams) -> str:

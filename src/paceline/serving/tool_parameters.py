@@ -65,16 +65,18 @@ class Parameters:
         return ApiError(f"the parameters of function {self.function} {why}", param="tools")
 
     def find(self, target: str) -> Schema:
-        """What a reference is to.
+        """What a reference is to; with or without the sign of the document (`#`).
 
         Raises:
-            ApiError: nothing.
+            ApiError: nothing, in a strict function; in others that is any value.
         """
         found: Any = self.whole
         for part in target.removeprefix("#").split("/")[1:]:
             found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        if found is None or not target.startswith("#"):
-            raise self.wrong(f"refer to {target!r}, which is not there")
+        if found is None or not target.startswith(("#", "/")):
+            if self.strict:
+                raise self.wrong(f"refer to {target!r}, which is not there")
+            return True
         return found
 
     def kinds(self, schema: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from paceline.grammar import library_text
+from paceline.grammar import library_text, with_references
 
 MOST_ERRORS: Final = 8
 STACK_BYTES: Final = 2**21
@@ -56,6 +56,7 @@ def _violations(schema: Any, text: str) -> list[str]:
         found = json.loads(text)
     except ValueError as error:
         return [f"not JSON: {error}"]
+    schema = with_references(schema, strict=False)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     checker = kind(schema, registry=referencing.Registry())  # which follows no reference to elsewhere
     errors = zip(checker.iter_errors(found), range(MOST_ERRORS), strict=False)
