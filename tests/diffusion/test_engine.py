@@ -343,6 +343,7 @@ def test_every_sampling_parameter_is_either_honoured_or_rejected() -> None:
 def test_engine_arguments_that_cannot_be_honoured(folder: Path) -> None:
     wrong = {
         "quantization": "int8",
+        "activation_bits": 16,
         "exactness": "strict",
         "kv_cache_memory_bytes": 10**9,
         "max_num_batched_tokens": 64,

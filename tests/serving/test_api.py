@@ -428,7 +428,7 @@ def test_a_slot_is_free_again_where_the_client_left_before_the_first_event(locke
 
 def test_ids_and_usage_of_a_stream_are_as_they_are_wanted(live: Live) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    found = events(live, CHAT, messages=HELLO, max_tokens=5, request_id="mine", stream_options=options)
+    found = events(live, CHAT, messages=HELLO, max_tokens=5, ignore_eos=True, request_id="mine", stream_options=options)
     assert {one["id"] for one in found} == {"chatcmpl-mine"}
     counts = [one["usage"]["completion_tokens"] for one in found]
     assert counts == sorted(counts)
