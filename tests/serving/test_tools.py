@@ -167,7 +167,7 @@ def obeys(model: LLM, grammar: str, text: str) -> bool:
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
 def test_required_calls_are_a_grammar_of_what_is_read(model: LLM, form: str) -> None:
-    key = FORMATS[form].key
+    key = "parameters" if form == "llama3_json" else "arguments"
     good = {"hermes": '<tool_call>\n{"name": "add", "%s": {"a": 7}}\n</tool_call>',
             "llama3_json": '{"name": "add", "%s": {"a": 7}}',
             "mistral": '[TOOL_CALLS][{"name": "add", "%s": {"a": 7}}]'}[form] % key  # fmt: skip

@@ -35,8 +35,6 @@ class ToolFormat:
         named: in calls that begin without a mark: the name, once it is clear.
         marks: what else belongs to the format and may be a special token.
         make_id: ids of calls, as the chat templates take them back.
-        begin, end, key, listed: of calls in JSON: what starts them, "" where they start the text; what ends one, ""
-            where the text's end does; under which the arguments are; they are the items of one list.
     """
 
     signs: tuple[str, ...]
@@ -47,10 +45,6 @@ class ToolFormat:
     named: re.Pattern[str] | None = None
     marks: tuple[str, ...] = ()
     make_id: Callable[[], str] = new_id
-    begin: str = ""
-    end: str = ""
-    key: str = ""
-    listed: bool = False
 
 
 def nine_signs() -> str:
@@ -126,9 +120,6 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
         read=call_readers.read_mistral,
         write=call_writing.mistral,
         make_id=nine_signs,
-        begin="[TOOL_CALLS]",
-        key="arguments",
-        listed=True,
     ),
     "hermes": ToolFormat(
         signs=("<tool_call>",),
@@ -136,9 +127,6 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
         read=partial(call_readers.read_objects, end="</tool_call>"),
         write=call_writing.hermes,
         marks=("</tool_call>",),
-        begin="<tool_call>",
-        end="</tool_call>",
-        key="arguments",
     ),
     "llama3_json": ToolFormat(
         signs=(r'\{"name": [^{}"]{1,64}, "parameters": ',),
@@ -147,7 +135,6 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
         write=call_writing.llama3_json,
         opens="{[",
         named=call_readers.NAMED,
-        key="parameters",
     ),
     "pythonic": ToolFormat(
         signs=(r"\[func_name1\(",),
@@ -157,7 +144,6 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
         opens="[",
         named=call_readers.CALLED,
         marks=("<|python_end|>",),
-        listed=True,
     ),
 }
 """By name; of those that a template speaks of, the first is meant."""
