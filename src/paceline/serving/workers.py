@@ -31,9 +31,8 @@ class Workers:
     """Asks processes (`serving.worker`), which start when they are first needed and are replaced when one is killed."""
 
     def __init__(self) -> None:
-        self._free: asyncio.Queue[Process | None] = asyncio.Queue()
-        for _ in range(COUNT):
-            self._free.put_nowait(None)
+        self._free: list[Process | None] = [None] * COUNT
+        self._running: set[Process] = set()
         self._places = Places(COUNT)
 
     async def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any] | None:
@@ -48,57 +47,60 @@ class Workers:
             raise ApiError("too many requests are being prepared; try again later", status=429, code="queue_full",
                            headers={"Retry-After": "1"})  # fmt: skip
         await self._places.take()
-        process = self._free.get_nowait()
+        process = self._free.pop()
         try:
             if process is None or process.returncode is not None:
                 process = None
-                process = await _started()
+                process = await self._started()
             return await asyncio.wait_for(_answer(process, asked, seconds), PATIENCE)
         except TimeoutError:
-            if process is not None:
-                await _ended(process)
-            process = None
+            process = await self._ended(process)
             why = "this machine is too busy to prepare the request; try again later"
             raise ApiError(why, status=503, code="busy", headers={"Retry-After": "5"}) from None
         except (ConnectionError, ValueError):
-            if process is not None:
-                await _ended(process)
-            process = None
+            process = await self._ended(process)
             return None
         except asyncio.CancelledError:  # with an answer to come that nobody waits for
-            if process is not None and process.returncode is None:
-                process.kill()
+            if process is not None:
+                _kill(process)
             process = None
             raise
         finally:
-            self._free.put_nowait(process)
+            self._free.append(process)
             self._places.give()
 
     async def close(self) -> None:
-        """End the processes that are idle; others end with their questions."""
-        while not self._free.empty():
-            process = self._free.get_nowait()
-            if process is not None:
-                await _ended(process)
+        """End the processes: those of questions that are still asked, too."""
+        await asyncio.gather(*(self._ended(process) for process in list(self._running)))
+
+    async def _started(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "paceline.serving.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=MAX_LINE,
+        )
+        self._running = {one for one in self._running if one.returncode is None} | {process}
+        try:
+            await asyncio.wait_for(_answer(process, {}, START_SECONDS), START_SECONDS)
+        except BaseException:
+            _kill(process)
+            raise
+        return process
+
+    async def _ended(self, process: Process | None) -> None:
+        if process is not None:
+            _kill(process)
+            self._running.discard(process)
+            await process.wait()
 
 
-async def _started() -> Process:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "paceline.serving.worker",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        limit=MAX_LINE,
-    )
-    try:
-        await asyncio.wait_for(_answer(process, {}, START_SECONDS), START_SECONDS)
-    except BaseException:
-        if process.returncode is None:
-            process.kill()
-        raise
-    return process
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
 
 
 async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -111,8 +113,3 @@ async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> di
     found: dict[str, Any] = await asyncio.to_thread(json.loads, line)
     return found
 
-
-async def _ended(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
