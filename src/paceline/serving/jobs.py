@@ -53,6 +53,9 @@ NO_FORMAT: Final = (
 LONG: Final = 2**18
 """Characters that take a noticeable time to encode."""
 
+MOST_TOKENS: Final = 2**18
+"""Tokens of a text, where the context holds fewer: what reads on keeps others waiting, and cannot be decoded."""
+
 ENCODERS: Final = 4
 """Other texts that are encoded at once."""
 
@@ -93,12 +96,14 @@ class JobFactory:
         chat_template: replaces the checkpoint's.
     Attributes:
         workers: render conversations.
+        most_tokens: of a text.
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
         text = chat_template or llm.tokenizer.chat_template
+        self.most_tokens = max(MOST_TOKENS, (llm.diffusion or llm.runner.info).max_context)
         self._tool_format = config.tool_call_parser or format_of(text) or UNKNOWN
         self._reasoning = reasoning_of(text)
         tokenizer = llm.tokenizer
@@ -140,7 +145,7 @@ class JobFactory:
         self, prompt: str | list[int], params: SamplingParams, own: Json, request: CompletionRequest, hidden: bool
     ) -> Job:
         tokens = (
-            self._llm.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
+            self._llm.tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens)
             if isinstance(prompt, str)
             else prompt
         )
@@ -177,9 +182,9 @@ class JobFactory:
         rendered, tokenizer = await self.rendered(request), self._llm.tokenizer
         async with self.turn(rendered.text):
             if self._config.allow_special_tokens:
-                tokens = await asyncio.to_thread(tokenizer.encode, rendered.text, add_special_tokens=False)
+                tokens = await asyncio.to_thread(tokenizer.encode, rendered.text, False, most=self.most_tokens)
             else:
-                tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered)
+                tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered, most=self.most_tokens)
         return rendered.text, tokens
 
     def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
