@@ -186,7 +186,7 @@ class Scheduler:
             self._make_room(self.room)
         if self.waiting or self.paused:
             self._admit()
-        self.due, self.read = self.shares.turn({sequence.request.owner for sequence in self.active()}), {}
+        self.due, self.read = self.shares.turn(self._loads()), {}
         if not self.filling:
             return
         if self.room is not None:
@@ -331,9 +331,7 @@ class Scheduler:
     def _chunk(self) -> tuple[list[Sequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         batch, chunks = [], []
-        most = self.config.max_num_batched_tokens
-        if self.shares.several:
-            most = max(most // len(self._loads()), 1)
+        most = self.shares.piece(self.config.max_num_batched_tokens)
         for index, (sequence, _) in enumerate(self.filling):
             owner = sequence.request.owner
             if owner not in self.due or (left := most - self.read.get(owner, 0)) <= 0:
