@@ -26,7 +26,7 @@ BURST: Final = 0.25
 FLOOD: Final = 4
 """Sequences of an owner, to one of who has the fewest, from which on it floods the engine."""
 
-SMALLER: Final = 0.4
+SMALLER: Final = 0.3
 """Share of who does, where others have 1."""
 
 PIECE_SECONDS: Final = 0.01
@@ -41,7 +41,7 @@ RECENT: Final = 60.0
 LEAST_PIECE: Final = 16
 """Tokens of such a piece at least, which a pass reads as one."""
 
-LOAN: Final = 0.05
+LOAN: Final = 0.1
 """Seconds of others that an owner may take ahead, so that its first token comes soon."""
 
 SHORTER, LONGER = 0.2, 0.05
