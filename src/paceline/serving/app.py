@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.bodies import READERS, BodyRoute
-from paceline.serving.constraints import constrained_by
+from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars

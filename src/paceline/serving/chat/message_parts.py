@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from paceline.serving.growing_text import EndedError, GrowingText, Steps, Without
+from paceline.serving.chat.growing_text import Without
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 """What functions may be called, as far as they are not known."""
@@ -174,30 +174,3 @@ def is_json(text: str) -> bool:
 
 def _no_number(text: str) -> None:
     raise ValueError(text)
-
-
-def say_taken(text: GrowingText, parts: Parts) -> None:
-    """What was read began like a call, and is content."""
-    parts.say(text.forget())
-
-
-def attempt(text: GrowingText, parts: Parts, steps: Steps[bool], clear: Callable[[], bool]) -> Steps[bool]:
-    """Read a call, or several. What turns out to be none is content; where something cut the text off within a call,
-    what was read of it is nothing.
-
-    Args:
-        clear: whether what was read so far can only be a call.
-    Returns:
-        Whether the last thing that was read is a call.
-    """
-    try:
-        called = yield from steps
-    except EndedError:
-        text.to_end()
-        called = text.cut and text.taken != "" and clear()
-        parts.broken = parts.broken or called
-    if called:
-        text.forget()
-    else:
-        say_taken(text, parts)
-    return called

@@ -15,10 +15,9 @@ IDLE: Final = frozenset(
 
 OBJECT: Final = frozenset(("properties", "required", "additionalProperties"))
 NUMBER: Final = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-ARRAY: Final = frozenset(("items", "minItems", "maxItems"))
 TYPES: Final[Mapping[str, frozenset[str]]] = {
     "object": OBJECT,
-    "array": ARRAY,
+    "array": frozenset(("items", "minItems", "maxItems")),
     "number": NUMBER,
     "integer": NUMBER,
     "string": frozenset(),
@@ -26,6 +25,10 @@ TYPES: Final[Mapping[str, frozenset[str]]] = {
     "null": frozenset(),
 }
 """Types and their keywords."""
+
+WHOLE: Final = "/-?(0|[1-9][0-9]{0,17})/"
+REAL: Final = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/"
+"""Numbers, as regular expressions of a grammar."""
 
 Schema = Any
 
@@ -70,9 +73,7 @@ class Parameters:
         Raises:
             ApiError: nothing, in a strict function; in others that is any value.
         """
-        found: Any = self.whole
-        for part in target.removeprefix("#").split("/")[1:]:
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        found = referred(target, self.whole)
         if found is None or not target.startswith(("#", "/")):
             if self.strict:
                 raise self.wrong(f"refer to {target!r}, which is not there")
@@ -106,3 +107,11 @@ class Parameters:
                 self.limit(schema, frozenset(("anyOf",)))
                 return list(schema[key])
         return None
+
+
+def referred(target: str, whole: Schema) -> Schema:
+    """What a reference within a schema is to; None is nothing."""
+    found = whole
+    for part in target.removeprefix("#").split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found

@@ -24,6 +24,16 @@ class ReasoningFormat:
     end: str
     around: tuple[str, ...] = ()
 
+    def is_open(self, prompt: str, continued: str = "") -> bool:
+        """Whether an answer begins inside thoughts, which its prompt has opened.
+
+        Args:
+            continued: what the answer goes on with.
+        """
+        if not self.begin:
+            return False
+        return prompt.rstrip().endswith(self.begin) or continued.rfind(self.begin) > continued.rfind(self.end)
+
 
 TAGS: Final = ReasoningFormat("<think>", "<think>", "</think>")
 REASONING: Final[Mapping[str, ReasoningFormat]] = {
@@ -44,17 +54,6 @@ def reasoning_of(template: str | None) -> ReasoningFormat:
         if template is not None and one.sign in template and (name != "harmony" or "<|message|>" in template):
             return one
     return TAGS
-
-
-def is_open(form: ReasoningFormat, prompt: str, continued: str = "") -> bool:
-    """Whether an answer begins inside thoughts, which its prompt has opened.
-
-    Args:
-        continued: what the answer goes on with.
-    """
-    if not form.begin:
-        return False
-    return prompt.rstrip().endswith(form.begin) or continued.rfind(form.begin) > continued.rfind(form.end)
 
 
 SWITCHES: Final = ("enable_thinking", "thinking")

@@ -1,22 +1,26 @@
-"""Arguments between tags, as Qwen3-Coder, Seed-OSS and GLM-4.5 write them: texts as they are, everything else as JSON.
+"""Calls whose arguments stand between tags, texts as they are and everything else as JSON: read, value by value, and as
+a grammar.
 
-Parameters come in the order of the schema, those that are not required may be left out, and none is added; functions
-that declare none may get any. A text ends where the tag behind it stands. Lengths and patterns of texts are enforced;
-what cannot be is rejected where a function is strict, and ignored where it is not.
+In the grammar, parameters come in the order of the schema, those that are not required may be left out, and none is
+added; functions that declare none may get any. A text ends where the tag behind it stands. Lengths and patterns of
+texts are enforced; what cannot be is rejected where a function is strict, and ignored where it is not.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.grammar import rust_pattern
-from paceline.serving.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.base import AllowedCalls, as_json
+from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.growing_text import GrowingText, Steps
+from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, WHOLE, Parameters, Schema
+from paceline.serving.chat.values import typed_value
 from paceline.serving.protocol import Function
-from paceline.serving.tool_parameters import NUMBER, OBJECT, Parameters, Schema
 
 TEXT: Final = frozenset(("pattern", "minLength", "maxLength"))
 KEYWORDS: Final[Mapping[str, frozenset[str]]] = {"string": TEXT, "number": NUMBER, "integer": NUMBER}
@@ -25,10 +29,57 @@ KEYWORDS: Final[Mapping[str, frozenset[str]]] = {"string": TEXT, "number": NUMBE
 ESCAPED: Final = re.compile(r"\\.|\[\^?(?:[^\\\]]|\\.)*\]")
 """What means nothing else in a regular expression."""
 
-WHOLE: Final = "/-?(0|[1-9][0-9]{0,17})/"
-REAL: Final = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/"
 NAME: Final = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 """Of a parameter that no schema declares."""
+
+
+class TaggedCall:
+    """A call that is being read: its arguments, of which each comes whole, are written as JSON.
+
+    Args:
+        name: of the function, whose schema says which types the values have.
+    """
+
+    def __init__(self, text: GrowingText, parts: Parts, name: str) -> None:
+        self._text, self._parts, self._schema, self._sign = text, parts, parts.schema(name), "{"
+        text.forget()
+        parts.begin(name)
+
+    def add(self, key: str, value: str) -> None:
+        """One more argument."""
+        written = as_json(typed_value(value, self._schema, key))
+        self._parts.add(f"{self._sign}{as_json(key)}: {written}")
+        self._sign = ", "
+        self._text.forget()
+
+    def over(self, *, whole: bool) -> bool:
+        """The call ends, whole or because something else came than may come; it is one in any case."""
+        self._text.forget()
+        if whole:
+            self._parts.add("{}" if self._sign == "{" else "}")
+            self._parts.end()
+        else:
+            self._parts.broken = True
+        return True
+
+
+def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps[str]:
+    """A value up to the end mark that is followed by one of these: values may hold such marks themselves."""
+    value = ""
+    while True:
+        more, _ = yield from text.until(end)
+        value += more
+        spaces = yield from text.blanks()
+        tag = yield from text.literal(*followers)
+        text.at -= len(tag)
+        if tag:
+            return value
+        value += end + spaces
+
+
+def value_text(value: Any) -> str:
+    """A value as it stands between tags."""
+    return value if isinstance(value, str) else as_json(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +101,9 @@ class Tags:
     wrong: str
 
 
-def _in_attribute(_: Rules, name: str) -> str:
-    return rf'"<parameter=" {name} ">\n"'
-
-
-def _in_element(_: Rules, name: str) -> str:
-    return rf'"<parameter=" {name} ">"'
-
-
-def _in_pairs(rules: Rules, name: str) -> str:
-    opened, closed, value = (rules.mark(mark) for mark in ("<arg_key>", "</arg_key>", "<arg_value>"))
-    return rf'{opened} {name} {closed} "\n"? {value}'
-
-
-WORDS: Final = {"true": "True", "false": "False", "null": "None"}
-QWEN: Final = Tags(_in_attribute, "\n</parameter>", r'"\n"', WORDS, ">\n")
-SEED: Final = Tags(_in_element, "</parameter>", r'"\n"', WORDS, ">\n")
-GLM: Final = Tags(_in_pairs, "</arg_value>", r'"\n"?', {}, "<\n")
+def arguments_of(rules: Rules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
+    """The grammar of arguments, by function."""
+    return {one.name: TaggedArguments(one, rules, tags, strict=calls.strict).text for one in calls.functions}
 
 
 class TaggedArguments(Parameters):
@@ -134,7 +171,7 @@ class TaggedArguments(Parameters):
         return [self._of_kind(kind, schema) for kind in kinds] or [self._any]
 
     def _constant(self, value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else as_json(value)
         if self._tags.end in text:
             raise self.wrong(f"list {value!r}, which this model's format of calls cannot write")
         return self._word(text) if not isinstance(value, str) else literal(text) if text else ""

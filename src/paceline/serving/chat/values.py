@@ -1,13 +1,16 @@
-"""Values that a model writes as plain text, as the types that a JSON schema gives them."""
+"""Values that a model writes as plain text, as the types that a JSON schema gives them, and literals of Python, with
+JSON's `true`, `false` and `null` beside Python's own words.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from paceline.serving.python_literals import literal
+from paceline.serving.chat.parameters import referred
 
 KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "object": dict,
@@ -18,6 +21,7 @@ KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "number": (int, float),
     "null": type(None),
 }
+WORDS: Final = {"true": True, "false": False, "null": None}
 DEEPEST: Final = 16
 """Alternatives within alternatives, and references, that are followed."""
 
@@ -56,18 +60,11 @@ def _kinds(schema: Any, whole: Mapping[str, Any], depth: int) -> Iterator[str]:
         for one in _listed(schema.get(name)):
             yield from _kinds(one, whole, depth + 1)
     if isinstance(target := schema.get("$ref"), str):
-        yield from _kinds(_referred(target, whole), whole, depth + 1)
+        yield from _kinds(referred(target, whole), whole, depth + 1)
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _referred(target: str, whole: Mapping[str, Any]) -> Any:
-    found: Any = whole
-    for part in target.removeprefix("#").split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def _read(text: str, kinds: set[str]) -> Any:
@@ -81,7 +78,7 @@ def _read(text: str, kinds: set[str]) -> Any:
     if not text.startswith(("{", "[", "(")):
         return None
     try:
-        return literal(text)
+        return _value(_parsed(text.strip()))
     except ValueError:
         return None
 
@@ -95,3 +92,58 @@ def _fitting(found: Any, kinds: set[str]) -> Any:
     if isinstance(found, float) and "number" not in kinds and "integer" in kinds:
         return int(found) if found.is_integer() else None
     return found if any(isinstance(found, KINDS[kind]) for kind in kinds - {"boolean", "null"}) else None
+
+
+def keywords(written: str) -> dict[str, Any]:
+    """The arguments of a call, as what stands between its parentheses has them.
+
+    Raises:
+        ValueError: anything but names with literals.
+    """
+    call = _parsed(f"f({written}\n)")
+    if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
+        raise ValueError("no keywords")
+    return {str(one.arg): _value(one.value) for one in call.keywords}
+
+
+def _parsed(written: str) -> ast.expr:
+    try:
+        return ast.parse(written, mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        found = _plain(node)
+        json.dumps(found, allow_nan=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return found
+
+
+def _plain(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in WORDS:
+        return WORDS[node.id]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        return _signed(node)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_plain(one) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_key(key): _plain(value) for key, value in zip(node.keys, node.values, strict=True)}
+    raise ValueError("no literal")
+
+
+def _signed(node: ast.UnaryOp) -> int | float:
+    number = _plain(node.operand)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError("no number")
+    return -number if isinstance(node.op, ast.USub) else number
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("a key that is no text")

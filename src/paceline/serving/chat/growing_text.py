@@ -23,8 +23,8 @@ class EndedError(Exception):
     """The text ends where something needed more of it."""
 
 
-class Marks:
-    """Texts that are looked for in a growing text; none may begin with another one."""
+class MarkFinder:
+    """Looks for texts in a growing text; none may begin with another one."""
 
     def __init__(self, *marks: str) -> None:
         self._longest = max(map(len, marks))
@@ -54,9 +54,9 @@ def _begun(mark: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def marks(*texts: str) -> Marks:
-    """Marks of these texts, made once."""
-    return Marks(*texts)
+def marks(*texts: str) -> MarkFinder:
+    """What looks for these texts, made once."""
+    return MarkFinder(*texts)
 
 
 class Without:

@@ -18,6 +18,10 @@ from paceline.models.loading import Tokenizer
 SHARED: Final = (r"ANY: /(?s:.*)/", f"BLANK: /{BLANKS}/")
 """Terminals that all rules may use."""
 
+NEWLINE: Final = r'"\n"?'
+ANY_BLANKS: Final = r"[ \t\r\n]*"
+"""White space in what is free text until it is clear that it is a call, as a regular expression."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:

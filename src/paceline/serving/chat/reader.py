@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from paceline.serving import harmony
-from paceline.serving.growing_text import BREAKS, EndedError, GrowingText, Steps
-from paceline.serving.message_parts import Delta, Parts, attempt, new_id
-from paceline.serving.reasoning import REASONING, TAGS, ReasoningFormat
-from paceline.serving.tool_formats import FORMATS, ToolFormat
+from paceline.serving.chat import harmony
+from paceline.serving.chat.base import ToolFormat
+from paceline.serving.chat.growing_text import BREAKS, EndedError, GrowingText, Steps
+from paceline.serving.chat.message_parts import Delta, Parts, new_id
+from paceline.serving.chat.reasoning import REASONING, TAGS, ReasoningFormat
 
-MESSAGES: Final = (FORMATS["openai"], REASONING["harmony"])
+MESSAGES: Final = (harmony.HARMONY, REASONING["harmony"])
 """Formats of which either has the other with it."""
 
 
@@ -149,13 +149,22 @@ class Reader:
                 yield from self._calls(form, mark)
 
     def _calls(self, form: ToolFormat, mark: str) -> Steps[None]:
+        """Calls. What turns out to be none is content; where something cut the text off within what can only be a call,
+        what was read of it is nothing.
+        """
         text, parts, before = self._text, self._parts, self._parts.called
         assert form.read is not None
-
-        def clear() -> bool:
+        try:
+            called = yield from form.read(text, parts, mark)
+        except EndedError:
+            text.to_end()
             name = None if form.named is None else form.named.match(text.taken)
-            return mark != "" or parts.called > before or (name is not None and parts.knows(name[1]))
-
-        if (yield from attempt(text, parts, form.read(text, parts, mark), clear)):
-            yield from text.blanks(BREAKS)
-            text.forget()
+            clear = mark != "" or parts.called > before or (name is not None and parts.knows(name[1]))
+            called = text.cut and text.taken != "" and clear
+            parts.broken = parts.broken or called
+        if not called:
+            parts.say(text.forget())
+            return
+        text.forget()
+        yield from text.blanks(BREAKS)
+        text.forget()

@@ -1,31 +1,115 @@
-"""The grammar of calls as Python writes them: `[name(key=value, ...), ...]`, with literals as values.
+"""Llama 4 and others: `[name(key=value, ...), ...]`, calls as Python writes them with literals as values, at the start
+of the answer or behind a mark. They are read with JSON's words beside Python's.
 
-Parameters come in the order of the schema, those that are not required may be left out, and none is added. What a text
-may hold is what means the same in Python and in JSON. Numbers are JSON's, which are Python's too, so their limits are
-enforced; other keywords than those below are rejected where a function is strict, and ignored where it is not.
+In the grammar, parameters come in the order of the schema, those that are not required may be left out, and none is
+added. What a text may hold is what means the same in Python and in JSON. Numbers are JSON's, which are Python's too, so
+their limits are enforced; other keywords than those below are rejected where a function is strict, and ignored where it
+is not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any, Final
 
-from paceline.serving.grammar_rules import Rules, literal, one_of
+from paceline.grammar import spelled
+from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
+from paceline.serving.chat.blocks import add_call, read_ending
+from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
+from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, TYPES, WHOLE, Parameters, Schema
+from paceline.serving.chat.values import keywords
 from paceline.serving.protocol import ApiError, Function
-from paceline.serving.tool_parameters import NUMBER, OBJECT, TYPES, Parameters, Schema
 
-LITERALS: Final = r"""
+BEGIN, END = "<|python_start|>", "<|python_end|>"
+"""Around calls, at times."""
+
+CALLED: Final = re.compile(r"\s*\[\s*([A-Za-z_][A-Za-z0-9_.-]*)\(")
+"""The name of a call that begins without a mark."""
+
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
+SIGNS: Final = re.compile(r"[()\[\]{}\"'\\]")
+
+LITERALS: Final = (
+    f"WHOLE: {WHOLE}\nREAL: {REAL}"
+    r"""
 COMMA: /, ?/
 COLON: /: ?/
 STRING: /"([^"\\\x00-\x1f]|\\["'\\nrt]){0,4096}"|'([^'\\\x00-\x1f]|\\["'\\nrt]){0,4096}'/
-WHOLE: /-?(0|[1-9][0-9]{0,17})/
-REAL: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/
 any: STRING | REAL | "True" | "False" | "None" | any_list | any_dict
 any_list: "[" (any (COMMA any)*)? "]"
 any_dict: "{" (STRING COLON any (COMMA STRING COLON any)*)? "}"
 """
+)
+
+
+def _read(text: GrowingText, parts: Parts, mark: str) -> Steps[bool]:
+    """A list of calls, each whole; behind a mark there may be one without a list."""
+    yield from text.blanks()
+    if not (yield from text.literal("[")) and not mark:
+        return False
+    while True:
+        yield from text.blanks()
+        if not (yield from _read_call(text, parts)):
+            return False
+        try:
+            yield from text.blanks()
+            if (yield from text.literal(",", "]", END)) != ",":
+                yield from read_ending(text, END)
+                return True
+        except EndedError:
+            text.to_end()
+            return True
+        text.forget()
+
+
+def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+    name = yield from text.run(NAME)
+    if not parts.knows(name) or not (yield from text.literal("(")):
+        return False
+    written = yield from _call_end(text)
+    try:
+        arguments = keywords(written)
+    except ValueError:
+        return False
+    return add_call(text, parts, name, arguments)
+
+
+def _call_end(text: GrowingText) -> Steps[str]:
+    """Read up to the parenthesis that closes a call, and behind it; returns what is before.
+
+    Raises:
+        EndedError: there is none.
+    """
+    depth, quote, length = 1, "", 0
+    while depth:
+        sign = SIGNS.search(text.text, text.at + length)
+        if sign is None or (not text.last and _unclear(text.text, sign.start(), quote)):
+            length = (len(text.text) if sign is None else sign.start()) - text.at
+            yield from text.more()
+            continue
+        found = sign[0]
+        if found in "\"'" and quote in ("", found, 3 * found):
+            found = 3 * found if quote != found and text.text.startswith(3 * found, sign.start()) else found
+            quote = found if not quote else "" if quote == found else quote
+        elif not quote:
+            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(found, -1)
+        length = sign.start() - text.at + len(found) + (found == "\\")
+    inner = text.text[text.at : text.at + length - 1]
+    text.at += length
+    return inner
+
+
+def _unclear(text: str, place: int, quote: str) -> bool:
+    """Whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
+    rest = text[place : place + 3]
+    if rest[0] == "\\":
+        return len(rest) == 1
+    return len(rest) < 3 and rest == len(rest) * rest[0] and rest[0] in "\"'" and quote in ("", 3 * rest[0])
 
 
 class PythonArguments(Parameters):
@@ -133,3 +217,31 @@ def _check_name(name: str, parts: Sequence[str]) -> None:
     if not all(part.isidentifier() and not iskeyword(part) for part in parts):
         why = f"{name!r} is no name in Python, in which this model writes calls; tool_choice cannot be enforced"
         raise ApiError(why, param="tools")
+
+
+def _write(calls: Calls) -> str:
+    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    return f"[{', '.join(written)}]"
+
+
+def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+    rules.add(LITERALS)
+    arguments = {one.name: PythonArguments(one, rules, strict=calls.strict).text for one in calls.functions}
+    call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
+    more = f"(COMMA {call})*" if calls.many else ""
+    for name, text in arguments.items():
+        yield Opening(f'{text} ")" {more} "]"', start=f'"[" "{name}("', text=spelled(f"[{name}("))
+    if rules.silent(BEGIN):
+        yield Opening(rf'"[" {call} {more} "]" {rules.mark(END)}', mark=BEGIN, loose=True)
+
+
+PYTHONIC: Final = ToolFormat(
+    signs=(r"\[func_name1\(",),
+    begins=(BEGIN,),
+    marks=(END,),
+    read=_read,
+    write=_write,
+    openings=_openings,
+    opens="[",
+    named=CALLED,
+)
