@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
+from paceline.assembly import DraftModels, Exactness, build_parts, check_methods, find_exactness
 from paceline.config import ALL_DRAFTS, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_autoregressive, check_kind
 from paceline.engine import (
-    DraftModels,
     Driver,
     Engine,
-    Exactness,
     Prompt,
     ReadPrompt,
     Request,
@@ -31,10 +30,7 @@ from paceline.engine import (
     StreamChunk,
     Turns,
     as_list,
-    build_parts,
-    check_methods,
     check_prompt,
-    find_exactness,
     one_prompt,
     params_for,
     read_prompt,

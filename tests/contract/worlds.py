@@ -13,10 +13,11 @@ from toy_models import ToyModels, letters, nested
 from toys import ToyRunner
 
 from paceline import registry
+from paceline.assembly import ExactJudge
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
-from paceline.engine import DrafterSet, Engine, ExactJudge, Parts
+from paceline.engine import DrafterSet, Engine, Parts
 from paceline.verifiers import GreedyVerifier
 
 VOCAB = 11

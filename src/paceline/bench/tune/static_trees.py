@@ -23,13 +23,14 @@ import numpy as np
 import torch
 
 from paceline import registry
+from paceline.assembly import limited
 from paceline.bench.tune.candidates import TREE, Arm, Candidates, auto_configs
 from paceline.bench.tune.tuning import APART, Progress, Tuning, groups_of, tune
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Outcome, Plan, Signal
 from paceline.controllers.auto import Costs
 from paceline.controllers.policies import CHOICE_STEPS, EXPLORATION_STEPS, PPDController
-from paceline.engine import Probe, limited
+from paceline.engine import Probe
 from paceline.errors import ConfigError
 from paceline.tree import PRIOR, Choice, RankAcceptance, Shape, best_shapes, expected_rates
 from paceline.utils import need

@@ -23,7 +23,7 @@ from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.controllers.auto import CostKey, Costs, CostStore, MemoryKey
 from paceline.controllers.policies import FixedController
 from paceline.drafters import Drafter
-from paceline.engine.probe import Probe
+from paceline.engine import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models import MappedRunner, Runner, cache_bytes, save_memory, slot_bytes
 from paceline.utils import check_types, described, need, user_cache
@@ -41,7 +41,7 @@ METHODS: Final = ("plan", "select", "observe", "forget")
 
 
 OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
-"""vLLM's option of draft models whose tokenizer is not the target's (`engine.build` makes it method "tli")."""
+"""vLLM's option of draft models whose tokenizer is not the target's (`assembly.build` makes it method "tli")."""
 
 OF_THE_DRAFT: Final = (
     OTHER_TOKENIZER,
@@ -265,7 +265,7 @@ def options_of(name: str) -> list[str]:
             for key in inspect.signature(factory).parameters
             if key not in ("args", "self", "num_speculative_tokens")
         ]
-    except (TypeError, ValueError):  # `engine.build` says what is wrong with it
+    except (TypeError, ValueError):  # `assembly.build` says what is wrong with it
         return []
 
 

@@ -26,7 +26,7 @@ from paceline.models import ModelInfo, Runner, load_runner, resolve_device
 from paceline.models.denoiser import Denoiser, load_denoiser
 from paceline.models.loading import Tokenizer, head_share, read_config, resolve, same_tokenizer
 
-logger = logging.getLogger("paceline.engine")
+logger = logging.getLogger("paceline")
 
 AUTO: Final = "auto"
 LEVELS, CONTEXT, REPEATS = 4, 32, 5

@@ -12,10 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
-from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
-from paceline.drafters import Drafter, DrafterArgs, Models
-from paceline.drafters.common import tables_of
-from paceline.engine.controller_setup import (
+from paceline.assembly.controller_setup import (
     OF_THE_DRAFT,
     OTHER_TOKENIZER,
     auto_table,
@@ -26,8 +23,10 @@ from paceline.engine.controller_setup import (
     split_options,
     with_published_number,
 )
-from paceline.engine.drafter_set import DrafterSet
-from paceline.engine.loop import Parts
+from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
+from paceline.drafters import Drafter, DrafterArgs, Models
+from paceline.drafters.common import tables_of
+from paceline.engine import DrafterSet, Parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
