@@ -30,6 +30,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 FILES = (
     "engine/overlap.py",
     "engine/loop.py",
+    "engine/scoring.py",
     "engine/drafter_set.py",
     "draft_model/pearl.py",
     "draft_model/pearl_state.py",

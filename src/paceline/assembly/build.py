@@ -26,7 +26,7 @@ from paceline.assembly.controller_setup import (
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
-from paceline.engine import DrafterSet, Parts
+from paceline.engine import DrafterSet, EngineParts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
@@ -53,7 +53,7 @@ def build_parts(
     tokenizer: Tokenizer | None = None,
     models: Models | None = None,
     memory: int | None = None,
-) -> tuple[list[str], Parts]:
+) -> tuple[list[str], EngineParts]:
     """The methods by name, and drafters, verifiers and controller for one target.
 
     Args:
@@ -74,7 +74,7 @@ def build_parts(
     if config.acceptance_method == "block_verification":
         _reject_branches(methods, drafters)
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    parts = Parts(
+    parts = EngineParts(
         runner=runner,
         drafter_set=drafter_set,
         controller=limited(build_controller(config, own, runner, drafter_set.names), runner, drafters, memory),

@@ -9,7 +9,6 @@ from .fairness import Decoded as Decoded
 from .fairness import FairQueue as FairQueue
 from .fairness import Shares as Shares
 from .loop import Engine as Engine
-from .loop import Parts as Parts
 from .outputs import Assembly as Assembly
 from .outputs import CompletionOutput as CompletionOutput
 from .outputs import DrafterMetrics as DrafterMetrics
@@ -23,6 +22,7 @@ from .overlap import Helper as Helper
 from .overlap import Task as Task
 from .overlap import with_longer_draft as with_longer_draft
 from .overlap import with_none as with_none
+from .parts import EngineParts as EngineParts
 from .probe import Probe as Probe
 from .prompts import Prompt as Prompt
 from .prompts import ReadPrompt as ReadPrompt

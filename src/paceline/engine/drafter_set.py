@@ -17,12 +17,11 @@ from typing import TypeVar
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
-from paceline.engine.companions import NOTHING_ADDED, Added
 from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
-from paceline.models import Runner
+from paceline.models import SequenceCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
 from paceline.utils import described, need
 
@@ -38,8 +37,6 @@ class DrafterSet:
         vocab_size: of the target.
         chains_only: the target's runner scores no branches; then the first drafter that proposes anything is the only
             one used.
-    Attributes:
-        catching_up: seconds of the last `propose` in which each drafter read what it had not seen of texts.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -59,7 +56,8 @@ class DrafterSet:
             own if len(own) == 1 else []
         )  # two that draft in the same scratch slots leave nothing to go on from
         self._reading = {i for i, drafter in enumerate(drafters) if type(drafter).catch_up is not Drafter.catch_up}
-        self.catching_up = [0.0] * len(drafters)
+        self._no_seconds = (0.0,) * len(drafters)
+        self._reading_seconds = list(self._no_seconds)
         self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
@@ -143,19 +141,21 @@ class DrafterSet:
                 text.extend(new)
         sequence.told = len(tokens)
 
-    def propose(self, batch: Sequence[Decoding], plan: Plan) -> tuple[list[TokenTree], tuple[float, ...]]:
-        """One merged tree per sequence, and the seconds that each drafter took, without those of `catching_up`."""
+    def propose(
+        self, batch: Sequence[Decoding], plan: Plan
+    ) -> tuple[list[TokenTree], tuple[float, ...], tuple[float, ...]]:
+        """One merged tree per sequence; the seconds in which each drafter drafted, and those in which it first read
+        what it had not seen of the texts.
+        """
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
-        self.catching_up = [0.0] * len(self.drafters)
         if not plan.drafts:
-            return trees, (0.0,) * len(self.drafters)
+            return trees, self._no_seconds, self._no_seconds
         for sequence in batch:
             self._tell(sequence)
-        seconds = [0.0] * len(self.drafters)
-        for index in range(len(self.drafters)):
-            seconds[index] = self._ask(index, batch, plan.budgets, trees)
+        self._reading_seconds = list(self._no_seconds)
+        seconds = [self._ask(index, batch, plan.budgets, trees) for index in range(len(self.drafters))]
         trees = [sequence.rules.possible(tree) for sequence, tree in zip(batch, trees, strict=True)]
-        return trees, tuple(seconds)
+        return trees, tuple(seconds), tuple(self._reading_seconds)
 
     def _ask(
         self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
@@ -182,7 +182,7 @@ class DrafterSet:
         for i, tree in zip(active, proposed, strict=True):
             if len(tree.tokens):
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
-        return perf_counter() - start - self.catching_up[index]
+        return perf_counter() - start - self._reading_seconds[index]
 
     def propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
@@ -195,7 +195,7 @@ class DrafterSet:
             if index in self._reading:
                 start = perf_counter()
                 drafter.catch_up(states)
-                self.catching_up[index] += perf_counter() - start
+                self._reading_seconds[index] += perf_counter() - start
             found = drafter.propose(states, budgets[first:stop], shown[first:stop])
             if len(found) != len(states):
                 raise DrafterError(f"proposed {len(found)} trees for {len(states)} sequences")
@@ -220,34 +220,27 @@ class DrafterSet:
             return tree
         return tree.replace(sources=sources * 0 + index)
 
-    def score(
+    def resume(
         self,
-        runner: Runner,
         batch: Sequence[Decoding],
+        caches: Sequence[SequenceCache],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
-        added: Added = NOTHING_ADDED,
-    ) -> Scores:
-        """One scoring pass; where a drafter has computed part of it, the rest.
-
-        Args:
-            added: what the pass gives besides, at the end of the batch.
+    ) -> Scores | None:
+        """The scores of these trees, where a drafter has computed a part of them while it drafted; None leaves them to
+        the target.
         """
-        caches, taps = [sequence.cache for sequence in batch], self.score_taps
-        if added is not NOTHING_ADDED:
-            caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
-            return runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)
-        for index in self._resuming if not taps else ():
+        for index in self._resuming:
             states = [sequence.states[index] for sequence in batch]
             try:
-                found = self.drafters[index].resume(states, caches, roots, trees)
+                scores = self.drafters[index].resume(states, caches, roots, trees)
             except Exception as error:
                 for sequence in batch:
                     self.drop(index, sequence, error)
-                found = None
-            if found is not None:
-                return found
-        return runner.score(caches, roots, trees, taps=taps)
+                continue
+            if scores is not None:
+                return scores
+        return None
 
     def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Nothing:
         """What drafters do while these trees are scored, around the scoring pass."""

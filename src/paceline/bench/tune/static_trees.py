@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -325,8 +325,7 @@ def calibrate(
     wide = {**drafter, "tree_policy": "ppd", "controller": "fixed", "num_speculative_tokens": MOST_NODES}
     drafting, done = llm.with_speculative_config(wide), 0
     parts, most = drafting.engine.parts, llm.config.speculative_memory_bytes
-    within = limited(counted, parts.runner, parts.drafter_set.drafters, most)
-    drafting.engine.parts = replace(parts, controller=within)
+    drafting.engine.use_controller(limited(counted, parts.runner, parts.drafter_set.drafters, most))
     for group in groups:
         progress(done)
         for output in drafting.generate(group, params, use_tqdm=False):
