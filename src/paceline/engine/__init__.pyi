@@ -23,6 +23,7 @@ from .overlap import Task as Task
 from .overlap import with_longer_draft as with_longer_draft
 from .overlap import with_none as with_none
 from .parts import EngineParts as EngineParts
+from .plain_loop import decode_plainly as decode_plainly
 from .probe import Probe as Probe
 from .prompts import Prompt as Prompt
 from .prompts import ReadPrompt as ReadPrompt

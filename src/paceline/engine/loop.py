@@ -1,4 +1,5 @@
-"""The loop: one step for a batch of sequences, each with its own tree. Plain decoding is this loop with empty trees.
+"""The loop: one step for a batch of sequences, each with its own tree. Plain decoding is this loop with empty trees
+(`engine.plain_loop` is what it must agree with, in a few lines).
 
 plan -> propose -> select -> fit -> score (ONE pass) -> verify -> commit -> observe"""
 
