@@ -99,8 +99,9 @@ class DrafterSet:
         for name in names or ():
             known = ", ".join(dict.fromkeys(self.names)) or "none"
             need(name in self.names, "speculative_config method", f"name methods that this engine has ({known})", name)
-        unread = request.prediction and names is not None and "prediction" not in names
-        need(not unread, "prediction", "be left out where speculative_config leaves out the method prediction", names)
+        if request.prediction and names is not None:
+            read = any(drafter.reads_prediction and drafter.name in names for drafter in self.drafters)
+            need(read, "prediction", "be left out where speculative_config names no method that reads it", names)
 
     def _chosen(self, sequence: Decoding) -> Iterator[tuple[int, Drafter]]:
         """The drafters that draft for a sequence, by index; others have no state for it."""
