@@ -2,7 +2,7 @@ from .cache_room import Room as Room
 from .detokenize import BROKEN as BROKEN
 from .detokenize import IncrementalDetokenizer as IncrementalDetokenizer
 from .drafter_set import DrafterSet as DrafterSet
-from .driver import Driver as Driver
+from .driver import EngineDriver as EngineDriver
 from .driver import Turns as Turns
 from .driver import tell as tell
 from .fairness import Decoded as Decoded
@@ -16,10 +16,10 @@ from .outputs import RequestMetrics as RequestMetrics
 from .outputs import RequestOutput as RequestOutput
 from .outputs import StreamChunk as StreamChunk
 from .outputs import shaped as shaped
-from .overlap import NOTHING as NOTHING
-from .overlap import Beside as Beside
+from .overlap import SCORING_ALONE as SCORING_ALONE
+from .overlap import AheadTask as AheadTask
+from .overlap import DraftingAhead as DraftingAhead
 from .overlap import Helper as Helper
-from .overlap import Task as Task
 from .overlap import with_longer_draft as with_longer_draft
 from .overlap import with_none as with_none
 from .parts import EngineParts as EngineParts
@@ -46,7 +46,7 @@ from .transcript import StopChecker as StopChecker
 from .transcript import Transcript as Transcript
 from .transcript import find_stop as find_stop
 from .transcript import open_length as open_length
+from .worker import DecodingWorker as DecodingWorker
 from .worker import EngineWorker as EngineWorker
 from .worker import Mailbox as Mailbox
 from .worker import OneByOneWorker as OneByOneWorker
-from .worker import Worker as Worker

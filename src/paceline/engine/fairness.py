@@ -65,19 +65,20 @@ class FairQueue(Generic[T]):
 
     def pop(self, owner: str) -> T:
         """Take the first of the owner's; the owner's next turn is behind all others'."""
-        line, found = self._lines[owner], self.first(owner)
-        others = {one: line for one, line in self._lines.items() if one != owner}
+        line, item = self._lines[owner], self.first(owner)
+        others = {other: waiting for other, waiting in self._lines.items() if other != owner}
         if len(line) == 1:
             self._lines = others
         else:
             self._lines = {**others, owner: line}
             line.popleft()
-        return found
+        return item
 
     def remove(self, owner: str, item: T) -> None:
         """Take one that waits out of its line, if it is there."""
-        left = deque(one for one in self._lines.get(owner, ()) if one is not item)
-        self._lines = {one: left if one == owner else line for one, line in self._lines.items() if one != owner or left}
+        left = deque(waiting for waiting in self._lines.get(owner, ()) if waiting is not item)
+        lines = {name: left if name == owner else line for name, line in self._lines.items()}
+        self._lines = {name: line for name, line in lines.items() if line}
 
 
 class Decoded(NamedTuple):
@@ -117,9 +118,9 @@ class Shares:
             self._due.clear()
         if not self.several:
             return owners
-        found = [owner for owner in owners if self._due[owner] > 0.0]
-        if found:
-            return found
+        due = [owner for owner in owners if self._due[owner] > 0.0]
+        if due:
+            return due
         self._due.update(dict.fromkeys(owners, 0.0))
         return owners
 
@@ -139,19 +140,19 @@ class Shares:
                 del self._due[owner]
         if not self.several:
             return
-        sequences = sum(one.sequences for one in decoded.values())
+        sequences = sum(part.sequences for part in decoded.values())
         for owner in self._here:
             seconds = self._due[owner]
             taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
-            if (one := decoded.get(owner)) is not None:
-                taken += decoding if len(decoded) == 1 else self._price(one, decoding, sequences)
+            if (part := decoded.get(owner)) is not None:
+                taken += decoding if len(decoded) == 1 else self._price(part, decoding, sequences)
             self._due[owner] = min(seconds + share - taken, MOST_DUE)
 
-    def _price(self, one: Decoded, decoding: float, sequences: int) -> float:
-        known = self._alone.get(one.sequences)
-        return min(decoding, decoding * one.sequences / sequences if known is None else known * one.tokens)
+    def _price(self, part: Decoded, decoding: float, sequences: int) -> float:
+        known = self._alone.get(part.sequences)
+        return min(decoding, decoding * part.sequences / sequences if known is None else known * part.tokens)
 
-    def _learn(self, one: Decoded, decoding: float) -> None:
-        seconds = decoding / max(one.tokens, 1)
-        mean = self._alone.get(one.sequences, seconds)
-        self._alone[one.sequences] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)
+    def _learn(self, part: Decoded, decoding: float) -> None:
+        seconds = decoding / max(part.tokens, 1)
+        mean = self._alone.get(part.sequences, seconds)
+        self._alone[part.sequences] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)

@@ -28,8 +28,7 @@ class RequestMetrics:
     Attributes:
         num_steps: scoring passes of the target that this request took part in (prefill not counted).
         num_drafts: those with a tree that was not empty.
-        num_draft_tokens: verified nodes, whatever became of them; Lookahead's probes, which are no drafts, do not
-            count.
+        num_draft_tokens: verified nodes, whatever became of them; probes, which are no drafts, do not count.
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
             count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
@@ -108,10 +107,10 @@ class RequestMetrics:
 
     def drafter(self, name: str) -> DrafterMetrics:
         """The counts of one drafter, made on first use."""
-        found = self.drafters.get(name)
-        if found is None:
-            found = self.drafters[name] = DrafterMetrics()
-        return found
+        counts = self.drafters.get(name)
+        if counts is None:
+            counts = self.drafters[name] = DrafterMetrics()
+        return counts
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from weakref import finalize
 
-from paceline.engine.driver import Driver
+from paceline.engine.driver import EngineDriver
 from paceline.engine.outputs import CompletionOutput, FinishReason
 from paceline.engine.prompts import Prompt
 from paceline.engine.request import Request
@@ -63,7 +63,7 @@ class _Open:
     """A prompt whose samples are in the pool."""
 
     request: Request
-    driver: Driver
+    driver: EngineDriver
     samples: list[Rollout]
     limit: int
 
@@ -94,7 +94,7 @@ class RolloutPool:
 
     def __init__(
         self,
-        submit: Callable[[Prompt], tuple[Request, Driver]],
+        submit: Callable[[Prompt], tuple[Request, EngineDriver]],
         reset: Callable[[], object],
         prompts: Iterable[Prompt],
         *,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from paceline.engine.companions import NOTHING_ADDED, Added, Companions
+from paceline.engine.companions import NOTHING_ADDED, AddedInputs, Companions
 from paceline.engine.parts import EngineParts
 from paceline.engine.sequence import Sequence
 from paceline.engine.step_clock import StepClock
@@ -40,7 +40,7 @@ class Scoring:
         clock.draft = ahead.billed(clock.draft, clock.waited)
         return scores, self._companions.shape(batch, trees, scores, second), ahead.longer
 
-    def _pass(self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], added: Added) -> Scores:
+    def _pass(self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], added: AddedInputs) -> Scores:
         """One pass; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
         if added is not NOTHING_ADDED:
