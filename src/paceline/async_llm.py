@@ -12,12 +12,12 @@ from typing import Any, Self
 from paceline.config import SamplingParams
 from paceline.diffusion import DiffusionEngine
 from paceline.engine import (
-    Assembly,
     DecodingWorker,
     EngineDriver,
     EngineWorker,
     Mailbox,
     OneByOneWorker,
+    OutputAssembly,
     Prompt,
     ReadPrompt,
     Request,
@@ -110,7 +110,7 @@ class AsyncLLM:
     async def _assembled(
         self, request: Request, decoder: EngineDriver | DiffusionEngine
     ) -> AsyncGenerator[RequestOutput]:
-        assembly = Assembly(request.params.output_kind)
+        assembly = OutputAssembly(request.params.output_kind)
         async with aclosing(self._chunks(request, decoder)) as chunks:
             async for chunk in chunks:
                 if (found := assembly.add(chunk)) is not None:

@@ -9,9 +9,9 @@ from .fairness import Decoded as Decoded
 from .fairness import FairQueue as FairQueue
 from .fairness import Shares as Shares
 from .loop import Engine as Engine
-from .outputs import Assembly as Assembly
 from .outputs import CompletionOutput as CompletionOutput
 from .outputs import DrafterMetrics as DrafterMetrics
+from .outputs import OutputAssembly as OutputAssembly
 from .outputs import RequestMetrics as RequestMetrics
 from .outputs import RequestOutput as RequestOutput
 from .outputs import StreamChunk as StreamChunk

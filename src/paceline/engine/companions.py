@@ -152,7 +152,7 @@ class Companions:
         taps = {layer for sequence in batch if _steered(sequence) for layer in _companion(sequence).taps}
         if not (taps or seconds):
             return NOTHING_ADDED
-        roots, second_trees = [_root(second) for second in seconds], [second.of_first for second in seconds]
+        roots, second_trees = [_root(item) for item in seconds], [item.of_first for item in seconds]
         return AddedInputs(_caches(seconds), roots, second_trees, sorted(taps))
 
     def shape(
@@ -166,8 +166,8 @@ class Companions:
         if all(sequence.companion is None for sequence in batch):
             return scores
         pairs = list(zip(batch, trees, strict=True))
-        numbered = zip(_seconds(self.runner, pairs), second, strict=True)
-        others: dict[int, Sequence[Others]] = {id(one.second): [[rows]] for one, rows in numbered}
+        with_rows = zip(_seconds(self.runner, pairs), second, strict=True)
+        others: dict[int, Sequence[Others]] = {id(item.second): [[rows]] for item, rows in with_rows}
         others |= self._elsewhere(pairs)
         steered = [i for i, sequence in enumerate(batch) if _steered(sequence)]
         if not steered:
@@ -199,10 +199,10 @@ class Companions:
         for runner in _runners(pairs):
             seconds = _seconds(runner, pairs)
             try:
-                runner.commit(_caches(seconds), [second.of_first.path for second in seconds])
+                runner.commit(_caches(seconds), [item.of_first.path for item in seconds])
             except Exception as error:
-                for second in seconds:
-                    _end(second, error)
+                for item in seconds:
+                    _end(item, error)
 
     def fork(self, first: Decoding, others: Sequence[Decoding]) -> None:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
@@ -220,7 +220,7 @@ class Companions:
 
     def _filled(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
         caches = _caches(seconds)
-        left = {i: one.second.missing(one.first.context) for i, one in enumerate(seconds)}
+        left = {i: item.second.missing(item.first.context) for i, item in enumerate(seconds)}
         while left := {i: tokens for i, tokens in left.items() if tokens}:
             chunks, room = dict[int, list[int]](), self._chunk
             for i, tokens in left.items():
@@ -255,8 +255,8 @@ def _taps(method: Steering, runner: Runner) -> tuple[int, ...]:
     return taps
 
 
-def _root(second: SecondInStep[Any]) -> int:
-    return second.second.root(second.first.context)
+def _root(item: SecondInStep[Any]) -> int:
+    return item.second.root(item.first.context)
 
 
 def _steered(sequence: Decoding) -> bool:
@@ -282,7 +282,7 @@ def _seconds(runner: Runner, pairs: Iterable[tuple[Decoding, T]]) -> list[Second
 
 
 def _caches(seconds: Sequence[SecondInStep[Any]]) -> list[SequenceCache]:
-    return [one.second.cache for one in seconds]
+    return [item.second.cache for item in seconds]
 
 
 def _each(seconds: Sequence[SecondInStep[T]], work: Callable[[Sequence[SecondInStep[T]]], None]) -> None:
@@ -294,23 +294,23 @@ def _each(seconds: Sequence[SecondInStep[T]], work: Callable[[Sequence[SecondInS
         if len(seconds) == 1:
             _end(seconds[0], error)
             return
-        for one in seconds:
-            _each([one], work)
+        for item in seconds:
+            _each([item], work)
 
 
-def _end(second: SecondInStep[Any], error: Exception) -> None:
-    second.first.fail(_companion(second.first).said(error))
+def _end(item: SecondInStep[Any], error: Exception) -> None:
+    item.first.fail(_companion(item.first).said(error))
 
 
 def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequence[SecondInStep[TokenTree]]) -> None:
     """Add to `others`, by its id, the rows of each second sequence of another model, and what its layers predict."""
-    trees = [_known(one.of_first, runner.info.vocab_size) for one in seconds]
-    taps = sorted({layer for one in seconds for layer in one.second.taps})
-    scores = runner.score(_caches(seconds), [_root(one) for one in seconds], trees, taps=taps)
-    for i, one in enumerate(seconds):
+    trees = [_known(item.of_first, runner.info.vocab_size) for item in seconds]
+    taps = sorted({layer for item in seconds for layer in item.second.taps})
+    scores = runner.score(_caches(seconds), [_root(item) for item in seconds], trees, taps=taps)
+    for i, item in enumerate(seconds):
         span = slice(scores.rows[i], scores.rows[i + 1])
-        early = _Early(_companion(one.first).method, runner, one.second.taps, scores, span)
-        others[id(one.second)] = [[scores.of(i)], early]
+        early = _Early(_companion(item.first).method, runner, item.second.taps, scores, span)
+        others[id(item.second)] = [[scores.of(i)], early]
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,6 @@ class OneByOneWorker(DecodingWorker):
         self._stream = stream
         self._waiting = FairQueue[Mailbox]()
         self._now: tuple[Mailbox, Generator[StreamChunk]] | None = None
-        self._made: list[StreamChunk] = []
 
     def _busy(self) -> bool:
         return self._now is not None or bool(self._waiting)
