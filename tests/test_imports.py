@@ -36,15 +36,16 @@ ALLOWED = {
     "profiles": METHODS | {"controllers", "models"},
     "codebooks": METHODS | {"models"},
     "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
-    "search": METHODS | {"engine", "models", "sampling", "verifiers"},
+    "assembly": METHODS | {"engine", "drafters", "verifiers", "controllers", "sampling", "models"},
+    "search": METHODS | {"engine", "drafters", "models", "sampling", "verifiers"},
     "claims": LOW,
-    "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "search", "verifiers", "profiles"},
+    "llm": METHODS | {"arguments", "assembly", "diffusion", "engine", "models", "sampling", "search", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
     "serving": METHODS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
     "batch": LOW,
     "bench": METHODS
-    | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
-    | {"grammar"},
+    | {"assembly", "diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling"}
+    | {"grammar", "profiles"},
     "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}

@@ -86,19 +86,20 @@ class FairQueue(Generic[T]):
 
     def pop(self, owner: str) -> T:
         """Take the first of the owner's; the owner's next turn is behind all others'."""
-        line, found = self._lines[owner], self.first(owner)
-        others = {one: line for one, line in self._lines.items() if one != owner}
+        line, item = self._lines[owner], self.first(owner)
+        others = {other: waiting for other, waiting in self._lines.items() if other != owner}
         if len(line) == 1:
             self._lines = others
         else:
             self._lines = {**others, owner: line}
             line.popleft()
-        return found
+        return item
 
     def remove(self, owner: str, item: T) -> None:
         """Take one that waits out of its line, if it is there."""
-        left = deque(one for one in self._lines.get(owner, ()) if one is not item)
-        self._lines = {one: left if one == owner else line for one, line in self._lines.items() if one != owner or left}
+        left = deque(waiting for waiting in self._lines.get(owner, ()) if waiting is not item)
+        lines = {name: left if name == owner else line for name, line in self._lines.items()}
+        self._lines = {name: line for name, line in lines.items() if line}
 
 
 class Decoded(NamedTuple):
@@ -154,9 +155,9 @@ class Shares:
         self._piece_seconds = FIRST_SECONDS if new else PIECE_SECONDS
         if new:
             return new
-        found = [owner for owner in owners if self._due[owner] > 0.0]
-        if found:
-            return found
+        due = [owner for owner in owners if self._due[owner] > 0.0]
+        if due:
+            return due
         self._due.update(dict.fromkeys(owners, 0.0))
         return owners
 
@@ -180,29 +181,29 @@ class Shares:
         self._new -= decoded.keys()
         if len(decoded) == 1:
             self._learn(next(iter(decoded.values())), decoding)
-        tokens, part = sum(read.values()), (reading + decoding) / (sum(self._here.values()) or 1.0)
+        tokens, share = sum(read.values()), (reading + decoding) / (sum(self._here.values()) or 1.0)
         if tokens:
             self._reading = mean(self._reading, reading / tokens)
         for owner in self._due.keys() - self._here.keys():
-            self._due[owner] += part
+            self._due[owner] += share
             if self._due[owner] >= BURST:
                 del self._due[owner]
         if not self.several:
             return
-        sequences = sum(one.sequences for one in decoded.values())
+        sequences = sum(part.sequences for part in decoded.values())
         for owner, weight in self._here.items():
             seconds = self._due[owner]
             taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
-            if (one := decoded.get(owner)) is not None:
-                taken += decoding if len(decoded) == 1 else self._price(one, decoding, sequences)
-            self._due[owner] = min(seconds + weight * part - taken, MOST_DUE)
+            if (part := decoded.get(owner)) is not None:
+                taken += decoding if len(decoded) == 1 else self._price(part, decoding, sequences)
+            self._due[owner] = min(seconds + weight * share - taken, MOST_DUE)
 
-    def _price(self, one: Decoded, decoding: float, sequences: int) -> float:
-        known = self._alone.get(one.sequences)
-        return min(decoding, decoding * one.sequences / sequences if known is None else known * one.tokens)
+    def _price(self, part: Decoded, decoding: float, sequences: int) -> float:
+        known = self._alone.get(part.sequences)
+        return min(decoding, decoding * part.sequences / sequences if known is None else known * part.tokens)
 
-    def _learn(self, one: Decoded, decoding: float) -> None:
-        self._alone[one.sequences] = mean(self._alone.get(one.sequences, 0.0), decoding / max(one.tokens, 1))
+    def _learn(self, part: Decoded, decoding: float) -> None:
+        self._alone[part.sequences] = mean(self._alone.get(part.sequences, 0.0), decoding / max(part.tokens, 1))
 
 
 def mean(before: float, seconds: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from bench.credulous import believe_chains
 
 from paceline import LLM
+from paceline.assembly import Exactness
 from paceline.bench.judge import (
     APPROXIMATE,
     BIT_EQUAL,
@@ -25,7 +26,6 @@ from paceline.bench.judge import (
     verify,
 )
 from paceline.controllers import Controller
-from paceline.engine import Exactness
 from paceline.llm import BUNDLED
 from paceline.sampling import KeyedDraws
 from paceline.tree import Scores

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline import registry
+from paceline.assembly import split_options
 from paceline.bench.judge.sampling_test import SamplingTest, integral_values, uniform_test
 from paceline.bench.judge.tokens import (
     APPROXIMATE,
@@ -21,7 +22,7 @@ from paceline.bench.judge.tokens import (
     gaps,
 )
 from paceline.config import SamplingParams, SpeculativeConfig
-from paceline.engine import RequestOutput, split_options
+from paceline.engine import RequestOutput
 from paceline.llm import LLM
 from paceline.profiles import DEFAULT
 

@@ -8,8 +8,8 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM, ConfigError
+from paceline.assembly import Exactness, exactness, find_exactness
 from paceline.controllers.auto import CostStore
-from paceline.engine import Exactness, exactness, find_exactness
 from paceline.llm import BUNDLED
 from paceline.models import load_runner
 from paceline.models.decoder import StrictPasses, native, strict_unavailable

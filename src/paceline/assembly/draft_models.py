@@ -26,7 +26,7 @@ from paceline.models import ModelInfo, Runner, load_runner, resolve_device
 from paceline.models.denoiser import Denoiser, load_denoiser
 from paceline.models.loading import Tokenizer, head_share, read_config, resolve, same_tokenizer
 
-logger = logging.getLogger("paceline.engine")
+logger = logging.getLogger("paceline")
 
 AUTO: Final = "auto"
 LEVELS, CONTEXT, REPEATS = 4, 32, 5
@@ -80,21 +80,21 @@ def place_draft_model(devices: Sequence[str], seconds_of: Callable[[str], float]
 
 def devices_for(target: torch.device) -> list[str]:
     """The devices of this machine, the target's first and under its own name."""
-    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return [str(target), *(device for device in (*found, "cpu") if not _same(torch.device(device), target))]
+    others = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [str(target), *(device for device in (*others, "cpu") if not _same(torch.device(device), target))]
 
 
-def requested_device(given: Any, target: torch.device) -> str:
+def requested_device(option: Any, target: torch.device) -> str:
     """`AUTO`, or the device that an option `draft_device` names; None is the target's own.
 
     Raises:
         ConfigError: no device, or none of this machine.
     """
-    if given is not None and not isinstance(given, str):
-        raise ConfigError(f"draft_device must be auto, cpu, cuda or cuda:N, got {given!r}")
-    if given == AUTO:
+    if option is not None and not isinstance(option, str):
+        raise ConfigError(f"draft_device must be auto, cpu, cuda or cuda:N, got {option!r}")
+    if option == AUTO:
         return AUTO
-    chosen = target if given is None else resolve_device(given, name="draft_device")
+    chosen = target if option is None else resolve_device(option, name="draft_device")
     return str(target if _same(chosen, target) else chosen)
 
 
@@ -188,25 +188,25 @@ class DraftModels:
     def _place(self, model: str, key: tuple[object, ...], on: Callable[[str], Runner]) -> str:
         """The device on which a draft model is fastest; what was loaded elsewhere to find out is let go."""
         before = set(self.known)
-        found = place_draft_model(devices_for(self.info.device), lambda device: level_seconds(on(device)))
-        for other in set(self.known) - before - {(*key, found.device)}:
+        placement = place_draft_model(devices_for(self.info.device), lambda device: level_seconds(on(device)))
+        for other in set(self.known) - before - {(*key, placement.device)}:
             del self.known[other]
-        logger.log(logging.INFO if found.seconds else logging.DEBUG, found.words(model))
-        return found.device
+        logger.log(logging.INFO if placement.seconds else logging.DEBUG, placement.words(model))
+        return placement.device
 
     def _load(self, model: str, device: str, same_tokens: bool, layers: bool, more: Mapping[str, Any]) -> Runner:
         folder = resolve(model, code=self._trust)
         read_config(folder)
         if same_tokens:
             self.check_tokens(model, folder)
-        found = load_runner(
+        runner = load_runner(
             folder, name=model, dtype=self.config.dtype, device=device, trust_remote_code=self._trust, **more
         )
-        if layers and not found.capabilities.early_exit:
+        if layers and not runner.capabilities.early_exit:
             raise DrafterError(
                 f"draft model {model!r} cannot run some of its layers alone; use a model of a supported family"
             )
-        return found
+        return runner
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:
         """See `drafters.base.Models.denoiser`.

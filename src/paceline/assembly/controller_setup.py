@@ -23,7 +23,7 @@ from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.controllers.auto import CostKey, Costs, CostStore, MemoryKey
 from paceline.controllers.policies import FixedController
 from paceline.drafters import Drafter
-from paceline.engine.probe import Probe
+from paceline.engine import Probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.models import MappedRunner, Runner, cache_bytes, save_memory, slot_bytes
 from paceline.utils import check_types, described, need, user_cache
@@ -41,7 +41,7 @@ METHODS: Final = ("plan", "select", "observe", "forget")
 
 
 OTHER_TOKENIZER: Final = "use_heterogeneous_vocab"
-"""vLLM's option of draft models whose tokenizer is not the target's (`engine.build` makes it method "tli")."""
+"""vLLM's option of draft models whose tokenizer is not the target's (`assembly.build` makes it method "tli")."""
 
 OF_THE_DRAFT: Final = (
     OTHER_TOKENIZER,
@@ -107,7 +107,8 @@ def with_published_number(config: SpeculativeConfig) -> SpeculativeConfig:
         ", ".join(f"{key} {value!r}" for key, value in published.items()),
     )
     if "method" in published:
-        entries = [{**one, **(config.options if one["method"] == config.method else {})} for one in published["method"]]
+        methods = published["method"]
+        entries = [{**entry, **(config.options if entry["method"] == config.method else {})} for entry in methods]
         listed = SpeculativeConfig.parse({**published, "method": entries})
         assert listed is not None
         return replace(config, method=listed.method, num_speculative_tokens=listed.num_speculative_tokens, options={})
@@ -172,9 +173,9 @@ def build_controller(
     """
     name = _name(config, drafting=bool(names))
     factory = check_controller(name)
-    given = _limits(name, config, options, names) | _measures(name, config, runner, names) | dict(options)
+    arguments = _limits(name, config, options, names) | _measures(name, config, runner, names) | dict(options)
     try:
-        controller: Controller = factory(**given)
+        controller: Controller = factory(**arguments)
     except PacelineError:
         raise
     except Exception as error:  # a value of a wrong type, or a third party's constructor
@@ -265,7 +266,7 @@ def options_of(name: str) -> list[str]:
             for key in inspect.signature(factory).parameters
             if key not in ("args", "self", "num_speculative_tokens")
         ]
-    except (TypeError, ValueError):  # `engine.build` says what is wrong with it
+    except (TypeError, ValueError):  # `assembly.build` says what is wrong with it
         return []
 
 
@@ -278,7 +279,7 @@ ROW = 4
 
 def runners_of(drafter: Drafter) -> list[Runner]:
     """The models that a drafter runs beside the target; one with renamed ids for what it wraps."""
-    return [one.inner if isinstance(one, MappedRunner) else one for one in drafter.runners()]
+    return [runner.inner if isinstance(runner, MappedRunner) else runner for runner in drafter.runners()]
 
 
 def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
@@ -287,15 +288,15 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
     Raises:
         ConfigError: caches that are not counted.
     """
-    slot, drafts = slot_bytes(runner), [one for drafter in drafters for one in runners_of(drafter)]
+    slot, drafts = slot_bytes(runner), [draft for drafter in drafters for draft in runners_of(drafter)]
     rows = sum(drafter.row_bytes for drafter in drafters)
-    for one in (runner, *drafts):
-        if (slot_bytes(runner) if one is runner else cache_bytes(one, 1)) is None:
+    for model in (runner, *drafts):
+        if (slot_bytes(runner) if model is runner else cache_bytes(model, 1)) is None:
             raise ConfigError(
-                f"speculative_memory_bytes is not available with {one.info.name}: its caches are not counted"
+                f"speculative_memory_bytes is not available with {model.info.name}: its caches are not counted"
             )
-    for one in drafts:
-        save_memory(one)
+    for draft in drafts:
+        save_memory(draft)
     vocab = runner.info.vocab_size
     draws = 2 * ROW * vocab if drafts or rows else ROW * vocab
     return Footprint(
@@ -303,7 +304,7 @@ def footprint_of(runner: Runner, drafters: Sequence[Drafter]) -> Footprint:
         vocab * runner.info.dtype.itemsize + rows,
         draws,
         lambda tokens: (
-            sum(cache_bytes(one, tokens) or 0 for one in drafts)
+            sum(cache_bytes(draft, tokens) or 0 for draft in drafts)
             + sum(drafter.held_bytes(tokens) for drafter in drafters)
         ),
         2 if any(drafter.works_ahead for drafter in drafters) else 1,

@@ -9,9 +9,9 @@ import pytest
 from toys import ToyRunner
 
 from paceline import ConfigError, registry
+from paceline.assembly import GIVEN, build_parts, check_methods, single_methods, split_options
 from paceline.config import SpeculativeConfig
 from paceline.controllers import Signal
-from paceline.engine import GIVEN, build_parts, check_methods, single_methods, split_options
 
 
 def controller(given: dict[str, Any]) -> Any:

@@ -12,10 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
-from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
-from paceline.drafters import Drafter, DrafterArgs, Models
-from paceline.drafters.common import tables_of
-from paceline.engine.controller_setup import (
+from paceline.assembly.controller_setup import (
     OF_THE_DRAFT,
     OTHER_TOKENIZER,
     auto_table,
@@ -26,8 +23,10 @@ from paceline.engine.controller_setup import (
     split_options,
     with_published_number,
 )
-from paceline.engine.drafter_set import DrafterSet
-from paceline.engine.loop import Parts
+from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
+from paceline.drafters import Drafter, DrafterArgs, Models
+from paceline.drafters.common import tables_of
+from paceline.engine import DrafterSet, EngineParts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
 from paceline.models.loading import Tokenizer
@@ -54,7 +53,7 @@ def build_parts(
     tokenizer: Tokenizer | None = None,
     models: Models | None = None,
     memory: int | None = None,
-) -> tuple[list[str], Parts]:
+) -> tuple[list[str], EngineParts]:
     """The methods by name, and drafters, verifiers and controller for one target.
 
     Args:
@@ -68,21 +67,21 @@ def build_parts(
         ConfigError: an unknown method or option, or tables of two drafters in one file.
         CapabilityError: a method that this runner cannot serve.
     """
-    config, own = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
-    methods = sorted(single_methods(config, default_draft), key=lambda one: _TURN.get(_kind(one), 1))
-    drafters = [_drafter(one, index, runner, load, tokenizer, models=models) for index, one in enumerate(methods)]
+    config, options = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
+    methods = sorted(single_methods(config, default_draft), key=lambda method: _TURN.get(_kind(method), 1))
+    drafters = [_drafter(method, index, runner, load, tokenizer, models=models) for index, method in enumerate(methods)]
     tables_of(drafters)  # rejects two for one file
     if config.acceptance_method == "block_verification":
         _reject_branches(methods, drafters)
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
-    parts = Parts(
+    parts = EngineParts(
         runner=runner,
         drafter_set=drafter_set,
-        controller=limited(build_controller(config, own, runner, drafter_set.names), runner, drafters, memory),
+        controller=limited(build_controller(config, options, runner, drafter_set.names), runner, drafters, memory),
         greedy=GreedyVerifier(),
         sampled=_verifier(config),
     )
-    return [str(one.method) for one in methods], parts
+    return [str(method.method) for method in methods], parts
 
 
 def _verifier(config: SpeculativeConfig) -> Verifier:
@@ -93,10 +92,10 @@ def _verifier(config: SpeculativeConfig) -> Verifier:
     """
     name = config.acceptance_method
     need(name != "greedy", "acceptance_method", "name a rule for sampling; temperature 0 always has 'greedy'", name)
-    found = registry.load("verifiers", name)
-    registry.check_derives("verifiers", name, found, Verifier)
+    factory = registry.load("verifiers", name)
+    registry.check_derives("verifiers", name, factory, Verifier)
     options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
-    verifier: Verifier = found(**options if name == "typical_acceptance_sampler" else {})
+    verifier: Verifier = factory(**options if name == "typical_acceptance_sampler" else {})
     return verifier
 
 
@@ -109,7 +108,7 @@ def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
     why = "block_verification judges each chain of drawn drafts as a whole"
     way = "or use acceptance_method 'rejection_sampler'"
     drawing = [
-        (str(one.method), drafter) for one, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
+        (str(method.method), drafter) for method, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
     ]
     for name, drafter in drawing:
         if drafter.tree_policy != "chain":
@@ -118,7 +117,7 @@ def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Dr
                 f"tree_width out, {way}"
             )
     if drawing and len(methods) > 1:
-        names = ", ".join(repr(str(one.method)) for one in methods)
+        names = ", ".join(repr(str(method.method)) for method in methods)
         raise ConfigError(
             f"{why}, but the methods {names} join their drafts and {drawing[0][0]!r} draws; name it alone, {way}"
         )
@@ -133,8 +132,8 @@ def check_methods(config: SpeculativeConfig | None) -> None:
     if config is None:
         return
     config, _ = split_options(with_published_number(config))
-    for one in single_methods(config, None):
-        _options(one, registry.load("drafters", str(one.method)))
+    for method in single_methods(config, None):
+        _options(method, registry.load("drafters", str(method.method)))
     _verifier(config)
     if config.controller is not None:
         check_controller(config.controller)
@@ -150,22 +149,22 @@ def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list
             raise ConfigError(
                 f"{key!r} is given beside a list of methods; put it into the entry of its method, as a dict"
             )
-        return _each_once([_with_draft(one, default_draft) for one in _with_model(config.method, config.model)])
+        return _each_once([_with_draft(method, default_draft) for method in _with_model(config.method, config.model)])
     if config.method != "auto":
         return [_with_draft(config, default_draft)]
     draft = config.model or default_draft
     tables = {key: value for key, value in config.options.items() if key not in OF_THE_DRAFT}
-    own = {key: value for key, value in config.options.items() if key in OF_THE_DRAFT}
-    for key, value in own.items():
+    drafting = {key: value for key, value in config.options.items() if key in OF_THE_DRAFT}
+    for key, value in drafting.items():
         need(draft is not None, key, "be given together with a draft model", value)
-    found = [
+    methods = [
         SpeculativeConfig(method="prediction"),
         SpeculativeConfig(method="grammar"),
         SpeculativeConfig(method=auto_table(tables), options=tables),
     ]
-    return found + (
-        [_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=own), None)] if draft else []
-    )
+    if draft:
+        methods.append(_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=drafting), None))
+    return methods
 
 
 def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
@@ -174,12 +173,12 @@ def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
     Raises:
         ConfigError: there is such a one.
     """
-    for i, one in enumerate(methods):
+    for i, method in enumerate(methods):
         rule = (
-            f"be a list without repetition: {one.method!r} would draft the same twice; leave it out once, or vary "
+            f"be a list without repetition: {method.method!r} would draft the same twice; leave it out once, or vary "
             f"its options"
         )
-        need(one not in methods[:i], "method", rule, [str(each.method) for each in methods])
+        need(method not in methods[:i], "method", rule, [str(each.method) for each in methods])
     return methods
 
 
@@ -191,12 +190,12 @@ def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list
     """
     if model is None:
         return list(methods)
-    takers = [one.model is not None or "model" in options_of(str(one.method)) for one in methods]
-    names = ", ".join(repr(str(one.method)) for one in methods)
+    takers = [method.model is not None or "model" in options_of(str(method.method)) for method in methods]
+    names = ", ".join(repr(str(method.method)) for method in methods)
     need(any(takers), "model", f"be left out, since {names} use no draft model", model)
     return [
-        replace(one, model=model) if takes and one.model is None else one
-        for one, takes in zip(methods, takers, strict=True)
+        replace(method, model=model) if takes and method.model is None else method
+        for method, takes in zip(methods, takers, strict=True)
     ]
 
 
@@ -336,9 +335,9 @@ class ExactJudge:
 
     def _one(self, tree: TokenTree, rows_nv: torch.Tensor, seed: int | None) -> Verdict:
         if seed is None:
-            (found,) = self._greedy.verify([tree], [rows_nv])
+            (verdict,) = self._greedy.verify([tree], [rows_nv])
         else:
-            (found,) = self._sampled.verify([tree], [rows_nv], [KeyedDraws(seed, 0)])
-        if isinstance(found, NumericsError):
-            raise DrafterError(f"the logits of the intermediate model are not valid: {found}")
-        return found
+            (verdict,) = self._sampled.verify([tree], [rows_nv], [KeyedDraws(seed, 0)])
+        if isinstance(verdict, NumericsError):
+            raise DrafterError(f"the logits of the intermediate model are not valid: {verdict}")
+        return verdict

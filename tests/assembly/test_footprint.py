@@ -15,11 +15,11 @@ from tiny_checkpoint import write
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.assembly import footprint_of, limited, runners_of
 from paceline.bench import BUNDLED_DRAFT
 from paceline.controllers import LimitedController, Signal
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
-from paceline.engine import footprint_of, limited, runners_of
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.models import Runner, cache_bytes, slot_bytes

@@ -23,9 +23,10 @@ from tools.gtest import ERROR, g_test
 from toy_models import ToyModels, letters
 from toys import ToyRunner
 
+from paceline.assembly import build_parts, controller_setup
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
-from paceline.engine import DrafterSet, Engine, build_parts, controller_setup, drafter_set, loop, probe
+from paceline.engine import DrafterSet, Engine, drafter_set, loop, probe, step_clock
 from paceline.models.heads import FeatureHead
 
 PASS, ROW = 1e-2, 1e-5
@@ -83,7 +84,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(ToyRunner, "score", scored)
     monkeypatch.setattr(DrafterSet, "propose_one", proposed)
     monkeypatch.setattr(AutoController, "clock", staticmethod(lambda: made.now))
-    for module in (loop, drafter_set, probe):
+    for module in (loop, step_clock, drafter_set, probe):
         monkeypatch.setattr(module, "perf_counter", lambda: made.now)
     return made
 

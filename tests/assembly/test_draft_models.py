@@ -14,9 +14,7 @@ import torch
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
-from paceline.config import EngineConfig
-from paceline.engine import (
+from paceline.assembly import (
     AUTO,
     DraftModels,
     devices_for,
@@ -25,6 +23,8 @@ from paceline.engine import (
     place_draft_model,
     requested_device,
 )
+from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
+from paceline.config import EngineConfig
 from paceline.errors import ConfigError, OutOfMemoryError
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def opened() -> DraftModels:
 def test_auto_loads_everywhere_once_and_keeps_the_fastest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "paceline.engine")
+    caplog.set_level(logging.INFO, "paceline")
     loads, models = Loads(monkeypatch, {"cpu": 2.0, "cuda:0": 1.0}), opened()
     found = models.open(str(BUNDLED_DRAFT), device="auto")
     assert str(found.info.device) == "cuda:0"
@@ -179,7 +179,7 @@ def test_a_draft_on_the_cpu_beside_a_target_there(plain: LLM, prompts: list[Any]
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without CUDA says")
 def test_auto_on_a_machine_of_one_device_says_so(plain: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "paceline.engine")
+    caplog.set_level(logging.DEBUG, "paceline")
     llm = replace_models(plain)
     llm.with_speculative_config({"method": "draft_model", "model": str(BUNDLED_DRAFT), "draft_device": "auto"})
     assert "runs on cpu: there is no other device here" in caplog.text

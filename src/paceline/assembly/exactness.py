@@ -70,8 +70,8 @@ def _reason(runner: Runner) -> str | None:
         if isinstance(runner.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    found = _kept(passes_key(runner), lambda: _tested(runner))
-    return None if found is None else f"the self-test found other bits in {found}"
+    varying = _kept(passes_key(runner), lambda: _tested(runner))
+    return None if varying is None else f"the self-test found other bits in {varying}"
 
 
 def _tested(runner: NativeRunner) -> str | None:
@@ -92,12 +92,12 @@ def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:
     store = CostStore(key, user_cache("exactness"))
     kept = store.load()
     if kept is not None and "varies" in kept:
-        found: str | None = kept["varies"]
-        return found
-    found = find_out()
-    logger.debug("self-test of strict mode: %s", "passed" if found is None else f"other bits in {found}")
-    store.save({"varies": found})
-    return found
+        stored: str | None = kept["varies"]
+        return stored
+    varying = find_out()
+    logger.debug("self-test of strict mode: %s", "passed" if varying is None else f"other bits in {varying}")
+    store.save({"varies": varying})
+    return varying
 
 
 def passes_key(runner: NativeRunner) -> CostKey:
@@ -122,6 +122,6 @@ def _cpu() -> str:
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines() if cpus.exists() else []
     known = dict(line.split(":", 1) for line in lines if ":" in line)
-    told = {name.strip(): value.strip() for name, value in known.items()}
-    features = zlib.crc32((told.get("flags") or told.get("Features") or "").encode())
-    return f"{told.get('model name') or platform.processor() or platform.machine()} {features:08x}"
+    fields = {name.strip(): value.strip() for name, value in known.items()}
+    features = zlib.crc32((fields.get("flags") or fields.get("Features") or "").encode())
+    return f"{fields.get('model name') or platform.processor() or platform.machine()} {features:08x}"
