@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "paceline"
 LOW = {"errors", "utils", "config", "registry", "bundled", "version"}
 METHODS = LOW | {"tree"}
+MODELS = {"checkpoints", "models"}
 ALLOWED = {
     "errors": set(),
     "version": set(),
@@ -26,28 +27,30 @@ ALLOWED = {
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
-    "models": METHODS,
-    "diffusion": METHODS | {"models", "engine", "sampling", "grammar"},
-    "drafters": METHODS | {"models"},
+    "checkpoints": LOW | {"models"},
+    "models": METHODS | {"checkpoints"},
+    "diffusion": METHODS | MODELS | {"engine", "sampling", "grammar"},
+    "drafters": METHODS | MODELS,
     "verifiers": METHODS | {"sampling"},
     "controllers": METHODS | {"models"},
     "sampling": METHODS,
-    "grammar": METHODS | {"models", "sampling"},
-    "profiles": METHODS | {"controllers", "models"},
-    "codebooks": METHODS | {"models"},
-    "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
-    "search": METHODS | {"engine", "models", "sampling", "verifiers"},
+    "grammar": METHODS | {"checkpoints", "sampling"},
+    "profiles": METHODS | MODELS | {"controllers"},
+    "codebooks": METHODS | MODELS,
+    "engine": METHODS | MODELS | {"drafters", "verifiers", "controllers", "sampling", "grammar"},
+    "search": METHODS | MODELS | {"engine", "sampling", "verifiers"},
     "claims": LOW,
-    "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "search", "verifiers", "profiles"},
+    "llm": METHODS | MODELS | {"arguments", "diffusion", "engine", "sampling", "search", "verifiers", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
-    "serving": METHODS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
+    "serving": METHODS | MODELS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "sampling"},
     "batch": LOW,
     "bench": METHODS
-    | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
-    | {"grammar"},
-    "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
+    | MODELS
+    | {"diffusion", "llm", "engine", "drafters", "verifiers", "controllers", "sampling", "profiles", "grammar"},
+    "training": METHODS | MODELS | {"bench", "llm", "drafters", "sampling", "codebooks"},
     "cli": METHODS
-    | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
+    | MODELS
+    | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters"}
     | {"bench", "codebooks", "profiles", "search"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},

@@ -20,11 +20,11 @@ from toy_numbers import normal
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
+from paceline.checkpoints import Tokenizer
 from paceline.drafters import DrafterArgs
 from paceline.models import HeadRows, MappedRunner
 from paceline.models.decoder import LayerPlan
 from paceline.models.denoiser import Call
-from paceline.models.loading import Tokenizer
 
 LETTERS = "abcdefghij"
 OTHER = ["<end>", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a", "z", "ab", "cd", "fg"]

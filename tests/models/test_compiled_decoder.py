@@ -15,6 +15,7 @@ from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 from tools.pairwise import pairwise
 
+from paceline.checkpoints import dequantized, quantize, targets
 from paceline.models import LatentSpec, LayerSpec, MoeSpec, RopeSpec
 from paceline.models.cpu import (
     DOT,
@@ -36,7 +37,6 @@ from paceline.models.cpu import (
 )
 from paceline.models.cpu import threads as team
 from paceline.models.decoder import EagerPasses, NativeRunner, native, what_varies
-from paceline.models.loading import dequantized, quantize, targets
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}

@@ -16,6 +16,18 @@ from models.checkpoints import CASES
 from tiny_llama import CPU
 from torch.nn import functional as F
 
+from paceline.checkpoints import (
+    Checkpoint,
+    Form,
+    dequantized,
+    load_weights,
+    quantize,
+    quantize_groups,
+    quantize_rows,
+    read_config,
+    spec_from_config,
+    values_of,
+)
 from paceline.errors import UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.cpu import padded
@@ -30,18 +42,6 @@ from paceline.models.decoder import (
     make_linear,
     make_norm,
     make_quantized_linear,
-)
-from paceline.models.loading import (
-    Checkpoint,
-    Form,
-    dequantized,
-    load_weights,
-    quantize,
-    quantize_groups,
-    quantize_rows,
-    read_config,
-    spec_from_config,
-    values_of,
 )
 from paceline.tree import EMPTY_TREE, TokenTree
 

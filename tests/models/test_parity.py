@@ -20,10 +20,10 @@ import torch
 from models import checkpoints
 from models.checkpoints import CASES, STYLES, reference
 
+from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.models import ModelSpec, load_runner
 from paceline.models.cpu import CompiledDecoder
 from paceline.models.decoder import NativeRunner
-from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TOLERANCE = 1e-4

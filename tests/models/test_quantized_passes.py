@@ -12,6 +12,7 @@ from models.translated_once import translated_once
 from numba import njit
 from tiny_llama import CPU, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
+from paceline.checkpoints import dequantized, quantize, quantize_groups, quantize_rows, spec_from_config, unpacked
 from paceline.models import MoeSpec
 from paceline.models.cpu import (
     BYTES,
@@ -38,14 +39,6 @@ from paceline.models.cpu import (
     to_bytes,
 )
 from paceline.models.decoder import NativeRunner
-from paceline.models.loading import (
-    dequantized,
-    quantize,
-    quantize_groups,
-    quantize_rows,
-    spec_from_config,
-    unpacked,
-)
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from paceline.checkpoints import Tokenizer
     from paceline.models import Runner, SequenceCache
     from paceline.models.denoiser import Denoiser
-    from paceline.models.loading import Tokenizer
     from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 NO_TENANT: Final = ""

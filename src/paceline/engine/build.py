@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry
+from paceline.checkpoints import Tokenizer
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
@@ -30,7 +31,6 @@ from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.loop import Parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
-from paceline.models.loading import Tokenizer
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
 from paceline.utils import check_types, described, need, shortened

@@ -110,8 +110,8 @@ def passes_key(runner: NativeRunner) -> CostKey:
 @cache
 def sources() -> int:
     """A number that changes with the code that computes a pass."""
-    digest = 0
-    for path in sorted((Path(__file__).parent.parent / "models").rglob("*.py")):
+    digest, parts = 0, (Path(__file__).parents[1] / name for name in ("checkpoints", "models"))
+    for path in sorted(path for part in parts for path in part.rglob("*.py")):
         digest = zlib.crc32(path.read_bytes(), digest)
     return digest
 

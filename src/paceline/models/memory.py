@@ -14,14 +14,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from paceline.checkpoints import DTYPES, Checkpoint, Forms, quantized_sizes, weight_bytes
 from paceline.errors import OutOfMemoryError
 from paceline.models.cpu.eligibility import unsupported
 from paceline.models.decoder.linear import can_pack
 from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.checkpoint import DTYPES, Checkpoint
-from paceline.models.loading.quantization import Forms, quantized_sizes
-from paceline.models.loading.weights import weight_bytes
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 
 log = logging.getLogger("paceline")
 
@@ -146,7 +144,7 @@ def fit_context(
     Args:
         max_context: what the user requested; None takes the checkpoint's.
         budget: bytes at hand; None measures.
-        quantization: what the weights will be rounded to (models.loading.quantization).
+        quantization: what the weights will be rounded to (checkpoints.quantization).
     Raises:
         OutOfMemoryError: the weights, or the cache of the requested context, would not fit.
     """

@@ -17,7 +17,7 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, Runner, SequenceCache
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import Scores
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import Final, cast
 import torch
 
 from paceline.bench.doctor.facts import FormFacts, PassFacts
+from paceline.checkpoints import BLOCKS, Form, quantized, targets
 from paceline.engine import Probe as PassTimer
 from paceline.models import ModelSpec, Runner, available
 from paceline.models.cpu import eligibility
 from paceline.models.decoder import NativeRunner
-from paceline.models.loading import BLOCKS, Form, quantized, targets
 from paceline.profiles import machine
 from paceline.tree import EMPTY_TREE, TokenTree
 

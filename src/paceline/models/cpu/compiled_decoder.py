@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.checkpoints import BlockRows, Blocks, is_quantized
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
@@ -35,9 +36,7 @@ from paceline.models.decoder.eager import PassResult
 from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.window_slots import Ints
-from paceline.models.loading.gguf_rows import BlockRows, Blocks
-from paceline.models.loading.quantization import is_quantized
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.utils import parts_of
 
 

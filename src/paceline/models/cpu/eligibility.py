@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
-from paceline.models.loading.quantization import Form
-from paceline.models.model_spec import ModelSpec
+from paceline.checkpoints import Form
+from paceline.models.spec import ModelSpec
 from paceline.utils import switched_on
 
 SWITCH: Final = "PACELINE_COMPILED"

@@ -20,7 +20,7 @@ from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import read, read_float
 from paceline.models.decoder.latent import EPS
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.utils import part_of_compiled
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from paceline.checkpoints import PackedFile
 from paceline.models.cpu.pages import Pages
-from paceline.models.loading.packed_files import PackedFile
 
 
 class PackedWeights:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 
+from paceline.checkpoints import GROUP, Blocks
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
@@ -25,9 +26,7 @@ from paceline.models.cpu.vectors import LANES
 from paceline.models.cpu.visible_slots import address
 from paceline.models.decoder.decoder import head_order
 from paceline.models.decoder.window_slots import Ints
-from paceline.models.loading.gguf_rows import Blocks
-from paceline.models.loading.quantization import GROUP
-from paceline.models.model_spec import AttentionShape, LatentSpec, ModelSpec
+from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 Maybe = torch.Tensor | None

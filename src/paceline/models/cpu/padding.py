@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from paceline.models.loading.weights import empty
-from paceline.models.model_spec import ModelSpec
+from paceline.checkpoints import empty
+from paceline.models.spec import ModelSpec
 
 HEAD, INNER = 32, 8
 """What compiled passes want sizes to be multiples of."""
@@ -49,7 +49,7 @@ def padded_spec(spec: ModelSpec) -> ModelSpec:
 
 
 def padded(name: str, weight: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
-    """A canonical weight of `spec` (models.loading.weights) as `padded_spec(spec)` has it."""
+    """A canonical weight of `spec` (checkpoints.weights) as `padded_spec(spec)` has it."""
     if not name.startswith("layers."):
         return weight
     _, index, kind = name.split(".", 2)

@@ -12,14 +12,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from paceline.checkpoints import BLOCKS, NAMES, TYPES, BlockRows, Form, block_values, dequantized, quantize, row_bytes
 from paceline.models.cpu.compiled_decoder import CompiledDecoder
 from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.segments import chunk
-from paceline.models.loading.gguf_blocks import block_values
-from paceline.models.loading.gguf_rows import NAMES, TYPES, BlockRows, row_bytes
-from paceline.models.loading.quantization import BLOCKS, Form, dequantized, quantize
-from paceline.models.model_spec import LayerSpec, ModelSpec, RopeSpec
+from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 SIZE, HEAD, INNER, VOCABULARY, LENGTH = 64, 32, 80, 80, 9
 SPEC = ModelSpec(

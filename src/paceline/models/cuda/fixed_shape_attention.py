@@ -22,7 +22,7 @@ import torch
 from paceline.models.decoder.strict_attention import sinks_of_rows
 from paceline.models.decoder.tree_attention import attention
 from paceline.models.decoder.window_slots import BLOCK
-from paceline.models.model_spec import AttentionShape
+from paceline.models.spec import AttentionShape
 
 CHUNK = 1024
 """Positions of a chunk."""

@@ -17,16 +17,13 @@ from typing import Final
 
 import torch
 
+from paceline.checkpoints import Checkpoint, load_weights, read_config, resolve, spec_from_config
 from paceline.errors import CheckpointError
 from paceline.models.base import ModelInfo
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import LayerPlan, Weights
 from paceline.models.decoder.native import NativeRunner
-from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.families import spec_from_config
-from paceline.models.loading.hub import read_config, resolve
-from paceline.models.loading.weights import load_weights
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import EMPTY_TREE, TokenTree
 
 UNUSED: Final = 32

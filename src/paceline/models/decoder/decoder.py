@@ -1,6 +1,6 @@
 """The decoder-only transformer, one implementation for all families, driven by a ModelSpec.
 
-Canonical weights (models.loading.weights), quantised or not, are taken out once each and become maps and norms. Layers
+Canonical weights (checkpoints.weights), quantised or not, are taken out once each and become maps and norms. Layers
 work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
 models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU
 (arXiv:2002.05202), Mixtral of experts (arXiv:2401.04088).
@@ -28,7 +28,7 @@ from paceline.models.decoder.linear import (
 )
 from paceline.models.decoder.rope import Rotation, Rotations
 from paceline.models.decoder.tree_attention import Step
-from paceline.models.model_spec import AttentionShape, LatentSpec, ModelSpec
+from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
 
 Weights = dict[str, torch.Tensor]
 

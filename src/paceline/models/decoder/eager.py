@@ -21,7 +21,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
 from paceline.models.decoder.strict_attention import products_keep_order
 from paceline.models.decoder.tree_attention import STRICT_ROWS, BatchStep, Masks, SequenceStep, Step
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

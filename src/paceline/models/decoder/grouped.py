@@ -22,7 +22,7 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.decoder import LayerPlan, Weights
 from paceline.models.decoder.native import NativeRunner
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
 MIN_LAYERS: Final = 4

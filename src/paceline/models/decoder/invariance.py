@@ -23,7 +23,7 @@ from paceline.models.decoder.decoder import LayerPlan
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.decoder.strict_attention import CHUNK
 from paceline.models.decoder.window_slots import BLOCK
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import EMPTY_TREE, TokenTree
 
 STEPS = 24

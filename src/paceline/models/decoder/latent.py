@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from paceline.models.decoder.linear import Map, RowInvariance, make_head_linear, make_norm
-from paceline.models.model_spec import LatentSpec
+from paceline.models.spec import LatentSpec
 
 EPS = 1e-6
 """Of the norms of latent vectors, whatever those of layers have."""

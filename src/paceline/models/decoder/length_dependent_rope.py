@@ -29,7 +29,7 @@ from paceline.models.decoder.arena import Arena
 from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.decoder.segments import Segment
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
 REPLAY_CHUNK = 512

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from paceline.models.loading.quantization import GROUP, unpacked, values_of
+from paceline.checkpoints import GROUP, unpacked, values_of
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 RowInvariance = bool | Literal["proven"]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.cpu.eligibility import fits
@@ -26,9 +27,7 @@ from paceline.models.decoder.rope import Rotary
 from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.decoder.tree_attention import Masks
 from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.gguf_rows import Blocks, kinds_of
-from paceline.models.loading.quantization import BLOCKS, form_of, is_mixed, is_quantized
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import Scores, TokenTree
 
 

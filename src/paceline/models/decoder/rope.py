@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.errors import UnsupportedModelError
-from paceline.models.model_spec import RopeSpec
+from paceline.models.spec import RopeSpec
 
 Table = tuple[torch.Tensor, torch.Tensor]
 

@@ -31,11 +31,11 @@ import torch
 
 from paceline.models.decoder.segments import Segment
 from paceline.models.decoder.window_slots import BLOCK
-from paceline.models.model_spec import AttentionShape
+from paceline.models.spec import AttentionShape
 
 if TYPE_CHECKING:
     from paceline.models.decoder.segments import Segment
-    from paceline.models.model_spec import AttentionShape
+    from paceline.models.spec import AttentionShape
 
 
 CHUNK = 512

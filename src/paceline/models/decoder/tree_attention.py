@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from paceline.models.decoder.cache import Views
 from paceline.models.decoder.segments import Segment, reach, span
 from paceline.models.decoder.strict_attention import StrictAttention, Workspace, sinks_of_rows
-from paceline.models.model_spec import AttentionShape
+from paceline.models.spec import AttentionShape
 
 FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.models.cpu import pages
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 
 BLOCK: Final = 16
 """Slots of one block, and the multiple to which contexts are padded."""

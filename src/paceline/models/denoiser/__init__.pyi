@@ -1,13 +1,8 @@
 from .base import Call as Call
 from .base import Denoiser as Denoiser
-from .base import DenoiserSpec as DenoiserSpec
 from .base import Flags as Flags
 from .base import Ints as Ints
 from .base import SlotCache as SlotCache
-from .families import FAMILIES as FAMILIES
-from .families import denoiser_spec as denoiser_spec
-from .families import family_name as family_name
-from .families import is_denoiser as is_denoiser
 from .loading import end_tokens as end_tokens
 from .loading import load_denoiser as load_denoiser
 from .loading import load_denoiser_weights as load_denoiser_weights

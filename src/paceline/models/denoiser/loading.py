@@ -13,17 +13,23 @@ from typing import Any
 
 import torch
 
+from paceline.checkpoints import (
+    DENOISER_FAMILIES,
+    Checkpoint,
+    Rename,
+    denoiser_spec,
+    family_name,
+    load_weights,
+    read_config,
+    read_json,
+    resolve,
+)
 from paceline.config import DTYPES
 from paceline.errors import CheckpointError, ConfigError
-from paceline.models.denoiser.base import DenoiserSpec
-from paceline.models.denoiser.families import FAMILIES, Rename, denoiser_spec, family_name
 from paceline.models.denoiser.native import NativeDenoiser
 from paceline.models.load import resolve_device, resolve_dtype
-from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.hub import read_config, resolve
-from paceline.models.loading.tokenizer import read_json
-from paceline.models.loading.weights import load_weights
 from paceline.models.memory import fit_context
+from paceline.models.spec import DenoiserSpec
 
 EXTRA = re.compile(r"^model\.layers\.(\d+)\.mlp\.(gate\.expert_bias|shared_experts\.(?:gate|up|down)_proj\.weight)$")
 """Tensors of grouped routing, which no decoder family has."""
@@ -131,7 +137,7 @@ def load_denoiser(
     wanted = resolve_dtype(dtype, spec.model.dtype, target)
     most = fit_context(spec.model, name=name or str(model), dtype=wanted, device=target, max_context=None)
     spec = replace(spec, model=replace(spec.model, max_context=most))
-    family = FAMILIES[str(family_name(config))]
+    family = DENOISER_FAMILIES[str(family_name(config))]
     return NativeDenoiser(
         spec, load_denoiser_weights(Checkpoint(folder), spec, family.names, device=target, dtype=wanted)
     )

@@ -6,7 +6,7 @@ attention is a product of its own, over keys in the order of their slots: a bloc
 before it are computed in the same pass or read from a cache, so decoding with the exact block cache is bit-equal to
 decoding without.
 
-Weights have the names of `models.loading.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
+Weights have the names of `checkpoints.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
 `layers.N.shared.gate_up.weight` and `layers.N.shared.down.weight`. Angles are computed in float64 from float32
 frequencies, and applied in float32 (float64 for a float64 model), so that long canvases lose nothing to bfloat16.
 """
@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from paceline.models.decoder.decoder import make_mlp, make_moe, through_experts
 from paceline.models.decoder.linear import Map, RowInvariance, make_linear, make_norm
 from paceline.models.decoder.rope import Rope
-from paceline.models.denoiser.base import Call, DenoiserSpec, Ints, RoutingSpec, SlotCache
-from paceline.models.model_spec import MoeSpec, RopeSpec
+from paceline.models.denoiser.base import Call, Ints, SlotCache
+from paceline.models.spec import DenoiserSpec, MoeSpec, RopeSpec, RoutingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class NativeDenoiser:
 
     Args:
         spec: the shape.
-        weights: under the names of `models.loading.weights` and `models.denoiser.native`, on one device, in one dtype.
+        weights: under the names of `checkpoints.weights` and `models.denoiser.native`, on one device, in one dtype.
     """
 
     def __init__(self, spec: DenoiserSpec, weights: Mapping[str, torch.Tensor]) -> None:

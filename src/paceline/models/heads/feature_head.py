@@ -28,7 +28,7 @@ from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
 from paceline.models.heads.state_layer import UNUSED, StateLayer, layer_spec
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import ModelSpec
 from paceline.tree import TokenTree
 
 

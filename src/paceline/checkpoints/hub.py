@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.checkpoint import INDEX, SINGLE
+from paceline.checkpoints.gguf_checkpoint import gguf_config
+from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
+from paceline.checkpoints.tokenizer import read_json
+from paceline.checkpoints.unfinished import refuse_unfinished
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.loading.checkpoint import INDEX, SINGLE
-from paceline.models.loading.gguf_checkpoint import gguf_config
-from paceline.models.loading.gguf_file import SPLIT, is_gguf, split_names
-from paceline.models.loading.tokenizer import read_json
-from paceline.models.loading.unfinished import refuse_unfinished
 from paceline.utils import need, one_line, shortened
 
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
-BUNDLED_FOLDER = Path(__file__).parents[2] / "bundled"
+BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"
 BUNDLED_PREFIX = "bundled/"
 """Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

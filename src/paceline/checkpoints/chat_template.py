@@ -19,10 +19,10 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from paceline.checkpoints.chat_messages import Chat, check_printed, conversation, forms, plain
+from paceline.checkpoints.tracked_text import blanked, joined, replaced, restored, tracked
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
-from paceline.models.loading.chat_messages import Chat, check_printed, conversation, forms, plain
-from paceline.models.loading.tracked_text import blanked, joined, replaced, restored, tracked
 from paceline.utils import reject_unknown
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
-    from paceline.models.loading.chat_template import Rendered
+    from paceline.checkpoints.chat_template import Rendered
 
 LOOKS_SPECIAL: Final = re.compile(r"<[|\uff5c][^<>]*[|\uff5c]>")
 STRANGE: Final = "\u16a0 \u1b05 \ua66e \U00012000 \U0010fffd"

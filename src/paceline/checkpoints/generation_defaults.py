@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from paceline.checkpoints.gguf_file import is_gguf, read_gguf
+from paceline.checkpoints.gguf_tokenizer import gguf_end_ids
+from paceline.checkpoints.tokenizer import read_json
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError, ConfigError
-from paceline.models.loading.gguf_file import is_gguf, read_gguf
-from paceline.models.loading.gguf_tokenizer import gguf_end_ids
-from paceline.models.loading.tokenizer import read_json
 from paceline.utils import shortened
 
 if TYPE_CHECKING:
-    from paceline.models.loading.tokenizer import Tokenizer
+    from paceline.checkpoints.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from paceline.checkpoints.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
-from paceline.models.model_spec import LatentSpec, LayerSpec, ModelSpec, MoeSpec, RopeSpec
+from paceline.models import LatentSpec, LayerSpec, ModelSpec, MoeSpec, RopeSpec
 from paceline.utils import shortened
 
 ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
+from paceline.checkpoints.families import spec_from_config
+from paceline.checkpoints.gguf_checkpoint import GgufCheckpoint
+from paceline.checkpoints.gguf_file import is_gguf
+from paceline.checkpoints.gguf_rows import block_rows
+from paceline.checkpoints.hub import read_config
+from paceline.checkpoints.weights import untie_if_different, weight_bytes
 from paceline.errors import UnsupportedModelError
-from paceline.models.loading.families import spec_from_config
-from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
-from paceline.models.loading.gguf_file import is_gguf
-from paceline.models.loading.gguf_rows import block_rows
-from paceline.models.loading.hub import read_config
-from paceline.models.loading.weights import untie_if_different, weight_bytes
 
 
 def head_share(folder: Path) -> float:

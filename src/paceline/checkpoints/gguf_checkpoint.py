@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.checkpoints.checkpoint import Checkpoint, Entry
+from paceline.checkpoints.config_keys import FULL, SLIDING
+from paceline.checkpoints.gguf_file import GgufFile, Metadata, read_gguf
+from paceline.checkpoints.gguf_keys import refuse_unread
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.checkpoint import Checkpoint, Entry
-from paceline.models.loading.config_keys import FULL, SLIDING
-from paceline.models.loading.gguf_file import GgufFile, Metadata, read_gguf
-from paceline.models.loading.gguf_keys import refuse_unread
 
 ROWS = 2**16
 """Weights that are read at a time, so few that what is held for a moment hardly counts, and stays in the cache."""

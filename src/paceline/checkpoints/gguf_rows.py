@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.models.loading.gguf_blocks import block_values
-from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
-from paceline.models.loading.quantization import MATRICES
-from paceline.models.loading.weights import StoredNames, StoredTensor, chosen_pieces, targets
-from paceline.models.model_spec import ModelSpec
+from paceline.checkpoints.gguf_blocks import block_values
+from paceline.checkpoints.gguf_checkpoint import GgufCheckpoint
+from paceline.checkpoints.quantization import MATRICES
+from paceline.checkpoints.weights import StoredNames, StoredTensor, chosen_pieces, targets
+from paceline.models import ModelSpec
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

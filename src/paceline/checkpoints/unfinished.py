@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from paceline.checkpoints.tokenizer import read_json
 from paceline.errors import CheckpointError
-from paceline.models.loading.tokenizer import read_json
 
 RUN_SETTINGS: Final = Path("run", "training.json")
 """In the folder of what is trained: what its run is made of, and the command that goes on with it."""

@@ -14,12 +14,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.chat_template import ChatTemplate, Rendered
+from paceline.checkpoints.gguf_file import is_gguf
+from paceline.checkpoints.gguf_tokenizer import gguf_tokenizer
+from paceline.checkpoints.special_tokens import SpecialTokens
+from paceline.checkpoints.tokenizer_backends import Backend, FastBackend, SlowBackend
 from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
-from paceline.models.loading.chat_template import ChatTemplate, Rendered
-from paceline.models.loading.gguf_file import is_gguf
-from paceline.models.loading.gguf_tokenizer import gguf_tokenizer
-from paceline.models.loading.special_tokens import SpecialTokens
-from paceline.models.loading.tokenizer_backends import Backend, FastBackend, SlowBackend
 from paceline.utils import keys_once, need, shortened
 
 ANSWER = "Hi there."

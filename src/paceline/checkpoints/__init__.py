@@ -1,5 +1,5 @@
 """From a folder or hub id to configuration, weights and tokenizer: readers of a checkpoint's files. Nothing here runs a
-model, or knows what a user asked for.
+model, or knows what a user asked for; of `paceline.models` it knows `models.spec` alone.
 """
 
 import lazy_loader

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.model_spec import LayerSpec, RopeSpec
+from paceline.models import LayerSpec, RopeSpec
 from paceline.utils import MAX_NUMBER, shortened
 
 MAX_SIZE = 2**31 - 1

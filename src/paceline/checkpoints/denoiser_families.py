@@ -6,7 +6,7 @@
     SDAR          JetLM/SDAR, TraDo (arXiv:2510.06303): Qwen3 or Qwen3-MoE, block-causal
     LLaDA2.x      inclusionAI/LLaDA2.0 and 2.1 (arXiv:2512.15745): grouped sigmoid routing, block-causal
 
-A family becomes the configuration of the decoder family that it was built from, which `models.loading.families` reads.
+A family becomes the configuration of the decoder family that it was built from, which `checkpoints.families` reads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.checkpoints.config_keys import ConfigKeys
+from paceline.checkpoints.families import declared_dtype, spec_from_config
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.denoiser.base import DenoiserSpec, RoutingSpec
-from paceline.models.loading.config_keys import ConfigKeys
-from paceline.models.loading.families import declared_dtype, spec_from_config
-from paceline.models.model_spec import ModelSpec
+from paceline.models import DenoiserSpec, ModelSpec, RoutingSpec
 
 Config = Mapping[str, Any]
 Rename = tuple[tuple[re.Pattern[str], str], ...]
@@ -32,7 +31,7 @@ class Family:
 
     Attributes:
         spec: the DenoiserSpec of a configuration, its mask and end tokens still missing.
-        names: patterns of stored names and what takes their place, so that `models.loading.weights` knows them.
+        names: patterns of stored names and what takes their place, so that `checkpoints.weights` knows them.
         block_length: of families that are block-causal, where the file does not say; None for full attention.
     """
 
@@ -180,7 +179,7 @@ def _block_length(keys: ConfigKeys) -> int:
     given = next((name for name in ("block_length", "block_size") if keys.given(name)), None)
     if given is not None:
         return keys.size(given)
-    length = FAMILIES[keys.family].block_length
+    length = DENOISER_FAMILIES[keys.family].block_length
     assert length is not None
     return length
 
@@ -210,7 +209,7 @@ _LLADA2_NAMES: Rename = (
     (re.compile(r"\.attention\.key_layernorm\."), ".self_attn.k_norm."),
 )
 
-FAMILIES: Mapping[str, Family] = {
+DENOISER_FAMILIES: Mapping[str, Family] = {
     "llada": Family(spec=_llada, names=_LLADA_NAMES),
     "llada_moe": Family(spec=_llada_moe),
     "dream": Family(spec=_dream),
@@ -240,7 +239,7 @@ def family_name(config: Config) -> str | None:
     kind = str(config.get("model_type")).lower()
     if kind in {"llada", "lladamoe"} and "d_model" not in config and "num_experts" in config:
         return "llada_moe"
-    return kind if kind in FAMILIES or kind in REFUSED else None
+    return kind if kind in DENOISER_FAMILIES or kind in REFUSED else None
 
 
 def is_denoiser(config: Config) -> bool:
@@ -261,9 +260,10 @@ def denoiser_spec(config: Config, *, mask_token_id: int | None, eos_token_ids: t
     if name is None or name in REFUSED:
         reason = "it is no masked diffusion language model" if name is None else REFUSED[name]
         raise UnsupportedModelError(
-            f"model_type {config.get('model_type')!r} is not native: {reason}; native are {', '.join(FAMILIES)}"
+            f"model_type {config.get('model_type')!r} is not native: {reason}; native are "
+            f"{', '.join(DENOISER_FAMILIES)}"
         )
-    spec = FAMILIES[name].spec(ConfigKeys(config, _defaults(name), name))
+    spec = DENOISER_FAMILIES[name].spec(ConfigKeys(config, _defaults(name), name))
     if mask_token_id is None:
         raise UnsupportedModelError(
             f"a {name} checkpoint without a mask token cannot be decoded by diffusion; set mask_token_id in its "
@@ -279,5 +279,5 @@ def denoiser_spec(config: Config, *, mask_token_id: int | None, eos_token_ids: t
 
 
 def _defaults(name: str) -> Config:
-    """Of the family; those that `models.loading.families` knows are left to it."""
+    """Of the family; those that `checkpoints.families` knows are left to it."""
     return DEFAULTS if name == "llada" else {key: value for key, value in DEFAULTS.items() if key != "rms_norm_eps"}

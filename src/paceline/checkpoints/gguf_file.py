@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.checkpoints.checkpoint import some
+from paceline.checkpoints.gguf_blocks import block_values
 from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
-from paceline.models.loading.checkpoint import some
-from paceline.models.loading.gguf_blocks import block_values
 from paceline.utils import shortened
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)

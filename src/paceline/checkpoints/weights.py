@@ -29,9 +29,9 @@ from functools import partial
 
 import torch
 
+from paceline.checkpoints.checkpoint import Checkpoint, some
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.checkpoint import Checkpoint, some
-from paceline.models.model_spec import ModelSpec
+from paceline.models import ModelSpec
 from paceline.utils import parts_of
 
 log = logging.getLogger("paceline")
@@ -379,7 +379,7 @@ def load_weights(
     """The canonical weights of `spec` on `device` in `dtype`, each allocated once and filled from the mapped files.
 
     Args:
-        instead: the tensors, by name, that take the place of one, which is then dropped (models.loading.quantization).
+        instead: the tensors, by name, that take the place of one, which is then dropped (checkpoints.quantization).
         lacking: ends of canonical names that this checkpoint does without.
         elsewhere: canonical names of what is not read here.
         shape_only: canonical names that begin so are not read either, their tensors are on the meta device.

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from paceline.checkpoints.gguf_file import GgufFile
 from paceline.errors import UnsupportedModelError
-from paceline.models.loading.gguf_file import GgufFile
 from paceline.utils import shortened
 
 HARMLESS: Final = frozenset({

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
-from paceline.models.loading.byte_level import read_literally
-from paceline.models.loading.special_tokens import CUT, Added, LiteralTwin, Span
+from paceline.checkpoints.byte_level import read_literally
+from paceline.checkpoints.special_tokens import CUT, Added, LiteralTwin, Span
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Final
 
-from paceline.models.loading.byte_level import BYTE_OF
-from paceline.models.loading.tokenizer import Tokenizer
+from paceline.checkpoints.byte_level import BYTE_OF
+from paceline.checkpoints.tokenizer import Tokenizer
 
 SPACE: Final = "\u2581"
 BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")

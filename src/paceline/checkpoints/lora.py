@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from paceline.checkpoints.checkpoint import Checkpoint, read_header, some
+from paceline.checkpoints.tokenizer import read_json
+from paceline.checkpoints.unfinished import refuse_unfinished
+from paceline.checkpoints.weights import PREFIX
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.checkpoint import Checkpoint, read_header, some
-from paceline.models.loading.tokenizer import read_json
-from paceline.models.loading.unfinished import refuse_unfinished
-from paceline.models.loading.weights import PREFIX
 from paceline.utils import replacing, shortened
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

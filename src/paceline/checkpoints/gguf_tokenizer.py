@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoints.gguf_file import GgufFile, read_gguf
+from paceline.checkpoints.gguf_keys import refuse_unread_of_tokenizer
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading.gguf_file import GgufFile, read_gguf
-from paceline.models.loading.gguf_keys import refuse_unread_of_tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """Types of tokens; 1 is normal."""

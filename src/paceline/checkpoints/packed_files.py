@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from paceline.models.loading.checkpoint import MAX_HEADER, Checkpoint
+from paceline.checkpoints.checkpoint import MAX_HEADER, Checkpoint
 from paceline.utils import make_room, touch, user_cache
 from paceline.version import __version__
 
@@ -64,9 +64,10 @@ def file_keys(checkpoint: Checkpoint, adapter: Path | None = None) -> list[list[
 
 @cache
 def layout() -> list[str]:
-    """What says how weights are rounded and packed here: versions, and a number for the sources of all models."""
+    """What says how weights are rounded and packed here: versions, and a number for the sources of both packages."""
     number = 0
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+    parts = (Path(__file__).parents[1] / name for name in ("checkpoints", "models"))
+    for path in sorted(path for part in parts for path in part.rglob("*.py")):
         number = zlib.crc32(path.read_bytes(), number)
     return [__version__, torch.__version__, f"{number:08x}"]
 

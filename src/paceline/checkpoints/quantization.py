@@ -20,14 +20,14 @@ from typing import Final, Literal
 
 import torch
 
+from paceline.checkpoints.weights import empty, targets
 from paceline.errors import UnsupportedModelError
-from paceline.models.loading.weights import empty, targets
-from paceline.models.model_spec import ModelSpec
+from paceline.models import ModelSpec
 
 Form = Literal["int8", "int4", "blocks"]
 
 BLOCKS: Final = "blocks"
-"""Matrices of a GGUF file with the numbers that they have there (models.loading.gguf_rows)."""
+"""Matrices of a GGUF file with the numbers that they have there (checkpoints.gguf_rows)."""
 
 Forms = Form | Mapping[str, Form]
 """One form for all matrices of the layers, or each one's by its canonical name; the head is int8 always."""
