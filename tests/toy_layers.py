@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from toy_numbers import normal
 
-from paceline.models.decoder import LayerPlan, best_of
+from paceline.models import LayerPlan
+from paceline.models.decoder import best_of
 from paceline.tree import Scores, TokenTree
 
 NOISE = 0.8

@@ -22,8 +22,7 @@ from toys import ToyCache, ToyRunner
 from paceline import registry
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import DrafterArgs
-from paceline.models import HeadRows, MappedRunner
-from paceline.models.decoder import LayerPlan
+from paceline.models import HeadRows, LayerPlan, MappedRunner
 from paceline.models.denoiser import Call
 
 LETTERS = "abcdefghij"

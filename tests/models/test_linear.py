@@ -31,9 +31,9 @@ from paceline.checkpoints import (
 from paceline.errors import UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.cpu import padded
-from paceline.models.decoder import (
+from paceline.models.decoder import NativeRunner
+from paceline.models.layers import (
     Map,
-    NativeRunner,
     agrees,
     can_pack,
     dense,

@@ -1,9 +1,11 @@
+from .base import ALL_LAYERS as ALL_LAYERS
 from .base import CacheMemory as CacheMemory
 from .base import Capabilities as Capabilities
 from .base import HasEmbedding as HasEmbedding
 from .base import HasHead as HasHead
 from .base import HasMemory as HasMemory
 from .base import LayeredRunner as LayeredRunner
+from .base import LayerPlan as LayerPlan
 from .base import ModelInfo as ModelInfo
 from .base import Runner as Runner
 from .base import RunsLayers as RunsLayers
@@ -16,8 +18,6 @@ from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
 from .load import resolve_dtype as resolve_dtype
 from .memory import HEADROOM as HEADROOM
-from .memory import available as available
-from .memory import cgroup_available as cgroup_available
 from .memory import estimate as estimate
 from .memory import fit_context as fit_context
 from .remapped_tokens import HeadRows as HeadRows
@@ -30,3 +30,5 @@ from .spec import ModelSpec as ModelSpec
 from .spec import MoeSpec as MoeSpec
 from .spec import RopeSpec as RopeSpec
 from .spec import RoutingSpec as RoutingSpec
+from .state.free_memory import available as available
+from .state.free_memory import cgroup_available as cgroup_available

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
+
+LATENT_EPS: Final = 1e-6
+"""Of the norms of latent vectors, whatever those of layers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
-    """Keys and values of all heads made of one latent vector, see models.decoder.latent.
+    """Keys and values of all heads made of one latent vector, see models.layers.latent.
 
     Attributes:
         rank: size of that vector.
@@ -190,6 +193,20 @@ class AttentionShape:
     @property
     def heads(self) -> int:
         return self.groups * self.kv_heads
+
+
+def attention_shape(spec: ModelSpec) -> AttentionShape:
+    """The spec's attention, layers sorted into window kinds."""
+    windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+    return AttentionShape(
+        groups=spec.num_heads // spec.num_kv_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        softcap=spec.attention_softcap,
+        windows=windows,
+        kind_of=tuple(windows.index(layer.window) for layer in spec.layers),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

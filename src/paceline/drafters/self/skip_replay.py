@@ -17,8 +17,7 @@ from paceline.models.decoder import LayerDrafts
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
-    from paceline.models import Runner, SequenceCache
-    from paceline.models.decoder import LayerPlan
+    from paceline.models import LayerPlan, Runner, SequenceCache
 
 CHUNK = 512
 """Tokens of a pass."""

@@ -1,4 +1,4 @@
-"""The decoder on the CPU in compiled passes: a drop-in for models.decoder.decoder.Decoder where the model and the
+"""The decoder on the CPU in compiled passes: a drop-in for models.layers.decoder.Decoder where the model and the
 machine allow it.
 
 Weights, workspace and everything that does not change from pass to pass are packed once into the tables that compiled
@@ -16,6 +16,9 @@ import numpy as np
 import torch
 
 from paceline.checkpoints import BlockRows, Blocks, is_quantized
+from paceline.models.attention.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.attention.slot_lists import SlotLists, fill
+from paceline.models.base import ALL_LAYERS, LayerPlan
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
 from paceline.models.cpu.attention_tiles import MAX_QUERIES
@@ -25,18 +28,16 @@ from paceline.models.cpu.latent import compiled_latent
 from paceline.models.cpu.matrix_unit import has_matrix_unit
 from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cpu.packing import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.cpu.pages import address
 from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
-from paceline.models.cpu.visible_slots import SlotLists, address, fill
-from paceline.models.decoder.arena import Arena
-from paceline.models.decoder.decoder import ALL_LAYERS, LayerPlan, attention_shape
 from paceline.models.decoder.eager import PassResult
-from paceline.models.decoder.rope import Rotary
-from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
-from paceline.models.decoder.window_slots import Ints
-from paceline.models.spec import ModelSpec
+from paceline.models.layers.rope import Rotary
+from paceline.models.spec import ModelSpec, attention_shape
+from paceline.models.state.arena import Arena
+from paceline.models.state.window_slots import Ints
 from paceline.utils import parts_of
 
 

@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from paceline.checkpoints import BLOCKS, NAMES, TYPES, BlockRows, Form, block_values, dequantized, quantize, row_bytes
+from paceline.models.attention.segments import chunk
 from paceline.models.cpu.compiled_decoder import CompiledDecoder
-from paceline.models.decoder.arena import Arena
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.segments import chunk
 from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
 
 SIZE, HEAD, INNER, VOCABULARY, LENGTH = 64, 32, 80, 80, 9
 SPEC = ModelSpec(

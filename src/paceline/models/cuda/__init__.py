@@ -1,4 +1,4 @@
-"""Passes at fixed shapes for CUDA graphs, and their attention. Run on one H200."""
+"""Attention over parts of the keys for GPUs, and passes at fixed shapes for CUDA graphs. Run on one H200."""
 
 import lazy_loader
 

@@ -7,9 +7,9 @@ capture the same body runs on any device).
 A call is padded to a bucket (b sequences, n rows fed of m inputs each, s cache slots). Everything that varies goes into
 one int64 buffer: tokens, positions, write slots, lengths, depths, who sees whom, block tables; the graph computes masks
 and rotations from it. From so many slots on, prefix and inputs are attended to apart, without a mask of rows by slots
-(models.cuda.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs die
-when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device is
-the current one; on more than one GPU this has never run.
+(models.attention.fixed_shape_attention). Padding rows write to the arena's spare block and see one finite slot. Graphs
+die when the arena or the tables move. Streams, events and graphs are those of the model's own device, whichever device
+is the current one; on more than one GPU this has never run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.models.cuda.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
-from paceline.models.decoder.arena import Arena, blocks_for
-from paceline.models.decoder.decoder import ALL_LAYERS, Decoder
-from paceline.models.decoder.rope import Rotary
-from paceline.models.decoder.segments import Segment
-from paceline.models.decoder.tree_attention import Step
-from paceline.models.decoder.window_slots import BLOCK
+from paceline.models.attention.fixed_shape_attention import LONG_CONTEXT, ChunkedPrefixStep, PaddedStep, padded_masks
+from paceline.models.attention.segments import Segment
+from paceline.models.attention.tree_attention import Step
+from paceline.models.base import ALL_LAYERS
+from paceline.models.layers.decoder import Decoder
+from paceline.models.layers.rope import Rotary
+from paceline.models.state.arena import Arena, blocks_for
+from paceline.models.state.window_slots import BLOCK
 
 MAX_GRAPHS = 96
 MAX_BATCH, MAX_ROWS, MIN_SLOTS = 64, 64, 256

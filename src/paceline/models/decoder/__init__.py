@@ -1,4 +1,4 @@
-"""The decoder-only transformer in PyTorch: layers, attention, caches, and the native runners built on them.
+"""Passes of PyTorch's operators, and the native runners built on them.
 
 Nothing here reads files, or knows who runs, waits or shares a prefix (paceline.engine).
 """

@@ -3,8 +3,8 @@
 
 Compiled passes need nothing for strict mode: every row goes through the same sums. PyTorch's matrix products choose
 their order of summation by the number of rows, so strict layers that do not keep a row's bits are multiplied in blocks
-of equally many rows (models.decoder.linear), and attention is summed chunk by chunk at fixed positions
-(models.decoder.strict_attention). models.decoder.invariance is the proof.
+of equally many rows (models.layers.linear), and attention is summed chunk by chunk at fixed positions
+(models.attention.strict_attention). models.decoder.invariance is the proof.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Protocol
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan
-from paceline.models.decoder.rope import Rotary
-from paceline.models.decoder.segments import Segment, SegmentPart, split_into_passes
-from paceline.models.decoder.strict_attention import products_keep_order
-from paceline.models.decoder.tree_attention import STRICT_ROWS, BatchStep, Masks, SequenceStep, Step
+from paceline.models.attention.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.attention.strict_attention import products_keep_order
+from paceline.models.attention.tree_attention import STRICT_ROWS, BatchStep, Masks, SequenceStep, Step
+from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.layers.decoder import Decoder
+from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ModelSpec
 
 

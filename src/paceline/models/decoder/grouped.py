@@ -19,10 +19,11 @@ from typing import Final
 import torch
 
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import LayerPlan, Weights
+from paceline.models.base import LayerPlan
 from paceline.models.decoder.native import NativeRunner
+from paceline.models.layers.decoder import Weights
 from paceline.models.spec import ModelSpec
+from paceline.models.state.cache import NativeCache
 from paceline.tree import Scores, TokenTree
 
 MIN_LAYERS: Final = 4

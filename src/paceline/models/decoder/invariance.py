@@ -5,7 +5,7 @@ A short random text is fed as plain decoding feeds it: a prompt, then token by t
 ways: the prompt in other pieces, and beside other prompts; tokens in chains of every width, in trees, at every place
 among rows of other sequences, in forked sequences; accepted paths are committed and decoding goes on behind them.
 Hidden states, logits and the keys and values in the cache must be the same bits every time. The text crosses borders at
-which sums are cut (models.decoder.strict_attention).
+which sums are cut (models.attention.strict_attention).
 
 Layers of one kind run the same code, so the pass stops behind the first layers among which every kind is found.
 """
@@ -18,12 +18,12 @@ from itertools import cycle
 
 import torch
 
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import LayerPlan
+from paceline.models.attention.strict_attention import CHUNK
+from paceline.models.base import LayerPlan
 from paceline.models.decoder.native import NativeRunner
-from paceline.models.decoder.strict_attention import CHUNK
-from paceline.models.decoder.window_slots import BLOCK
 from paceline.models.spec import ModelSpec
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
 STEPS = 24

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from paceline.errors import CapabilityError
-from paceline.models.decoder.decoder import LayerPlan
+from paceline.models.base import LayerPlan
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from typing import Any, cast
 import torch
 
 from paceline.errors import CapabilityError
+from paceline.models.attention.segments import Segment
 from paceline.models.base import check_extend
-from paceline.models.decoder.arena import Arena
-from paceline.models.decoder.cache import NativeCache
 from paceline.models.decoder.native import NativeRunner
-from paceline.models.decoder.segments import Segment
 from paceline.models.spec import ModelSpec
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
 from paceline.tree import Scores, TokenTree
 
 REPLAY_CHUNK = 512

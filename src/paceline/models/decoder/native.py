@@ -13,21 +13,21 @@ import torch
 
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
-from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
+from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
+from paceline.models.attention.tree_attention import Masks
+from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, check_extend, check_score, check_tokens
 from paceline.models.cpu.eligibility import fits
 from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cuda.graphs import ScoringGraphs
-from paceline.models.decoder.arena import Arena
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.cache_memory import ArenaMemory
-from paceline.models.decoder.decoder import ALL_LAYERS, Decoder, LayerPlan, Weights
 from paceline.models.decoder.eager import EagerPasses, Passes, PassResult, StrictPasses
-from paceline.models.decoder.linear import RowInvariance
-from paceline.models.decoder.rope import Rotary
-from paceline.models.decoder.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
-from paceline.models.decoder.tree_attention import Masks
-from paceline.models.decoder.window_slots import windows_of
+from paceline.models.layers.decoder import Decoder, Weights
+from paceline.models.layers.linear import RowInvariance
+from paceline.models.layers.rope import Rotary
 from paceline.models.spec import ModelSpec
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.window_slots import windows_of
 from paceline.tree import Scores, TokenTree
 
 
@@ -47,7 +47,7 @@ class NativeRunner:
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
             gather.
         let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
-            (models.decoder.window_slots).
+            (models.state.window_slots).
         blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
             (models.cpu.eligibility).
         packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.decoder import make_mlp, make_moe, through_experts
-from paceline.models.decoder.linear import Map, RowInvariance, make_linear, make_norm
-from paceline.models.decoder.rope import Rope
 from paceline.models.denoiser.base import Call, Ints, SlotCache
+from paceline.models.layers.experts import make_mlp, make_moe, through_experts
+from paceline.models.layers.linear import Map, RowInvariance, make_linear, make_norm
+from paceline.models.layers.rope import Rope
 from paceline.models.spec import DenoiserSpec, MoeSpec, RopeSpec, RoutingSpec
 
 

@@ -21,14 +21,14 @@ import torch
 
 from paceline.errors import CheckpointError
 from paceline.models.base import Runner
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import Weights, attention_shape, head_order
-from paceline.models.decoder.linear import Map, make_linear, make_norm
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
 from paceline.models.heads.state_layer import UNUSED, StateLayer, layer_spec
-from paceline.models.spec import ModelSpec
+from paceline.models.layers.decoder import Weights, head_order
+from paceline.models.layers.linear import Map, make_linear, make_norm
+from paceline.models.spec import ModelSpec, attention_shape
+from paceline.models.state.cache import NativeCache
 from paceline.tree import TokenTree
 
 

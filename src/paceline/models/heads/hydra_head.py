@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import Weights
-from paceline.models.decoder.linear import Map, make_linear, make_norm
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import PathHeads, linear, residual
 from paceline.models.heads.shared_rows import embedding_of
 from paceline.models.heads.state_layer import StateLayer, layer_spec
+from paceline.models.layers.decoder import Weights
+from paceline.models.layers.linear import Map, make_linear, make_norm
+from paceline.models.state.cache import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 
 

@@ -12,11 +12,11 @@ import torch
 
 from paceline.checkpoints import spec_from_config
 from paceline.models.base import ModelInfo
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import Weights
 from paceline.models.decoder.native import NativeRunner
 from paceline.models.heads.head_config import HeadConfig
+from paceline.models.layers.decoder import Weights
 from paceline.models.spec import ModelSpec
+from paceline.models.state.cache import NativeCache
 from paceline.tree import TokenTree
 
 UNUSED: Final = 32

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import torch
 
-from paceline.models.decoder.linear import Map, RowInvariance, make_head_linear, make_norm
-from paceline.models.spec import LatentSpec
-
-EPS = 1e-6
-"""Of the norms of latent vectors, whatever those of layers have."""
+from paceline.models.layers.linear import Map, RowInvariance, make_head_linear, make_norm
+from paceline.models.spec import LATENT_EPS, LatentSpec
 
 
 def make_latent_norm(weight: torch.Tensor) -> Map:
     """The norm of a latent vector."""
-    return make_norm(weight, EPS)
+    return make_norm(weight, LATENT_EPS)
 
 
 class LatentAttention:

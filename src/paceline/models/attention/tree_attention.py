@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.cache import Views
-from paceline.models.decoder.segments import Segment, reach, span
-from paceline.models.decoder.strict_attention import StrictAttention, Workspace, sinks_of_rows
+from paceline.models.attention.segments import Segment, reach, span
+from paceline.models.attention.strict_attention import StrictAttention, Workspace, sinks_of_rows
 from paceline.models.spec import AttentionShape
+from paceline.models.state.cache import Views
 
 FOLD_ROWS = 64
 """Up to this many rows, query heads of a group are folded into rows; beyond, kv heads are expanded (a view, shared
@@ -56,7 +56,7 @@ class Masks:
 
     Args:
         row_invariant: on the CPU, sum every row's attention in the order of positions (see
-            models.decoder.strict_attention), so that its bits depend on its own path alone; False takes the fastest
+            models.attention.strict_attention), so that its bits depend on its own path alone; False takes the fastest
             form, whose bits may depend on the tree beside a row.
     """
 

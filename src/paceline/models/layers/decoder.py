@@ -2,22 +2,21 @@
 
 Canonical weights (checkpoints.weights), quantised or not, are taken out once each and become maps and norms. Layers
 work in place on the residual stream x (r, hidden). Query heads are reordered at packing from (h, g) to (g, h), see
-models.decoder.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864), SwiGLU
-(arXiv:2002.05202), Mixtral of experts (arXiv:2401.04088).
+models.attention.tree_attention. Sources: Llama 2 (arXiv:2307.09288), rotary embedding (arXiv:2104.09864).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch.nn import functional as F
 
-from paceline.errors import ConfigError
-from paceline.models.decoder.latent import LatentAttention, make_latent_norm
-from paceline.models.decoder.linear import (
+from paceline.models.attention.tree_attention import Step
+from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.layers.experts import make_mlp, make_moe
+from paceline.models.layers.latent import LatentAttention, make_latent_norm
+from paceline.models.layers.linear import (
     Map,
     RowInvariance,
     make_head_norm,
@@ -26,9 +25,8 @@ from paceline.models.decoder.linear import (
     make_norm,
     make_quantized_linear,
 )
-from paceline.models.decoder.rope import Rotation, Rotations
-from paceline.models.decoder.tree_attention import Step
-from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
+from paceline.models.layers.rope import Rotation, Rotations
+from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec, attention_shape
 
 Weights = dict[str, torch.Tensor]
 
@@ -167,126 +165,9 @@ def head_of(spec: ModelSpec, weights: Weights, embedding: torch.Tensor, row_inva
     return make_quantized_linear(weights.pop("head.weight"), scale, dtype=embedding.dtype, row_invariant=row_invariant)
 
 
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-
-
-def make_mlp(spec: ModelSpec, gate_up: Map, down: Map) -> Map:
-    """The spec's MLP; gate and up come from one matrix, or up alone where there is no gate."""
-    inner = _inner_of(spec)
-    return lambda x: down(inner(gate_up(x)))
-
-
-def _inner_of(spec: ModelSpec) -> Map:
-    """(r, 2 * inner) -> (r, inner) by the gate, or (r, inner) -> (r, inner) without one."""
-    if spec.activation == "clamped_swiglu":
-        return partial(_clamped_swiglu, alpha=spec.swiglu_alpha, limit=spec.swiglu_limit)
-    act = ACTIVATIONS[spec.activation]
-
-    def gated(both: torch.Tensor) -> torch.Tensor:
-        gate, up = both.chunk(2, -1)
-        return act(gate).mul_(up)
-
-    return gated if spec.gated else act
-
-
 def _sigmoid_by_row(x: torch.Tensor) -> torch.Tensor:
     """The sigmoid of (r, 1); that of a view goes row by row, so that a row keeps its bits."""
     return F.pad(x, (0, 1))[:, :1].sigmoid_()
-
-
-def _clamped_swiglu(both: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-    """silu(alpha * gate) / alpha * (up + 1), in place; silu of a view goes row by row, so that a row keeps its bits."""
-    gate, up = both.chunk(2, -1)
-    gate.clamp_(max=limit).mul_(alpha)
-    return F.silu(gate).mul_(up.clamp_(-limit, limit).add_(1)).div_(alpha)
-
-
-def make_moe(spec: ModelSpec, route: Map, gate_up: Sequence[Map], down: Sequence[Map]) -> Map:
-    """x (r, hidden) -> (r, hidden): each row goes through its `top_k` experts, weighted by the router's probabilities.
-
-    Args:
-        route: (r, hidden) -> (r, experts). gate_up: (r, hidden) -> (r, 2 * inner) of each expert, gate first. down:
-            back.
-    Raises:
-        ConfigError: the spec has no mixture.
-    """
-    moe = spec.moe
-    if moe is None:
-        raise ConfigError("a layer is marked as a mixture of experts, but ModelSpec.moe is None; fill it in")
-    experts = [make_mlp(spec, *maps) for maps in zip(gate_up, down, strict=True)]
-    top_k, normed, groups, scaling = moe.top_k, moe.norm_top_k, moe.groups, moe.scaling
-
-    def mixture(x: torch.Tensor) -> torch.Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        shares = torch.softmax(route(x), -1, dtype=wide)
-        if groups is not None:
-            shares = in_best_groups(shares, *groups)
-        share, chosen = shares.topk(top_k, -1)
-        if normed:
-            share = share / share.sum(-1, keepdim=True)
-        if scaling != 1.0:
-            share = share * scaling
-        share = share.to(x.dtype)
-        return through_experts(x, experts, chosen, share)
-
-    return mixture
-
-
-def in_best_groups(shares: torch.Tensor, groups: int, best: int) -> torch.Tensor:
-    """Shares (r, experts), 0 outside the groups whose largest shares are largest."""
-    grouped = shares.view(len(shares), groups, -1)
-    largest = grouped.amax(-1)
-    outside = torch.ones_like(largest, dtype=torch.bool).scatter_(1, largest.topk(best, -1).indices, value=False)
-    return grouped.masked_fill(outside[..., None], 0.0).view_as(shares)
-
-
-def through_experts(x: torch.Tensor, experts: Sequence[Map], chosen: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Sum of what the chosen experts (r, top_k) make of x (r, hidden), weighted by their shares (r, top_k)."""
-    out = torch.zeros_like(x)
-    for expert in chosen.unique().tolist():
-        rows, rank = (chosen == expert).nonzero(as_tuple=True)
-        out.index_add_(0, rows, experts[expert](x[rows]) * share[rows, rank].unsqueeze(1))
-    return out
-
-
-NOTHING: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlan:
-    """Which part of the stack a pass runs.
-
-    Attributes:
-        first, stop: layers first .. stop - 1 (None: all that follow); the input is the hidden state before layer
-            `first`.
-        skip_attention, skip_mlp: layers whose sub-layer is left out; a layer in both is skipped as a whole.
-    """
-
-    first: int = 0
-    stop: int | None = None
-    skip_attention: Collection[int] = NOTHING
-    skip_mlp: Collection[int] = NOTHING
-
-
-ALL_LAYERS = LayerPlan()
-
-
-def attention_shape(spec: ModelSpec) -> AttentionShape:
-    """The spec's attention, layers sorted into window kinds."""
-    windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
-    return AttentionShape(
-        groups=spec.num_heads // spec.num_kv_heads,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        scale=spec.scale,
-        softcap=spec.attention_softcap,
-        windows=windows,
-        kind_of=tuple(windows.index(layer.window) for layer in spec.layers),
-    )
 
 
 def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:

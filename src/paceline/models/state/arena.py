@@ -11,7 +11,7 @@ a text hangs on the tenant's name. Entries are looked up by hash and compared to
 tokens cannot meet. Using an entry makes those before it younger still, so the oldest entry is always the last one of
 its chain.
 
-`Arena` is the tensor; layers with a sliding window may be elsewhere (models.decoder.window_slots). Source:
+`Arena` is the tensor; layers with a sliding window may be elsewhere (models.state.window_slots). Source:
 PagedAttention and automatic prefix caching of vLLM (arXiv:2309.06180).
 """
 
@@ -27,7 +27,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from paceline.models.decoder.window_slots import BLOCK, WindowSlots, zeros
+from paceline.models.state.window_slots import BLOCK, WindowSlots, zeros
 
 CHANGES: Final = count()
 
@@ -169,7 +169,7 @@ def pieces_of(tokens: Sequence[int]) -> list[bytes]:
 
 
 class PrefixIndex:
-    """A holder of blocks (models.decoder.arena).
+    """A holder of blocks (models.state.arena).
 
     Changes happen between `begin` and `end` of the pool; a change that was cut short leaves entries that nobody finds
     at worst, and they go like all others.

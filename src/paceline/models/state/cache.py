@@ -1,4 +1,4 @@
-"""The key-value cache of a sequence: a list of blocks of the model's arena (models.decoder.arena).
+"""The key-value cache of a sequence: a list of blocks of the model's arena (models.state.arena).
 
 A sequence's committed tokens fill its first `length` slots; the root and tree nodes of a step use the slots right
 behind them as scratch. A sequence that shares nothing stays physically contiguous: it grows in place, or moves to a
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.arena import Arena, adjacent, blocks_for
-from paceline.models.decoder.window_slots import BLOCK, WindowSlots
+from paceline.models.state.arena import Arena, adjacent, blocks_for
+from paceline.models.state.window_slots import BLOCK, WindowSlots
 from paceline.tree import first_nodes
 
 Views = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -140,7 +140,7 @@ class NativeCache:
 
     @property
     def needed(self) -> Sequence[int]:
-        """See `models.decoder.arena.Holder`."""
+        """See `models.state.arena.Holder`."""
         near = self.arena.near
         return self.blocks if near is None else self.blocks[self._first_needed(near) :]
 

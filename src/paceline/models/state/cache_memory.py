@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.arena import Arena, blocks_for, pieces_of
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.window_slots import BLOCK, WindowSlots
-from paceline.models.memory import available
+from paceline.models.state.arena import Arena, blocks_for, pieces_of
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.free_memory import available
+from paceline.models.state.window_slots import BLOCK, WindowSlots
 
 MEMORY_SHARE = 0.6
 """Default limit as a share of the free memory: while a cache grows, old and new are held, half as much again."""

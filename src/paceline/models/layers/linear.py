@@ -246,7 +246,7 @@ def make_quantized_linear(
 
     Args:
         dtype: of the activations.
-        row_invariant: see `models.decoder.linear.make_linear`; "proven" multiplies in blocks of equally many rows where
+        row_invariant: see `models.layers.linear.make_linear`; "proven" multiplies in blocks of equally many rows where
             that is needed.
         columns: (in,) the input that each element of x is; None: in order.
     """

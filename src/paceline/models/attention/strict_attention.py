@@ -24,19 +24,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from paceline.models.decoder.segments import Segment
-from paceline.models.decoder.window_slots import BLOCK
+from paceline.models.attention.segments import Segment
 from paceline.models.spec import AttentionShape
-
-if TYPE_CHECKING:
-    from paceline.models.decoder.segments import Segment
-    from paceline.models.spec import AttentionShape
-
+from paceline.models.state.window_slots import BLOCK
 
 CHUNK = 512
 """Positions of a chunk: 2 MB of widened keys and values for 8 heads of 64, which stay in the second and third level
@@ -260,7 +254,7 @@ class StrictAttention:
     ) -> torch.Tensor:
         """(n, g * h * d) in the dtype of `qkv` (n, g * h + 2 * h, d).
 
-        `cached` (slots, 2 * h, d) is the layer's arena; `sinks` (h, g): see `models.decoder.tree_attention.Step`.
+        `cached` (slots, 2 * h, d) is the layer's arena; `sinks` (h, g): see `models.attention.tree_attention.Step`.
         """
         shape, n = self._shape, self._count
         groups = self._plans[shape.kind_of[layer]]

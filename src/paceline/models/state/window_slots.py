@@ -1,6 +1,6 @@
 """Keys and values of the layers with a sliding window, which need fewer slots than a model's arena has.
 
-Sequences, forks and kept prefixes hold blocks of the arena (models.decoder.arena). In layers with a window a block has
+Sequences, forks and kept prefixes hold blocks of the arena (models.state.arena). In layers with a window a block has
 a *place* only while its keys may be read: it gets one when a step is about to write to it, and loses it when another
 block needs the room and every sequence that goes on has moved past it, first the block that got its place first. So
 keys behind the windows still serve other texts that begin alike as long as nobody needs their room, and memory grows

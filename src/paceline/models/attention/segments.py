@@ -9,8 +9,8 @@ from itertools import groupby
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.window_slots import BLOCK
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.window_slots import BLOCK
 from paceline.tree import EMPTY_TREE, TokenTree
 
 
