@@ -28,9 +28,10 @@ from decoding import add_model, model_of
 from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.models import load_runner
 from paceline.models.attention import Masks
-from paceline.models.cuda import CHUNK, ScoringGraphs, graphs
-from paceline.models.decoder import EagerPasses, NativeRunner, Passes
+from paceline.models.cuda import CHUNK
+from paceline.models.decoder import NativeRunner
 from paceline.models.layers import Decoder
+from paceline.models.passes import EagerPasses, Passes, ScoringGraphs, graphs
 from paceline.tree import EMPTY_TREE, TokenTree
 
 FORMS = ("dense", "invariant", "compiled", "apart")

@@ -20,8 +20,8 @@ from paceline.models.attention import (
     tree_segment,
 )
 from paceline.models.attention import tree_attention as module
-from paceline.models.cuda import Bucket, pack
 from paceline.models.layers import can_pack
+from paceline.models.passes import Bucket, pack
 from paceline.models.state import Arena, NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -11,17 +11,8 @@ from models.test_attention import TREE, by_definition, filled, segment_of, shape
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
 from paceline.models.attention import ChunkedPrefixStep, PaddedStep, Segment, fixed_shape_attention, padded_masks
-from paceline.models.cuda import (
-    Bucket,
-    ScoringGraphs,
-    by_kernel,
-    far,
-    graphs,
-    kernel_agrees,
-    merged,
-    pack,
-    partial_attention,
-)
+from paceline.models.cuda import by_kernel, far, kernel_agrees, merged, partial_attention
+from paceline.models.passes import Bucket, ScoringGraphs, graphs, pack
 from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -14,8 +14,9 @@ from tiny_llama import CPU, close, spec_of, stepwise, tiny_llama, tokens, whole_
 
 from paceline.checkpoints import Checkpoint, load_weights, spec_from_config, targets
 from paceline.models import LatentSpec, LayerPlan, LayerSpec, ModelSpec
-from paceline.models.cpu import DOT, FULL, HALF, CompiledDecoder, compiled_decoder, has_bfloat
-from paceline.models.decoder import EagerPasses, NativeRunner, layer_drafts_of, what_varies
+from paceline.models.cpu import DOT, FULL, HALF, has_bfloat
+from paceline.models.decoder import NativeRunner, layer_drafts_of, what_varies
+from paceline.models.passes import CompiledDecoder, EagerPasses, compiled_decoder
 from paceline.tree import EMPTY_TREE, TokenTree
 
 Weights = Mapping[str, torch.Tensor]

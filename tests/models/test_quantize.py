@@ -31,7 +31,7 @@ from paceline.checkpoints import quantization as module
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.cpu import CompiledDecoder, eligibility
+from paceline.models.passes import CompiledDecoder, eligibility
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 PROMPTS = ["def add(a, b):", "The sea was", "Question: how many apples?"]

@@ -19,19 +19,16 @@ from paceline.models.cpu import (
     I32V,
     NIBBLE_BLOCK,
     NIBBLES,
-    CompiledDecoder,
     Int,
     Nothing,
     Pages,
     dot_bytes,
-    eligibility,
     half_pitch,
     has_dot_bytes,
     integer_products,
     load_at,
     lowered,
     pack,
-    self_test,
     steps_of,
     store_at,
     strip_size,
@@ -39,6 +36,7 @@ from paceline.models.cpu import (
     to_bytes,
 )
 from paceline.models.decoder import NativeRunner
+from paceline.models.passes import CompiledDecoder, eligibility, self_test
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}

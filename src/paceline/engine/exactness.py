@@ -15,14 +15,8 @@ from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.decoder import (
-    NOT_STRICT_IN_TRANSFORMERS,
-    NativeRunner,
-    StrictPasses,
-    strict_unavailable,
-    what_varies,
-    why_not_strict,
-)
+from paceline.models.decoder import NativeRunner, what_varies
+from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")

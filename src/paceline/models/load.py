@@ -40,11 +40,11 @@ from paceline.checkpoints import (
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
-from paceline.models.cpu.eligibility import fits
-from paceline.models.cpu.packed_weights import PackedWeights
-from paceline.models.cpu.padding import padded, padded_spec
-from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.memory import check_files, fit_context
+from paceline.models.passes.eligibility import fits
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.padding import padded, padded_spec
+from paceline.models.passes.strict import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
 from paceline.models.remapped_tokens import HeadRows, MappedRunner
 from paceline.models.spec import ModelSpec
 

@@ -13,8 +13,8 @@ import torch
 
 from paceline.checkpoints import DTYPES, Checkpoint, Forms, quantized_sizes, weight_bytes
 from paceline.errors import OutOfMemoryError
-from paceline.models.cpu.eligibility import unsupported
 from paceline.models.layers.linear import can_pack
+from paceline.models.passes.eligibility import unsupported
 from paceline.models.spec import ModelSpec
 from paceline.models.state.free_memory import available
 from paceline.models.state.window_slots import windows_of

@@ -23,7 +23,7 @@ class RopeSpec:
         interleaved: the checkpoint pairs dimensions 2i and 2i + 1; its rows are reordered as they are read
             (checkpoints.weights), so that everything else sees pairs (i, i + dims / 2).
         width: of the tables, where that is more than `dims`: pairs (i, i + width / 2) are rotated for i < dims / 2, and
-            the others pass unchanged (models.cpu.padding).
+            the others pass unchanged (models.passes.padding).
     """
 
     theta: float

@@ -1,7 +1,3 @@
-from .graphs import Bucket as Bucket
-from .graphs import ScoringGraphs as ScoringGraphs
-from .graphs import bucket_for as bucket_for
-from .graphs import pack as pack
 from .partial_attention import CHUNK as CHUNK
 from .partial_attention import by_kernel as by_kernel
 from .partial_attention import far as far

@@ -1,4 +1,4 @@
-"""Passes of PyTorch's operators, and the native runners built on them.
+"""The native runners.
 
 Nothing here reads files, or knows who runs, waits or shares a prefix (paceline.engine).
 """

@@ -1,10 +1,4 @@
 from .adapter import Adapter as Adapter
-from .eager import NOT_STRICT_IN_TRANSFORMERS as NOT_STRICT_IN_TRANSFORMERS
-from .eager import EagerPasses as EagerPasses
-from .eager import Passes as Passes
-from .eager import StrictPasses as StrictPasses
-from .eager import strict_unavailable as strict_unavailable
-from .eager import why_not_strict as why_not_strict
 from .grouped import GroupedRunner as GroupedRunner
 from .grouped import groups_of as groups_of
 from .invariance import depth_of_all_kinds as depth_of_all_kinds

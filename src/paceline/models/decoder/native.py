@@ -16,13 +16,15 @@ from paceline.errors import ConfigError
 from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.attention.tree_attention import Masks
 from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, check_extend, check_score, check_tokens
-from paceline.models.cpu.eligibility import fits
-from paceline.models.cpu.packed_weights import PackedWeights
-from paceline.models.cuda.graphs import ScoringGraphs
-from paceline.models.decoder.eager import EagerPasses, Passes, PassResult, StrictPasses
 from paceline.models.layers.decoder import Decoder, Weights
 from paceline.models.layers.linear import RowInvariance
 from paceline.models.layers.rope import Rotary
+from paceline.models.passes.base import Passes, PassResult
+from paceline.models.passes.eager import EagerPasses
+from paceline.models.passes.eligibility import fits
+from paceline.models.passes.graphs import ScoringGraphs
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.strict import StrictPasses
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
@@ -42,18 +44,18 @@ class NativeRunner:
         cache_slots: cache slots allocated at first; the cache grows by doubling.
         row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is
             faster for tiny float32 models, such as drafts. Compiled passes always keep it.
-        compiled: run in compiled passes (models.cpu) where the model and the CPU allow it (models.cpu.eligibility),
+        compiled: run in compiled passes (models.cpu) where the model and the CPU allow it (models.passes.eligibility),
             else by PyTorch's operators.
         copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
             gather.
         let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
             (models.state.window_slots).
         blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
-            (models.cpu.eligibility).
+            (models.passes.eligibility).
         packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one
-            (models.cpu.packed_weights).
+            (models.passes.packed_weights).
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
-            (models.decoder.eager).
+            (models.passes.eager).
     """
 
     capabilities = Capabilities(
@@ -102,7 +104,7 @@ class NativeRunner:
             )  # fmt: skip
             self.memory = ArenaMemory(self.arena)
             if blocks:
-                from paceline.models.cpu.compiled_decoder import CompiledDecoder
+                from paceline.models.passes.compiled_decoder import CompiledDecoder
 
                 passes = CompiledDecoder(
                     spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits
@@ -150,7 +152,7 @@ class NativeRunner:
     ) -> tuple[Passes, ScoringGraphs | None]:
         """Pack the weights for the way this model runs here."""
         if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
-            from paceline.models.cpu.compiled_decoder import CompiledDecoder
+            from paceline.models.passes.compiled_decoder import CompiledDecoder
 
             return CompiledDecoder(self.spec, weights, self.arena, packed=packed), None
         decoder = Decoder(self.spec, weights, row_invariant=row_invariant)

@@ -26,15 +26,15 @@ from paceline.models.cpu.block_packing import packer
 from paceline.models.cpu.forward import BEST_BYTES, compiled
 from paceline.models.cpu.latent import compiled_latent
 from paceline.models.cpu.matrix_unit import has_matrix_unit
-from paceline.models.cpu.packed_weights import PackedWeights
-from paceline.models.cpu.packing import ROWS, Packing, Table, Weights, Workspace, constants
 from paceline.models.cpu.pages import address
 from paceline.models.cpu.processor import has_fast_bfloat
 from paceline.models.cpu.threads import TeamSize, find_team
 from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
 from paceline.models.cpu.vectors import LANES
-from paceline.models.decoder.eager import PassResult
 from paceline.models.layers.rope import Rotary
+from paceline.models.passes.base import PassResult
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.packing import ROWS, Packing, Table, Weights, Workspace, constants
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.arena import Arena
 from paceline.models.state.window_slots import Ints
@@ -89,7 +89,10 @@ class CompiledDecoder:
         if self._quantized and self._kind == DOT:
             self._kind = HALF  # bytes are made of float32 activations
         packed = packed or PackedWeights()
-        self._packing = Packing(spec, self.shape, weights, self._kind, blocks or {}, packed, activation_bits)
+        self._packing = Packing(
+            spec, self.shape, weights, kind=self._kind, blocks=blocks or {}, packed=packed,
+            activation_bits=activation_bits,
+        )  # fmt: skip
         self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
         self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
         self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
@@ -177,7 +180,7 @@ class CompiledDecoder:
         states: bool = False,
         added_qkv: torch.Tensor | None = None,
     ) -> PassResult:
-        """See `models.decoder.eager.Passes.run`."""
+        """See `models.passes.base.Passes.run`."""
         if added_qkv is not None:
             added_qkv = torch.nn.functional.pad(added_qkv.float(), (0, -added_qkv.shape[1] % STRIP))
         rows = sum(segment.rows for segment in segments)

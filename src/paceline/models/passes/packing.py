@@ -19,12 +19,12 @@ from paceline.models.cpu.experts import routing
 from paceline.models.cpu.integer_products import half_pitch
 from paceline.models.cpu.latent import projection
 from paceline.models.cpu.matrix import OWN_ROWS, pack
-from paceline.models.cpu.packed_weights import PackedWeights
 from paceline.models.cpu.pages import address
 from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
 from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
 from paceline.models.cpu.vectors import LANES
 from paceline.models.layers.decoder import head_order
+from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
 from paceline.models.state.window_slots import Ints
 
@@ -74,6 +74,7 @@ class Packing:
         spec: ModelSpec,
         shape: AttentionShape,
         weights: Weights,
+        *,
         kind: int,
         blocks: Blocks,
         packed: PackedWeights,

@@ -68,8 +68,8 @@ def machine_lacks(dtype: torch.dtype, quantization: Form | None = None) -> str |
     """What this machine lacks for compiled passes in a dtype, or None."""
     try:
         from paceline.models.cpu.processor import features
-        from paceline.models.cpu.self_test import agrees
         from paceline.models.cpu.threads import find_team
+        from paceline.models.passes.self_test import agrees
     except (ImportError, OSError, AttributeError) as reason:  # a broken installation shows as any of them
         return f"numba cannot be imported ({reason})"
     if not (features().get("fma") or features().get("neon")):

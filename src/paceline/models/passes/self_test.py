@@ -1,6 +1,6 @@
 """The self-test of compiled passes: a small random model against plain PyTorch arithmetic in float64.
 
-It imports numba, which models.cpu.eligibility does only where a model could use it.
+It imports numba, which models.passes.eligibility does only where a model could use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from paceline.checkpoints import BLOCKS, NAMES, TYPES, BlockRows, Form, block_values, dequantized, quantize, row_bytes
 from paceline.models.attention.segments import chunk
-from paceline.models.cpu.compiled_decoder import CompiledDecoder
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.spec import LayerSpec, ModelSpec, RopeSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
