@@ -29,9 +29,9 @@ from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_fro
 from paceline.models import load_runner
 from paceline.models.attention import Masks
 from paceline.models.cuda import CHUNK
-from paceline.models.decoder import NativeRunner
 from paceline.models.layers import Decoder
 from paceline.models.passes import EagerPasses, Passes, ScoringGraphs, graphs
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 FORMS = ("dense", "invariant", "compiled", "apart")

@@ -46,7 +46,7 @@ from paceline.bench.diffusion import (
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import TokenTexts
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import load_denoiser
+from paceline.models import load_denoiser
 
 PARTS = ("scores", "caches", "times", "constrained", "plot")
 

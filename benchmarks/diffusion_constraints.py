@@ -36,7 +36,7 @@ from paceline.bench import timed
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, GrammarCheck, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
-from paceline.models.denoiser import Call
+from paceline.models import Call
 
 FLAT = {
     "type": "object",

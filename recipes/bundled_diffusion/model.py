@@ -1,4 +1,4 @@
-"""The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser.native` in batches, with
+"""The trainable form of the bundled denoisers: the transformer of `paceline.models.runners.denoiser` in batches, with
 gradients.
 """
 
@@ -14,8 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline.checkpoints import DENOISER_FAMILIES, Checkpoint, denoiser_spec, family_name, read_config
-from paceline.models import DenoiserSpec, LayerSpec, ModelSpec, RopeSpec
-from paceline.models.denoiser import NativeDenoiser, end_tokens, load_denoiser_weights, mask_token_id, rotation
+from paceline.models import (
+    DenoiserSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+    end_tokens,
+    load_denoiser_weights,
+    mask_token_id,
+)
+from paceline.models.layers import rotation
+from paceline.models.runners import NativeDenoiser
 from recipes.common.options import BUNDLED
 
 EOS, MASK, VOCAB_SIZE = 3, 6144, 6145  # the bundled target's tokenizer, and a mask token after it

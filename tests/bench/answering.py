@@ -10,7 +10,7 @@ import torch
 from paceline.bench.diffusion import TASKS, items
 from paceline.checkpoints import Tokenizer
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import Call
+from paceline.models import Call
 
 END = 3
 

@@ -36,7 +36,7 @@ from paceline.errors import (
     PromptError,
     UnsupportedModelError,
 )
-from paceline.models.denoiser import load_denoiser
+from paceline.models import load_denoiser
 from tests.tiny_checkpoint import edit_json
 from tests.tiny_checkpoint import write as write_llama
 from tests.tiny_diffusion import END, MASK, write

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from paceline.checkpoints import targets
-from paceline.models import DenoiserSpec, LayerSpec, ModelSpec, RopeSpec
-from paceline.models.denoiser import Call, NativeDenoiser
+from paceline.models import Call, DenoiserSpec, LayerSpec, ModelSpec, RopeSpec
+from paceline.models.runners import NativeDenoiser
 
 
 class Toy:

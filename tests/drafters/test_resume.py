@@ -15,7 +15,7 @@ from models.layer_chains import layer_chains
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.models import LayerPlan
-from paceline.models.decoder import layer_drafts_of, resuming_pays
+from paceline.models.runners import layer_drafts_of, resuming_pays
 from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]

@@ -26,7 +26,7 @@ from toys import ToyRunner
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
 from paceline.engine import DrafterSet, Engine, build_parts, controller_setup, drafter_set, loop, probe
-from paceline.models.heads import FeatureHead
+from paceline.models.runners import FeatureHead
 
 PASS, ROW = 1e-2, 1e-5
 CHEAP, DEAR = 1e-4, 3e-2

@@ -21,7 +21,7 @@ from paceline.models.state import Arena, NativeCache
 FILES = ("engine/scheduler.py", "engine/cache_room.py", "engine/prefix_cache.py", "engine/loop.py",
          "engine/drafter_set.py", "engine/driver.py",
          "models/state/cache.py", "models/state/arena.py", "models/state/cache_memory.py",
-         "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
+         "models/runners/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # an interrupt inside __del__

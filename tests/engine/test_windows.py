@@ -18,7 +18,7 @@ from tiny_checkpoint import TARGET, TOKENIZER, edit_json
 
 from paceline import LLM, SamplingParams
 from paceline.engine import Scheduler, StepRecord, watching
-from paceline.models.decoder import native
+from paceline.models.runners import native
 from paceline.models.state import BLOCK, WindowSlots
 
 WINDOW = 16
@@ -173,7 +173,7 @@ def test_the_same_memory_admits_more_sequences(folder: str, oracle: Any, monkeyp
 
 PLACES = ("models/state/window_slots.py",)
 FILES = (*PLACES, "models/state/arena.py", "models/state/cache.py", "models/state/cache_memory.py",
-         "models/decoder/native.py", "engine/scheduler.py", "engine/prefix_cache.py")  # fmt: skip
+         "models/runners/native.py", "engine/scheduler.py", "engine/prefix_cache.py")  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__

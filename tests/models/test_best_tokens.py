@@ -15,9 +15,9 @@ from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
 from paceline.models import MappedRunner, RopeSpec
-from paceline.models.decoder import DynamicRopeRunner, GroupedRunner, LongRopeRunner, NativeRunner
-from paceline.models.fallback import TransformersRunner
 from paceline.models.passes import ROWS, CompiledDecoder, ScoringGraphs
+from paceline.models.runners import DynamicRopeRunner, GroupedRunner, LongRopeRunner, NativeRunner
+from paceline.models.runners.fallback import TransformersRunner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 from paceline.verifiers import GreedyVerifier
 

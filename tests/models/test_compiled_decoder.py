@@ -32,8 +32,8 @@ from paceline.models.cpu import (
     zeros,
 )
 from paceline.models.cpu import threads as team
-from paceline.models.decoder import NativeRunner, native, what_varies
 from paceline.models.passes import CompiledDecoder, EagerPasses, compiled_decoder, eligibility, self_test
+from paceline.models.runners import NativeRunner, native, what_varies
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}

@@ -15,8 +15,8 @@ from paceline.checkpoints import Form, quantize, targets
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError
 from paceline.models import ModelSpec
-from paceline.models.decoder import NativeRunner
 from paceline.models.passes import eligibility
+from paceline.models.runners import NativeRunner
 
 SPEC = spec_of(tiny_llama(hidden_size=64, head_dim=32, intermediate_size=96, vocab_size=72).config)
 ODD = spec_of(tiny_llama().config)

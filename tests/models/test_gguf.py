@@ -34,7 +34,7 @@ from paceline.checkpoints import (
 )
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.decoder import NativeRunner
+from paceline.models.runners import NativeRunner
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LETTERS = [chr(i) for i in range(33, 127)]

@@ -14,7 +14,7 @@ from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.decoder import DynamicRopeRunner, LongRopeRunner
+from paceline.models.runners import DynamicRopeRunner, LongRopeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32

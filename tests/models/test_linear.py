@@ -30,7 +30,6 @@ from paceline.checkpoints import (
 )
 from paceline.errors import UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.decoder import NativeRunner
 from paceline.models.layers import (
     Map,
     agrees,
@@ -43,6 +42,7 @@ from paceline.models.layers import (
     make_quantized_linear,
 )
 from paceline.models.passes import padded
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 DTYPES = [torch.float32, torch.bfloat16]

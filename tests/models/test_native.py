@@ -13,9 +13,9 @@ from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, we
 from paceline.errors import ConfigError
 from paceline.models import Capabilities, LayerPlan
 from paceline.models.attention import Masks, Segment
-from paceline.models.decoder import NativeRunner
 from paceline.models.layers import can_pack
 from paceline.models.passes import ScoringGraphs, bucket_for
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])

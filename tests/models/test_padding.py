@@ -16,8 +16,8 @@ from tiny_llama import CPU, close, spec_of, stepwise, tiny_llama, tokens, whole_
 
 from paceline.checkpoints import quantize, targets
 from paceline.models import LayerPlan, LayerSpec, ModelSpec, MoeSpec, RopeSpec, load_runner
-from paceline.models.decoder import NativeRunner, layer_drafts_of, what_varies
 from paceline.models.passes import CompiledDecoder, EagerPasses, padded, padded_spec
+from paceline.models.runners import NativeRunner, layer_drafts_of, what_varies
 from paceline.tree import TokenTree
 
 Weights = Mapping[str, torch.Tensor]

@@ -22,8 +22,8 @@ from models.checkpoints import CASES, STYLES, reference
 
 from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.models import ModelSpec, load_runner
-from paceline.models.decoder import NativeRunner
 from paceline.models.passes import CompiledDecoder
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TOLERANCE = 1e-4

@@ -35,8 +35,8 @@ from paceline.models.cpu import (
     strip_sums,
     to_bytes,
 )
-from paceline.models.decoder import NativeRunner
 from paceline.models.passes import CompiledDecoder, eligibility, self_test
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}

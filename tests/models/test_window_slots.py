@@ -13,7 +13,7 @@ import torch
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
-from paceline.models.decoder import NativeRunner
+from paceline.models.runners import NativeRunner
 from paceline.models.state import BLOCK, NativeCache
 from paceline.tree import TokenTree
 

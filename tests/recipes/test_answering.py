@@ -11,7 +11,7 @@ import torch
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.denoiser import Call, load_denoiser
+from paceline.models import Call, load_denoiser
 from recipes.bundled_diffusion import answering, model
 from recipes.common.options import BUNDLED
 

@@ -105,7 +105,7 @@ def _open(model: str, options: DiffusionOptions, *, dtype: str, device: str, thr
     from paceline.checkpoints import Tokenizer, resolve
     from paceline.diffusion import TokenTexts
     from paceline.llm import BUNDLED
-    from paceline.models.denoiser import load_denoiser
+    from paceline.models import load_denoiser
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from paceline.checkpoints import GenerationDefaults, Tokenizer, read_config
 from paceline.codebooks.books import Books, read_books
 from paceline.errors import PromptError
-from paceline.models.fallback import quiet
+from paceline.models.runners.fallback import quiet
 from paceline.utils import integer, number
 
 Force = Mapping[str, Sequence[int]]

@@ -23,8 +23,7 @@ from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, sa
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
-from paceline.models import ModelInfo, Runner, load_runner, resolve_device
-from paceline.models.denoiser import Denoiser, load_denoiser
+from paceline.models import Denoiser, ModelInfo, Runner, load_denoiser, load_runner, resolve_device
 
 logger = logging.getLogger("paceline.engine")
 

@@ -1,7 +1,7 @@
 """Whether plain and accelerated decoding of a loaded model give the same bits: requested, tested, stored on disk.
 
 The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
-beside the measured costs, so that the self-test (`models.decoder.what_varies`) runs once."""
+beside the measured costs, so that the self-test (`models.runners.what_varies`) runs once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.decoder import NativeRunner, what_varies
 from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
+from paceline.models.runners import NativeRunner, what_varies
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")

@@ -45,11 +45,11 @@ from paceline.models.passes.eligibility import fits
 from paceline.models.passes.packed_weights import PackedWeights
 from paceline.models.passes.padding import padded, padded_spec
 from paceline.models.passes.strict import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
-from paceline.models.remapped_tokens import HeadRows, MappedRunner
+from paceline.models.runners.remapped_tokens import HeadRows, MappedRunner
 from paceline.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.runners.native import NativeRunner
 
 log = logging.getLogger("paceline")
 
@@ -94,8 +94,9 @@ def load_runner(
             (checkpoints.quantization).
         activation_bits: 8 or 16, of the activations that a GGUF file's blocks are multiplied with; None: 8.
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.remapped_tokens); all others have logits of -inf. None: all.
-        group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
+        head_rows: tokens that the head keeps (models.runners.remapped_tokens); all others have logits of -inf. None:
+            all.
+        group_size: layers of a group that fuzzy passes feed the same state (models.runners.grouped); None: no such
             passes.
         lora: folder of a LoRA adapter, merged into the weights before they are rounded (checkpoints.lora).
         tokens: ids that are tokens lie below; rows of embedding and head beyond, by which many checkpoints are padded,
@@ -237,7 +238,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     wide = wide if size == spec.vocab_size else replace(wide, vocab_size=size, stored_rows=spec.vocab_size)
     spec = wide if rows is None else rows.spec(wide)
     if wanted.group_size is not None:
-        from paceline.models.decoder.grouped import GroupedRunner
+        from paceline.models.runners.grouped import GroupedRunner
 
         size = wanted.group_size
         runner = cast(
@@ -364,8 +365,8 @@ def _instead(
 
 def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
     """The runner class for a model's rotary embeddings."""
-    from paceline.models.decoder.length_dependent_rope import DynamicRopeRunner, LongRopeRunner
-    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.runners.length_dependent_rope import DynamicRopeRunner, LongRopeRunner
+    from paceline.models.runners.native import NativeRunner
 
     kinds = {rope.kind for rope in spec.ropes.values()}
     if "longrope" in kinds:
@@ -374,7 +375,7 @@ def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
 
 
 def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:
-    from paceline.models.fallback.runner import TransformersRunner
+    from paceline.models.runners.fallback.runner import TransformersRunner
 
     dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     check_files(Checkpoint(folder), name=wanted.name, dtype=dtype, device=wanted.device)

@@ -27,7 +27,7 @@ from paceline.bench.diffusion import (
 )
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import TokenTexts
-from paceline.models.denoiser import load_denoiser
+from paceline.models import load_denoiser
 from tests.models import denoiser_references as layouts
 from tests.models.denoiser_reference import VOCAB
 

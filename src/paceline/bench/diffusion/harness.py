@@ -34,7 +34,7 @@ from paceline.diffusion import (
     order_of,
 )
 from paceline.errors import PacelineError
-from paceline.models.denoiser import Denoiser
+from paceline.models import Denoiser
 from paceline.utils import integer, need
 
 Progress = Callable[[str, int, int], None]

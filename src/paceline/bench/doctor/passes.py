@@ -20,8 +20,8 @@ from paceline.bench.doctor.facts import FormFacts, PassFacts
 from paceline.checkpoints import BLOCKS, Form, quantized, targets
 from paceline.engine import Probe as PassTimer
 from paceline.models import ModelSpec, Runner, available
-from paceline.models.decoder import NativeRunner
 from paceline.models.passes import eligibility
+from paceline.models.runners import NativeRunner
 from paceline.profiles import machine
 from paceline.tree import EMPTY_TREE, TokenTree
 

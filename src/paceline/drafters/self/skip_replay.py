@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.models import HasMemory, RunsLayers
-from paceline.models.decoder import LayerDrafts
+from paceline.models.runners import LayerDrafts
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:

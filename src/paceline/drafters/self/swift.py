@@ -36,7 +36,7 @@ from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.drafters.self.skip_sets import SubLayers, choices, count_of, first_set, plan_of, random_set
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import LayerPlan
-from paceline.models.decoder import MAX_PLANS
+from paceline.models.runners import MAX_PLANS
 from paceline.tree import Budget, TokenTree
 from paceline.utils import integer, number
 

@@ -1,4 +1,5 @@
 from .decoder import Decoder as Decoder
+from .denoiser import rotation as rotation
 from .linear import Map as Map
 from .linear import agrees as agrees
 from .linear import can_pack as can_pack

@@ -34,7 +34,7 @@ class Passes(Protocol):
 
     Attributes:
         name: see `ModelInfo.passes`.
-        row_invariant: built so that a row's bits depend on its own text alone; `models.decoder.invariance` puts it to
+        row_invariant: built so that a row's bits depend on its own text alone; `models.runners.invariance` puts it to
             the test.
     """
 

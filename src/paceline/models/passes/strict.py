@@ -3,7 +3,7 @@
 Compiled passes need nothing for strict mode: every row goes through the same sums. PyTorch's matrix products choose
 their order of summation by the number of rows, so strict layers that do not keep a row's bits are multiplied in blocks
 of equally many rows (models.layers.linear), and attention is summed chunk by chunk at fixed positions
-(models.attention.strict_attention). models.decoder.invariance is the proof.
+(models.attention.strict_attention). models.runners.invariance is the proof.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
-from paceline.models.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
+from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
 
 UNLIMITED = 2**20

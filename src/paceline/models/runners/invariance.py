@@ -20,7 +20,7 @@ import torch
 
 from paceline.models.attention.strict_attention import CHUNK
 from paceline.models.base import LayerPlan
-from paceline.models.decoder.native import NativeRunner
+from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.window_slots import BLOCK

@@ -1,6 +1,6 @@
 """A decoder layer by itself: it is given states in place of tokens, and keeps a cache for each sequence.
 
-It runs as a model of one layer does (models.decoder.native), so in compiled passes on CPUs.
+It runs as a model of one layer does (models.runners.native), so in compiled passes on CPUs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 
 from paceline.checkpoints import spec_from_config
 from paceline.models.base import ModelInfo
-from paceline.models.decoder.native import NativeRunner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.layers.decoder import Weights
+from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache
 from paceline.tree import TokenTree

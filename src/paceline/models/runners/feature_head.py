@@ -2,7 +2,7 @@
 
 Input i is the embedding of token i + 1 with the target's state of token i, or, behind drafted tokens, with what the
 layer itself made of the token before. It sees all inputs before it, so each sequence has a cache of its own. The layer
-runs as a model of one layer does (models.decoder.native), so in compiled passes on CPUs.
+runs as a model of one layer does (models.runners.native), so in compiled passes on CPUs.
 
 EAGLE-1 adds no norm: the layer reads fc([embedding; state]), and what it gives is the next state, from which the head
 predicts. EAGLE-3 reads three layers of the target, made one state by fc; queries, keys and values are made of
@@ -24,9 +24,9 @@ from paceline.models.base import Runner
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
-from paceline.models.heads.state_layer import UNUSED, StateLayer, layer_spec
 from paceline.models.layers.decoder import Weights, head_order
 from paceline.models.layers.linear import Map, make_linear, make_norm
+from paceline.models.runners.state_layer import UNUSED, StateLayer, layer_spec
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.tree import TokenTree

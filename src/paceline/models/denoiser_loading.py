@@ -26,9 +26,9 @@ from paceline.checkpoints import (
 )
 from paceline.config import DTYPES
 from paceline.errors import CheckpointError, ConfigError
-from paceline.models.denoiser.native import NativeDenoiser
 from paceline.models.load import resolve_device, resolve_dtype
 from paceline.models.memory import fit_context
+from paceline.models.runners.denoiser import NativeDenoiser
 from paceline.models.spec import DenoiserSpec
 
 EXTRA = re.compile(r"^model\.layers\.(\d+)\.mlp\.(gate\.expert_bias|shared_experts\.(?:gate|up|down)_proj\.weight)$")

@@ -26,7 +26,7 @@ import torch
 from paceline.errors import CapabilityError
 from paceline.models.attention.segments import Segment
 from paceline.models.base import check_extend
-from paceline.models.decoder.native import NativeRunner
+from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache

@@ -20,8 +20,8 @@ import torch
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.base import LayerPlan
-from paceline.models.decoder.native import NativeRunner
 from paceline.models.layers.decoder import Weights
+from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.cache import NativeCache
 from paceline.tree import Scores, TokenTree
@@ -37,7 +37,7 @@ def groups_of(layers: int, size: int) -> list[range]:
 
 
 class GroupedRunner(NativeRunner):
-    """See `models.decoder.native.NativeRunner`.
+    """See `models.runners.native.NativeRunner`.
 
     Args:
         group_size: layers of a group.

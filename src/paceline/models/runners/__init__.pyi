@@ -1,6 +1,10 @@
 from .adapter import Adapter as Adapter
+from .denoiser import NativeDenoiser as NativeDenoiser
+from .denoiser import left_rows as left_rows
+from .feature_head import FeatureHead as FeatureHead
 from .grouped import GroupedRunner as GroupedRunner
 from .grouped import groups_of as groups_of
+from .hydra_plus_head import HydraPlusHead as HydraPlusHead
 from .invariance import depth_of_all_kinds as depth_of_all_kinds
 from .invariance import what_varies as what_varies
 from .layer_drafts import MAX_PLANS as MAX_PLANS

@@ -20,7 +20,7 @@ from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
-    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.runners.native import NativeRunner
 
 TURNS = 4
 MAX_PLANS = 256
@@ -178,7 +178,7 @@ def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
     if made is not None:
         own: LayerDrafts = made
         return own
-    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.runners.native import NativeRunner
 
     if not isinstance(runner, NativeRunner):
         raise CapabilityError(
