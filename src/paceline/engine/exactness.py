@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
 from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
-from paceline.models.runners import NativeRunner, what_varies
+from paceline.models.runners import NativeRunner, native_of, what_varies
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
@@ -56,15 +56,16 @@ def find_exactness(runner: Runner, requested: str) -> Exactness:
 
 
 def _reason(runner: Runner) -> str | None:
-    if not isinstance(runner, NativeRunner):
+    native = native_of(runner)
+    if native is None:
         return NOT_STRICT_IN_TRANSFORMERS
-    if (known := why_not_strict(runner.spec, runner.info.device)) is not None:
+    if (known := why_not_strict(native.spec, native.info.device)) is not None:
         return known
-    if not runner.passes.row_invariant:
-        if isinstance(runner.passes, StrictPasses):
+    if not native.passes.row_invariant:
+        if isinstance(native.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    found = _kept(passes_key(runner), lambda: _tested(runner))
+    found = _kept(passes_key(native), lambda: _tested(native))
     return None if found is None else f"the self-test found other bits in {found}"
 
 

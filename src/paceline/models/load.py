@@ -49,6 +49,7 @@ from paceline.models.runners.remapped_tokens import HeadRows, MappedRunner
 from paceline.models.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from paceline.models.runners.longrope import LongRopeRunner
     from paceline.models.runners.native import NativeRunner
 
 log = logging.getLogger("paceline")
@@ -363,15 +364,12 @@ def _instead(
     return instead
 
 
-def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
+def _runner_of(spec: ModelSpec) -> type[NativeRunner | LongRopeRunner]:
     """The runner class for a model's rotary embeddings."""
-    from paceline.models.runners.length_dependent_rope import DynamicRopeRunner, LongRopeRunner
+    from paceline.models.runners.longrope import LongRopeRunner
     from paceline.models.runners.native import NativeRunner
 
-    kinds = {rope.kind for rope in spec.ropes.values()}
-    if "longrope" in kinds:
-        return LongRopeRunner
-    return DynamicRopeRunner if "dynamic" in kinds else NativeRunner
+    return LongRopeRunner if any(rope.kind == "longrope" for rope in spec.ropes.values()) else NativeRunner
 
 
 def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:

@@ -1,7 +1,7 @@
 """Whether a model would fit, decided before its weights are read.
 
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and
-the cache of one sequence of full length (twice for longrope, see models.runners.length_dependent_rope).
+the cache of one sequence of full length (twice for longrope, see models.runners.longrope).
 """
 
 from __future__ import annotations

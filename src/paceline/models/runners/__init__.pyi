@@ -13,6 +13,6 @@ from .layer_drafts import SteppedDrafts as SteppedDrafts
 from .layer_drafts import best_of as best_of
 from .layer_drafts import layer_drafts_of as layer_drafts_of
 from .layer_drafts import resuming_pays as resuming_pays
-from .length_dependent_rope import DynamicRopeRunner as DynamicRopeRunner
-from .length_dependent_rope import LongRopeRunner as LongRopeRunner
+from .longrope import LongRopeRunner as LongRopeRunner
+from .longrope import native_of as native_of
 from .native import NativeRunner as NativeRunner

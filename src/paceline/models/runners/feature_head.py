@@ -26,7 +26,7 @@ from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import embedding_of, head_of, target_rows
 from paceline.models.layers.decoder import Weights, head_order
 from paceline.models.layers.linear import Map, make_linear, make_norm
-from paceline.models.runners.state_layer import UNUSED, StateLayer, layer_spec
+from paceline.models.runners.state_layer import UNUSED, layer_spec, state_layer
 from paceline.models.spec import ModelSpec, attention_shape
 from paceline.models.state.cache import NativeCache
 from paceline.tree import TokenTree
@@ -64,7 +64,7 @@ class FeatureHead:
             make_norm(weights["norm.weight"], spec.norm_eps) if own is None and "norm.weight" in weights else None
         )
         self._shared = own is None
-        self.runner = StateLayer.of(spec, weights, info, name=name, prefix="layers.0.", head=own)
+        self.runner = state_layer(spec, weights, info, name=name, prefix="layers.0.", head=own)
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
         self.commit = self.runner.commit
@@ -114,8 +114,10 @@ class FeatureHead:
         Returns:
             Logits (picked, n), see `tokens`, and the states (r, hidden) that go with the next tokens.
         """
-        inputs = self._make(self._embed(tokens), states)
-        logits, found = self.runner.step(caches, trees, computed, inputs, () if self._shared else picked)
+        given, added = self._make(self._embed(tokens), states)
+        picked_here = () if self._shared else picked
+        made = self.runner.run_states(caches, trees, computed, given, added_qkv=added, picked=picked_here)
+        logits, found = made.logits, made.states
         if self._shared and picked:
             rows = found if len(picked) == len(found) else found[torch.tensor(picked, device=found.device)]
             logits = self._target_logits(rows)

@@ -36,13 +36,14 @@ def groups_of(layers: int, size: int) -> list[range]:
     return [range(1), *inner, range(layers - 1, layers)] if layers > 1 else [range(layers)]
 
 
-class GroupedRunner(NativeRunner):
-    """See `models.runners.native.NativeRunner`.
+class GroupedRunner:
+    """A native runner, and fuzzy passes with it.
 
     Args:
         group_size: layers of a group.
 
     Attributes:
+        native: runs all passes.
         fuzzy: whether `score` takes the fuzzy pass for nodes behind inputs that were scored before (`computed`).
     Raises:
         UnsupportedModelError: rotary angles that depend on the text's length.
@@ -62,11 +63,15 @@ class GroupedRunner(NativeRunner):
         compiled: bool = True,
     ) -> None:
         _refuse(spec, name)
-        super().__init__(
+        native = self.native = NativeRunner(
             spec, weights, name=name, device=device, dtype=dtype, max_context=max_context, compiled=compiled
         )
-        self.info = replace(self.info, fingerprint=f"{self.info.fingerprint}-by-{group_size}")
+        self.info = replace(native.info, fingerprint=f"{native.info.fingerprint}-by-{group_size}")
         self.fuzzy, self._blocks = False, groups_of(spec.num_layers, group_size)
+        self.capabilities, self.memory, self.spec = native.capabilities, native.memory, spec
+        self.open, self.extend, self.run_layers = native.open, native.extend, native.run_layers
+        self.embed, self.head, self.commit = native.embed, native.head, native.commit
+        self.truncate, self.fork, self.release = native.truncate, native.fork, native.release
 
     @torch.inference_mode()
     def score(
@@ -80,7 +85,7 @@ class GroupedRunner(NativeRunner):
     ) -> Scores:
         """See `Runner.score`."""
         if not self.fuzzy or taps or computed is None or not all(computed):
-            return super().score(caches, roots, trees, taps=taps, computed=computed)
+            return self.native.score(caches, roots, trees, taps=taps, computed=computed)
 
         def run(x: torch.Tensor | None, plan: LayerPlan) -> torch.Tensor:
             return self.run_layers(caches, roots, trees, plan=plan, hidden=x, computed=computed)[0]

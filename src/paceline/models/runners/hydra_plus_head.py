@@ -13,7 +13,7 @@ from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.hydra_head import HydraHead
 from paceline.models.layers.decoder import Weights
 from paceline.models.layers.linear import make_norm
-from paceline.models.runners.state_layer import StateLayer, layer_spec
+from paceline.models.runners.state_layer import layer_spec, state_layer
 from paceline.models.state.cache import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -33,7 +33,7 @@ class HydraPlusHead(HydraHead):
         self._norm = (
             make_norm(weights["prefix.norm.weight"], spec.norm_eps) if "prefix.norm.weight" in weights else None
         )
-        self.runner = StateLayer.of(spec, weights, self.target.info, name=self.name, prefix="prefix.", head=None)
+        self.runner = state_layer(spec, weights, self.target.info, name=self.name, prefix="prefix.", head=None)
         self.open, self.fork = self.runner.open, self.runner.fork
         self.truncate, self.release = self.runner.truncate, self.runner.release
 
@@ -46,7 +46,7 @@ class HydraPlusHead(HydraHead):
                 committed tokens.
         """
         trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in counts]
-        made = self.runner.step(caches, trees, [0] * len(trees), (states, None), ())[1]
+        made = self.runner.run_states(caches, trees, [0] * len(trees), states, picked=()).states
         self.runner.commit(caches, [range(count - 1) for count in counts])
         last = made[torch.tensor(counts, device=made.device).cumsum(0) - 1]
         return last if self._norm is None else self._norm(last)

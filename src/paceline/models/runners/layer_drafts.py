@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
 from paceline.errors import CapabilityError
-from paceline.models.base import LayerPlan
+from paceline.models.base import HasHead, LayeredRunner, LayerPlan, RunsLayers
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 if TYPE_CHECKING:
     from paceline.models.base import Runner, SequenceCache
-    from paceline.models.runners.native import NativeRunner
 
 TURNS = 4
 MAX_PLANS = 256
@@ -77,9 +76,9 @@ class LayerDrafts(Protocol):
 
 
 class SteppedDrafts:
-    """See `LayerDrafts`: a pass by `run_layers` of a native runner for each level of a batch."""
+    """See `LayerDrafts`: a pass by `run_layers` for each level of a batch."""
 
-    def __init__(self, runner: NativeRunner) -> None:
+    def __init__(self, runner: LayeredRunner) -> None:
         self._runner = runner
         self._rests: dict[int, LayerPlan] = {}  # what follows an exit
 
@@ -103,7 +102,7 @@ class SteppedDrafts:
         """See `LayerDrafts.step`."""
         trees = [TokenTree.chain(own[1:]) if len(own) > 1 else EMPTY_TREE for own in inputs]
         done = [len(own) - 1 for own in inputs]
-        found, _ = self._runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)  # type: ignore[arg-type]  # caches are this runner's own
+        found, _ = self._runner.run_layers(caches, [own[0] for own in inputs], trees, plan=plan, computed=done)
         rows = self._runner.head(found) if logits else found.new_empty(0, self._runner.info.vocab_size)
         return rows, found if states else found[:0]
 
@@ -121,11 +120,11 @@ class SteppedDrafts:
         if late:
             left = [1 + len(trees[i]) - len(known[i]) for i in late]
             own = [caches[i] for i in late], [roots[i] for i in late], [trees[i] for i in late]
-            found, _ = self._runner.run_layers(*own, plan=plan, computed=[len(known[i]) for i in late])  # type: ignore[arg-type]  # caches are this runner's own
+            found, _ = self._runner.run_layers(*own, plan=plan, computed=[len(known[i]) for i in late])
             for i, part in zip(late, found.split(left), strict=True):
                 whole[i] = torch.cat((known[i], part))
         rest, runner = self._rests.setdefault(plan.stop or 0, LayerPlan(first=plan.stop or 0)), self._runner
-        states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))  # type: ignore[arg-type]  # as above
+        states, _ = runner.run_layers(caches, roots, trees, plan=rest, hidden=torch.cat(whole))
         rows = tuple(accumulate((1 + len(tree) for tree in trees), initial=0))
         return Scores(runner.head(states), rows)
 
@@ -178,11 +177,9 @@ def layer_drafts_of(runner: Runner, method: str) -> LayerDrafts:
     if made is not None:
         own: LayerDrafts = made
         return own
-    from paceline.models.runners.native import NativeRunner
-
-    if not isinstance(runner, NativeRunner):
+    if not (runner.capabilities.layer_subsets and isinstance(runner, RunsLayers) and isinstance(runner, HasHead)):
         raise CapabilityError(
             f"method {method!r} drafts with some of the target's own layers, "
             f"which {runner.info.name} cannot run alone; choose another method"
         )
-    return SteppedDrafts(runner)
+    return SteppedDrafts(cast(LayeredRunner, runner))

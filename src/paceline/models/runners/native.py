@@ -2,12 +2,20 @@
 ModelSpec.
 
 It keeps the promise of `models.base.Runner` with all capabilities, and adds passes over parts of the stack
-(`run_layers`) and from given hidden states, and the head on any hidden state.
+(`run_layers`) and from given hidden states, and the head on any hidden state. Runners that do some of this another way
+hold one (`models.runners.grouped`, `models.runners.longrope`).
+
+Rotary angles may depend on the length of a text, which its prompt counts for as one pass, in whatever chunks it comes
+(`open`). *Dynamic* ones: the base grows with every token beyond the declared context, and what is cached keeps its
+angles. Tokens of the prompt have those of its full length, later ones count one by one, as in transformers. A prompt
+within the declared context does not outgrow it (`ModelInfo.rope_border`): one pass over the whole text would find other
+logits. Keys that depend on more than the text before them are shared by no two sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -32,6 +40,11 @@ from paceline.models.state.cache_memory import ArenaMemory
 from paceline.models.state.window_slots import windows_of
 from paceline.tree import Scores, TokenTree
 
+Lengths = Callable[[Sequence[Segment], bool], Sequence[tuple[int, int]]]
+"""Of segments, and whether these are chunks of known text: runs of (rows, length) for the rotary kinds that depend on
+it.
+"""
+
 
 class NativeRunner:
     """One decoder-only model behind the operations of `models.base.Runner`.
@@ -54,6 +67,7 @@ class NativeRunner:
             (models.passes.eligibility).
         packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one
             (models.passes.packed_weights).
+        lengths: how long a text counts as for rotary angles that depend on it.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.passes.eager).
     """
@@ -87,6 +101,7 @@ class NativeRunner:
         blocks: Blocks | None = None,
         packed: PackedWeights | None = None,
         activation_bits: int = 8,
+        lengths: Lengths = run_lengths,
     ) -> None:
         read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
         weight_bytes = bytes_read(spec, weights) + read
@@ -95,7 +110,9 @@ class NativeRunner:
         self._rows = 0 if table is None else len(table)
         self.passes: Passes
         self.graphs: ScoringGraphs | None
-        self.spec, self.rotary = spec, Rotary(spec.ropes, device, dtype)
+        self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
+        if self.rotary.depends_on_length:
+            self.capabilities = replace(self.capabilities, blocks=False)
         with torch.inference_mode():
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
@@ -123,6 +140,7 @@ class NativeRunner:
             num_layers=spec.num_layers,
             max_context=max_context or spec.max_context,
             declared_context=spec.max_context,
+            rope_border=_dynamic_border(spec),
             device=device,
             dtype=dtype,
             weight_bytes=weight_bytes,
@@ -235,28 +253,6 @@ class NativeRunner:
                 context.
         """
         check_score(self.info, caches, trees)
-        self._before_step(caches, roots, trees)
-        return self._score(caches, roots, trees, taps, computed)
-
-    def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
-        check_tokens(self.info, roots, self._rows)
-        for tree in trees:
-            if len(tree):
-                check_tokens(self.info, tree.tokens.tolist(), self._rows)
-
-    def _before_step(
-        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
-    ) -> None:
-        """For runners whose cached keys depend on the length of the text; roots None: embeddings are fed."""
-
-    def _score(
-        self,
-        caches: Sequence[NativeCache],
-        roots: Sequence[int],
-        trees: Sequence[TokenTree],
-        taps: Sequence[int],
-        computed: Sequence[int] | None,
-    ) -> Scores:
         self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
         if self.graphs is not None:
@@ -268,6 +264,12 @@ class NativeRunner:
                 return Scores(result[0], offsets(segments), result[1])
         found = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
         return Scores(found.logits, offsets(segments), found.taps, found.best)
+
+    def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        check_tokens(self.info, roots, self._rows)
+        for tree in trees:
+            if len(tree):
+                check_tokens(self.info, tree.tokens.tolist(), self._rows)
 
     @torch.inference_mode()
     def run_layers(
@@ -286,8 +288,6 @@ class NativeRunner:
         Raises:
             ConfigError: a pass that begins at a later layer without hidden states, or hidden states of the wrong shape.
         """
-        if plan.first == 0:
-            self._before_step(caches, roots if hidden is None else None, trees)
         if hidden is None:
             self._check_fed(roots, trees)
         segments = self._segments(caches, trees, computed)
@@ -303,6 +303,28 @@ class NativeRunner:
         given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
         found = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
         return found.states, found.taps
+
+    @torch.inference_mode()
+    def run_states(
+        self,
+        caches: Sequence[NativeCache],
+        trees: Sequence[TokenTree],
+        computed: Sequence[int],
+        hidden: torch.Tensor,
+        *,
+        added_qkv: torch.Tensor | None = None,
+        picked: Sequence[int] | None = None,
+    ) -> PassResult:
+        """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
+
+        Args:
+            caches, trees, computed: as for `score`; tokens are not looked at.
+            added_qkv: as of `Passes.run`. picked: rows whose logits are wanted, ascending; None means all.
+        Returns:
+            Logits (picked, v) and states (r, hidden) behind the last layer.
+        """
+        segments = self._segments(caches, trees, computed)
+        return self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -365,9 +387,10 @@ class NativeRunner:
             lengths = self._lengths(segments, chunked)
         return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
 
-    def _lengths(self, segments: Sequence[Segment], chunked: bool) -> Sequence[tuple[int, int]]:
-        """Runs of (rows, length) for the rotary kinds that depend on it."""
-        return run_lengths(segments, chunked)
+
+def _dynamic_border(spec: ModelSpec) -> int | None:
+    """See `ModelInfo.rope_border`."""
+    return min((rope.max_position for rope in spec.ropes.values() if rope.kind == "dynamic"), default=None)
 
 
 def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:

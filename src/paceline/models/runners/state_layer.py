@@ -5,7 +5,6 @@ It runs as a model of one layer does (models.runners.native), so in compiled pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -16,45 +15,24 @@ from paceline.models.heads.head_config import HeadConfig
 from paceline.models.layers.decoder import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
-from paceline.models.state.cache import NativeCache
-from paceline.tree import TokenTree
 
 UNUSED: Final = 32
 """Rows of an embedding or a head that never runs."""
 
 
-class StateLayer(NativeRunner):
-    """A model of one layer that is given states, and asked for states and logits."""
+def state_layer(
+    spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str, prefix: str, head: torch.Tensor | None
+) -> NativeRunner:
+    """A model of the layer whose tensors begin with `prefix`, for `run_states` over sequences of a target.
 
-    @classmethod
-    def of(
-        cls, spec: ModelSpec, weights: Weights, target: ModelInfo, *, name: str, prefix: str, head: torch.Tensor | None
-    ) -> StateLayer:
-        """The layer whose tensors begin with `prefix`, for sequences of a target.
-
-        Args:
-            weights: by Hugging Face's names; `norm.weight`, where there is one, is the norm before `head`.
-            head: (n, hidden) rows that make logits; None where there are none.
-        """
-        return cls(
-            spec, _canonical(weights, spec, prefix, head), name=name, device=target.device, dtype=target.dtype,
-            max_context=target.max_context + 1, row_invariant=False,
-        )  # fmt: skip
-
-    @torch.inference_mode()
-    def step(
-        self,
-        caches: Sequence[NativeCache],
-        trees: Sequence[TokenTree],
-        computed: Sequence[int],
-        inputs: tuple[torch.Tensor, torch.Tensor | None],
-        picked: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (picked, v) and states (r, hidden) of the rows that `run_layers` would feed."""
-        hidden, added_qkv = inputs
-        segments = self._segments(caches, trees, computed)
-        found = self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
-        return found.logits, found.states
+    Args:
+        weights: by Hugging Face's names; `norm.weight`, where there is one, is the norm before `head`.
+        head: (n, hidden) rows that make logits; None where there are none.
+    """
+    return NativeRunner(
+        spec, _canonical(weights, spec, prefix, head), name=name, device=target.device, dtype=target.dtype,
+        max_context=target.max_context + 1, row_invariant=False,
+    )  # fmt: skip
 
 
 def layer_spec(config: HeadConfig, weights: Weights, prefix: str, rows: int = UNUSED) -> ModelSpec:

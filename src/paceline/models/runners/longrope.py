@@ -1,31 +1,24 @@
-"""The native runners for rotary embeddings whose angles depend on the length of the text: dynamic and longrope.
+"""The native runner for longrope: rotary angles that change for the whole text where it outgrows the original context.
 
-Both want to know how long the text is that a sequence begins with (`open`): its prompt counts as one pass, in whatever
-chunks it comes.
-
-*Dynamic*: the base grows with every token beyond the declared context, and what is cached keeps its angles. Tokens of
-the prompt have those of its full length, later ones count one by one, as in transformers. A prompt within the declared
-context does not outgrow it (`ModelInfo.rope_border`): one pass over the whole text would find other logits.
-
-*Longrope*: the angles change for the whole text where it outgrows the original context, and logits after n tokens are
-those of one forward pass over the n tokens. A cache is filled in one *regime*, short or long. Where a sequence enters
-the other one, its tokens are run through the model again, once; a tree that reaches over the border is scored in both
-regimes, and each row is taken from its own. The long copy made for that is kept, fed along, and becomes the sequence's
-cache when the sequence itself has crossed. Source: LongRoPE (arXiv:2402.13753).
+Logits after n tokens are those of one forward pass over the n tokens. A cache is filled in one *regime*, short or long.
+Where a sequence enters the other one, its tokens are run through the model again, once; a tree that reaches over the
+border is scored in both regimes, and each row is taken from its own. The long copy made for that is kept, fed along,
+and becomes the sequence's cache when the sequence itself has crossed. How long a text begins with is for `open` to say:
+its prompt counts as one pass, in whatever chunks it comes. Source: LongRoPE (arXiv:2402.13753).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import islice
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from paceline.errors import CapabilityError
 from paceline.models.attention.segments import Segment
-from paceline.models.base import check_extend
+from paceline.models.base import ALL_LAYERS, LayerPlan, check_extend, check_score
+from paceline.models.layers.decoder import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
@@ -36,20 +29,6 @@ REPLAY_CHUNK = 512
 """Tokens of one pass when a sequence is run again."""
 
 UNKNOWN = -1
-
-
-class DynamicRopeRunner(NativeRunner):
-    """See `NativeRunner`; for dynamic rotary embeddings.
-
-    Keys depend on more than the text before them, so that sequences cannot share what others left.
-    """
-
-    capabilities = replace(NativeRunner.capabilities, blocks=False)
-
-    def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
-        super().__init__(spec, *args, **options)
-        border = min(rope.max_position for rope in spec.ropes.values() if rope.kind == "dynamic")
-        self.info = replace(self.info, rope_border=border)
 
 
 class LongRopeCache(NativeCache):
@@ -108,61 +87,111 @@ class LongRopeCache(NativeCache):
         other.release()
 
 
-class LongRopeRunner(NativeRunner):
-    """See `NativeRunner`. `run_layers` works in the regime of the root.
+class LongRopeRunner:
+    """A native runner whose caches change their regime. `run_layers` works in the regime of the root.
 
     Keys depend on more than the text before them, so that sequences cannot share what others left. Sequences fed with
     embeddings cannot change their regime.
+
+    Args:
+        options: of `NativeRunner`.
+
+    Attributes:
+        native: runs each cache in the regime that it has.
     """
 
-    capabilities = replace(NativeRunner.capabilities, blocks=False)
-
-    def __init__(self, spec: ModelSpec, *args: Any, **options: Any) -> None:
-        super().__init__(spec, *args, **options)
+    def __init__(self, spec: ModelSpec, weights: Weights, **options: Any) -> None:
         self.original = original_context(spec)
+        native = self.native = NativeRunner(spec, weights, lengths=partial(lengths_by_regime, self.original), **options)
+        self.spec, self.info, self.capabilities, self.arena = spec, native.info, native.capabilities, native.arena
+        self.memory, self.passes, self.embed, self.head = native.memory, native.passes, native.embed, native.head
+        self.commit, self.truncate, self.fork, self.release = (
+            native.commit, native.truncate, native.fork, native.release,
+        )  # fmt: skip
 
     def open(self, prompt_length: int = 0) -> LongRopeCache:
         """See `Runner.open`."""
         return LongRopeCache(self.arena, prompt_length)
 
-    def _extend(
+    @torch.inference_mode()
+    def extend(
         self,
-        caches: Sequence[NativeCache],
-        rows: Sequence[int],
-        inputs: Sequence[int] | torch.Tensor,
-        taps: Sequence[int],
-        all_logits: bool,
+        caches: Sequence[LongRopeCache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
     ) -> Scores:
-        """Raises CapabilityError where a sequence would have to be run again, but its tokens are not known."""
-        check_extend(self.info, caches, rows)
-        own = cast(Sequence[LongRopeCache], caches)
-        for cache, count in zip(own, rows, strict=True):
-            self.enter(cache, cache.length + count)
-        scores = super()._extend(caches, rows, inputs, taps, all_logits)
-        tokens = iter([UNKNOWN] * len(inputs) if isinstance(inputs, torch.Tensor) else inputs)
-        for cache, count in zip(own, rows, strict=True):
-            cache.tokens.extend(islice(tokens, count))
+        """See `Runner.extend`.
+
+        Raises:
+            CapabilityError: a sequence would have to be run again, but its tokens are not known.
+        """
+        self._enter_all(caches, [len(own) for own in tokens])
+        scores = self.native.extend(caches, tokens, taps=taps, all_logits=all_logits)
+        for cache, own in zip(caches, tokens, strict=True):
+            cache.tokens.extend(own)
         return scores
 
-    def _score(
+    @torch.inference_mode()
+    def extend_embeddings(
         self,
-        caches: Sequence[NativeCache],
+        caches: Sequence[LongRopeCache],
+        embeddings: Sequence[torch.Tensor],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """See `NativeRunner.extend_embeddings`; raises CapabilityError as `extend` does."""
+        self._enter_all(caches, [len(own) for own in embeddings])
+        scores = self.native.extend_embeddings(caches, embeddings, taps=taps, all_logits=all_logits)
+        for cache, own in zip(caches, embeddings, strict=True):
+            cache.tokens.extend([UNKNOWN] * len(own))
+        return scores
+
+    def _enter_all(self, caches: Sequence[LongRopeCache], counts: Sequence[int]) -> None:
+        check_extend(self.info, caches, counts)
+        for cache, count in zip(caches, counts, strict=True):
+            self.enter(cache, cache.length + count)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        caches: Sequence[LongRopeCache],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
-        taps: Sequence[int],
-        computed: Sequence[int] | None,
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
     ) -> Scores:
-        scores = super()._score(caches, roots, trees, taps, computed)
-        for i, (cache, tree) in enumerate(zip(cast(Sequence[LongRopeCache], caches), trees, strict=True)):
+        """See `Runner.score`; raises CapabilityError as `extend` does."""
+        check_score(self.info, caches, trees)
+        self._before_step(caches, roots, trees)
+        scores = self.native.score(caches, roots, trees, taps=taps, computed=computed)
+        for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
             if not cache.long and cache.length + 1 + tree.max_depth > self.original:
                 scores = self.with_long_rows(scores, i, cache, tree, 0 if computed is None else computed[i])
         return scores
 
-    def _before_step(
-        self, caches: Sequence[NativeCache], roots: Sequence[int] | None, trees: Sequence[TokenTree]
-    ) -> None:
-        own = cast(Sequence[LongRopeCache], caches)
-        for cache, root, tree in zip(own, roots or [UNKNOWN] * len(caches), trees, strict=True):
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        caches: Sequence[LongRopeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        hidden: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """See `RunsLayers.run_layers`; raises CapabilityError as `extend` does."""
+        if plan.first == 0:
+            self._before_step(caches, roots if hidden is None else [UNKNOWN] * len(caches), trees)
+        return self.native.run_layers(caches, roots, trees, plan=plan, hidden=hidden, taps=taps, computed=computed)
+
+    def _before_step(self, caches: Sequence[LongRopeCache], roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        for cache, root, tree in zip(caches, roots, trees, strict=True):
             cache.pending = [root, *tree.tokens.tolist()]
             self.enter(cache, cache.length + 1)
 
@@ -193,7 +222,7 @@ class LongRopeRunner(NativeRunner):
         other, tokens = cache.copy, cache.tokens
         for start in range(other.length, len(tokens), REPLAY_CHUNK):
             chunk = tokens[start : start + REPLAY_CHUNK]
-            NativeRunner._extend(self, [other], [len(chunk)], chunk, (), False)
+            self.native.extend([other], [chunk])
             other.tokens.extend(chunk)
         return other
 
@@ -205,18 +234,18 @@ class LongRopeRunner(NativeRunner):
         Args:
             index: of the sequence. done: inputs that have no rows in `scores`.
         """
-        again = super()._score([self._other_regime(cache)], [cache.pending[0]], [tree], tuple(scores.taps), None)
+        again = self.native.score([self._other_regime(cache)], [cache.pending[0]], [tree], taps=tuple(scores.taps))
         beyond = [i for i, depth in enumerate([0, *tree.depths.tolist()]) if cache.length + depth + 1 > self.original]
         rows = [i for i in beyond if i >= done]
         at = torch.tensor([scores.rows[index] + i - done for i in rows], device=scores.logits.device)
         taps = {layer: tap.index_copy(0, at, again.taps[layer][rows]) for layer, tap in scores.taps.items()}
         return Scores(scores.logits.index_copy(0, at, again.logits[rows]), scores.rows, taps)
 
-    def _lengths(self, segments: Sequence[Segment], chunked: bool) -> Sequence[tuple[int, int]]:
-        caches = [cast(LongRopeCache, segment.cache) for segment in segments]
-        return [
-            (segment.rows, self.original + int(cache.long)) for segment, cache in zip(segments, caches, strict=True)
-        ]
+
+def lengths_by_regime(original: int, segments: Sequence[Segment], chunked: bool) -> Sequence[tuple[int, int]]:
+    """See `models.runners.native.Lengths`: all rows of a segment count as of its cache's regime."""
+    caches = [cast(LongRopeCache, segment.cache) for segment in segments]
+    return [(segment.rows, original + int(cache.long)) for segment, cache in zip(segments, caches, strict=True)]
 
 
 def original_context(spec: ModelSpec) -> int:
@@ -227,3 +256,9 @@ def original_context(spec: ModelSpec) -> int:
         if rope.kind == "longrope"
     ]
     return int(original[0])
+
+
+def native_of(runner: object) -> NativeRunner | None:
+    """The native runner of a model's passes; None where others run them."""
+    found = runner.native if isinstance(runner, LongRopeRunner) else runner
+    return found if isinstance(found, NativeRunner) else None
