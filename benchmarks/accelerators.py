@@ -38,9 +38,9 @@ from paceline.bench.diffusion import (
     parse_lines,
     summarize_samples,
 )
+from paceline.checkpoints import Tokenizer
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import load_denoiser
-from paceline.models.loading import Tokenizer
+from paceline.models import load_denoiser
 
 RESULT, ORIGINAL, SLACK = "diffusion_accelerators", "original", 0.01
 MAIN = ("copy", "reverse", "remove_index", "replace_index", "insert_index", "sort")

@@ -25,10 +25,13 @@ import torch
 from common import RESULTS, alternate, ratio, read_bandwidth, save
 from decoding import add_model, model_of
 
+from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.models import load_runner
-from paceline.models.cuda import CHUNK, ScoringGraphs, graphs
-from paceline.models.decoder import Decoder, EagerPasses, Masks, NativeRunner, Passes
-from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
+from paceline.models.attention import Masks
+from paceline.models.cuda import CHUNK
+from paceline.models.layers import Decoder
+from paceline.models.passes import EagerPasses, Passes, ScoringGraphs, graphs
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 FORMS = ("dense", "invariant", "compiled", "apart")

@@ -30,8 +30,8 @@ import torch
 from common import RESULTS, keep_to_avx2, kept, save
 from real_models import FILES, LlamaCpp, gguf_file, llama_cpp
 
+from paceline.checkpoints import GgufCheckpoint, Tokenizer
 from paceline.models import load_runner
-from paceline.models.loading import GgufCheckpoint, Tokenizer
 
 PROGRAM = Path(__file__).parent / "llama_logits.cpp"
 WINDOW = 500

@@ -27,6 +27,7 @@ from common import RESULTS, save
 from decoding import add_model, model_of
 
 from paceline.bench import timed
+from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.lookup import AdedDrafter
 from paceline.drafters.retrieval import (
@@ -40,7 +41,6 @@ from paceline.drafters.retrieval import (
     longest_match,
     suffix_bound,
 )
-from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget
 
 HELD_OUT = 20

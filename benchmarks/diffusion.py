@@ -43,10 +43,10 @@ from paceline.bench.diffusion import (
     with_cache_times,
     with_method_times,
 )
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import TokenTexts
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import load_denoiser
-from paceline.models.loading import Tokenizer
+from paceline.models import load_denoiser
 
 PARTS = ("scores", "caches", "times", "constrained", "plot")
 

@@ -33,10 +33,10 @@ from lark import Lark
 
 import paceline
 from paceline.bench import timed
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, GrammarCheck, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
-from paceline.models.denoiser import Call
-from paceline.models.loading import Tokenizer
+from paceline.models import Call
 
 FLAT = {
     "type": "object",

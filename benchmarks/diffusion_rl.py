@@ -26,10 +26,10 @@ import torch
 from common import RESULTS, estimated, kept, save
 
 from paceline.bench.diffusion import Item, items
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import load_denoiser
-from paceline.models.loading import Tokenizer
+from paceline.models import load_denoiser
 
 RESULT, ORIGINAL = "diffusion_rl", "original"
 ONE_ANSWER = ("copy", "reverse", "remove_index", "replace_index", "insert_index", "sort")

@@ -34,8 +34,8 @@ from common import RESULTS, kept, save
 from real_models import gguf_file
 
 from paceline.bench.peers import peers_home
+from paceline.checkpoints import Tokenizer
 from paceline.models import load_runner
-from paceline.models.loading import Tokenizer
 
 FORMS = ("int4", "int8", "none")
 DEFAULT = "default"
@@ -78,7 +78,7 @@ from time import process_time
 import torch
 from paceline.bench import BUNDLED_TARGET
 from paceline.models import load_runner
-from paceline.models.loading import quantized_sizes, read_config, spec_from_config, weight_bytes
+from paceline.checkpoints import quantized_sizes, read_config, spec_from_config, weight_bytes
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

@@ -10,9 +10,9 @@ import torch
 from paceline import LLM
 from paceline.assembly import DraftModels
 from paceline.bench import BUNDLED_TARGET, DEVIATION
+from paceline.checkpoints import GenerationDefaults, Tokenizer, targets
 from paceline.models import ModelSpec, Runner
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import GenerationDefaults, Tokenizer, targets
+from paceline.models.runners import NativeRunner
 
 EMBEDDING = 16.0
 """Deviation of the embedding: the layers of the 8B shape add about as much."""

@@ -43,7 +43,7 @@ from paceline import SamplingParams
 from paceline.bench import RandomShape, parse_shape, repeated, shape_config, timed
 from paceline.bench.judge import TIE_UNITS, first_difference
 from paceline.bench.run import dial_registered
-from paceline.models.loading import spec_from_config
+from paceline.checkpoints import spec_from_config
 from paceline.tree import EMPTY_TREE
 
 TINY = RandomShape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocab=6200, context=512)

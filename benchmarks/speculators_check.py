@@ -27,7 +27,8 @@ from decoding import add_model, model_of
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM
-from paceline.models.heads import FeatureHead, read_head, write_head
+from paceline.models.heads import read_head, write_head
+from paceline.models.runners import FeatureHead
 from paceline.training import convert
 from paceline.tree import TokenTree
 

@@ -31,7 +31,7 @@ from strict_settings import NAMES, NGRAM, settings
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.bench import bundled_prompts
 from paceline.bench.run import dial_registered
-from paceline.models.decoder import native
+from paceline.models.runners import native
 
 PROVEN = "strict, proven by self-test"
 LENGTHS = (96, 224, 160, 288)

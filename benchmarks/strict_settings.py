@@ -18,9 +18,9 @@ from stand_ins import adapter_weights, random_head, write_shuffled_draft, writte
 
 from paceline import RequestOutput, registry
 from paceline.bench.run import DIAL
+from paceline.checkpoints import Tokenizer
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 Config = dict[str, Any]
 

@@ -6,11 +6,12 @@ import pytest
 
 from paceline import LLM
 from paceline.bench.diffusion import items
+from paceline.checkpoints import GenerationDefaults, Tokenizer, same_tokenizer
 from paceline.cli.options import sampling_params
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import NativeDenoiser, load_denoiser
-from paceline.models.loading import GenerationDefaults, Tokenizer, same_tokenizer
+from paceline.models import load_denoiser
+from paceline.models.runners import NativeDenoiser
 
 KINDS = {"diffusion": "full", "block_diffusion": "block"}
 MOST_BYTES = 6_000_000

@@ -17,7 +17,24 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "paceline"
 LOW = {"errors", "utils", "config", "registry", "bundled", "version"}
 METHODS = LOW | {"tree"}
-ALLOWED = {
+MODELS = {"checkpoints", "models"}
+FLOORS = (
+    {"models.spec"},
+    {"checkpoints"},
+    {"models.base", "models.denoiser_base", "models.loading"},
+    {"models.cpu", "models.cuda"},
+    {"models.state"},
+    {"models.attention"},
+    {"models.layers"},
+    {"models.heads"},
+    {"models.passes"},
+    {"models.memory"},
+    {"models.runners"},
+    {"models.load"},
+    {"models.denoiser_loading"},
+)
+"""What `models` is made of, lowest first, with `checkpoints` between: each imports those of lower floors alone."""
+ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "utils": {"errors"},
@@ -26,33 +43,39 @@ ALLOWED = {
     "catalogue": set(),
     "registry": {"errors", "catalogue"},
     "tree": LOW,
-    "models": METHODS,
-    "diffusion": METHODS | {"models", "engine", "sampling", "grammar"},
-    "drafters": METHODS | {"models"},
+    **{unit: METHODS.union(*FLOORS[:floor]) for floor, units in enumerate(FLOORS) for unit in units},
+    "models.spec": set(),
+    "checkpoints": LOW | {"models.spec"},
+    "models": set(),
+    "diffusion": METHODS | MODELS | {"engine", "sampling", "grammar"},
+    "drafters": METHODS | MODELS,
     "verifiers": METHODS | {"sampling"},
     "controllers": METHODS | {"models"},
     "sampling": METHODS,
-    "grammar": METHODS | {"models", "sampling"},
-    "profiles": METHODS | {"controllers", "models"},
-    "codebooks": METHODS | {"models"},
-    "engine": METHODS | {"drafters", "verifiers", "controllers", "sampling", "grammar", "models"},
-    "assembly": METHODS | {"engine", "drafters", "verifiers", "controllers", "sampling", "models"},
-    "search": METHODS | {"engine", "drafters", "models", "sampling", "verifiers"},
+    "grammar": METHODS | {"checkpoints", "sampling"},
+    "profiles": METHODS | MODELS | {"controllers"},
+    "codebooks": METHODS | MODELS,
+    "engine": METHODS | MODELS | {"drafters", "verifiers", "controllers", "sampling", "grammar"},
+    "assembly": METHODS | MODELS | {"engine", "drafters", "verifiers", "controllers", "sampling"},
+    "search": METHODS | MODELS | {"engine", "drafters", "sampling", "verifiers"},
     "claims": LOW,
-    "llm": METHODS | {"arguments", "assembly", "diffusion", "engine", "models", "sampling", "search", "profiles"},
+    "llm": METHODS | MODELS | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
-    "serving": METHODS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
+    "serving": METHODS | MODELS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "sampling"},
     "batch": LOW,
     "bench": METHODS
-    | {"assembly", "diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling"}
-    | {"grammar", "profiles"},
-    "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
+    | MODELS
+    | {"assembly", "diffusion", "llm", "engine", "drafters", "verifiers", "controllers", "sampling", "profiles"}
+    | {"grammar"},
+    "training": METHODS | MODELS | {"bench", "llm", "drafters", "sampling", "codebooks"},
     "cli": METHODS
-    | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
+    | MODELS
+    | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters"}
     | {"bench", "codebooks", "profiles", "search"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }
+"""Unit -> units that it may import; a package of many units stands for all of them."""
 CYCLES: tuple[str, ...] = ()
 """Parts in which cycles are known; they are to go."""
 
@@ -62,7 +85,7 @@ def _forgotten() -> Iterator[None]:
     """The trees of all files, millions of objects in which every search for garbage would look."""
     gc.disable()
     yield
-    for known in (parse, nodes, imports):
+    for known in (parse, nodes, imports, homes):
         known.cache_clear()
     gc.enable()
 
@@ -89,9 +112,32 @@ def module_name(path: Path) -> str:
     return ".".join(("paceline", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
 
 
-def unit(path: Path) -> str:
+def part(path: Path) -> str:
     """The first-level part of the package that a module belongs to."""
     return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+@cache
+def homes() -> dict[str, str]:
+    """Public name -> module that a package's stub takes it from: paceline.models.Runner -> paceline.models.base."""
+    found = {}
+    for stub in SRC.rglob("__init__.pyi"):
+        package = module_name(stub.with_suffix(".py"))
+        for node in parsed(stub).body:
+            assert isinstance(node, ast.ImportFrom), stub
+            found |= {f"{package}.{alias.name}": f"{package}.{node.module}" for alias in node.names}
+    return found
+
+
+def unit(name: str) -> str:
+    """What a module or public name belongs to on the map: a first-level part, or a folder or module of `models`."""
+    first, *rest = homes().get(name, name).split(".")[1:]
+    return f"{first}.{rest[0]}" if first == "models" and rest and rest[0] else first
+
+
+def unit_of(path: Path) -> str:
+    """The unit of a module by its file."""
+    return part(path) if path.parent == SRC else unit(module_name(path))
 
 
 @cache
@@ -112,21 +158,30 @@ def imports(tree: ast.Module) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------ one way
 
 
+def arrows(tree: ast.Module) -> set[str]:
+    """Units that a module imports."""
+    names = {f"{module}.{of}".removesuffix(".") for module, of in imports(tree)}
+    return {unit(name) for name in names - {"paceline", "paceline.__version__"}}
+
+
 def wrong_arrows(name: str, tree: ast.Module) -> set[str]:
-    """First-level parts that a module of the part `name` imports and must not."""
-    found = set()
-    for module, of in imports(tree):
-        parts = [*module.split("."), of]
-        if parts[1] and parts[1] != "__version__":
-            found.add(parts[1])
-    return found - ALLOWED[name] - {name}
+    """Units that a module of the unit `name` imports and must not."""
+    allowed = ALLOWED[name] | {name}
+    return {other for other in arrows(tree) if not {other, other.split(".")[0]} & allowed}
 
 
 def test_imports_go_one_way() -> None:
-    unknown = {unit(path) for path in modules(SRC)} - ALLOWED.keys()
+    unknown = {unit_of(path) for path in modules(SRC)} - ALLOWED.keys()
     assert not unknown, f"not on the map; add to ALLOWED: {sorted(unknown)}"
-    found = {str(path.relative_to(SRC)): wrong_arrows(unit(path), parsed(path)) for path in modules(SRC)}
+    found = {str(path.relative_to(SRC)): wrong_arrows(unit_of(path), parsed(path)) for path in modules(SRC)}
     assert not {path: wrong for path, wrong in found.items() if wrong}, "must not import these"
+
+
+def test_no_units_import_each_other() -> None:
+    found: dict[str, set[str]] = {}
+    for path in modules(SRC):
+        found.setdefault(unit_of(path), set()).update(arrows(parsed(path)))
+    assert not cycles({name: others & found.keys() - {name} for name, others in found.items()})
 
 
 def test_the_rule_catches_a_drafter_that_imports_the_engine() -> None:
@@ -137,6 +192,12 @@ def test_the_rule_catches_a_drafter_that_imports_the_engine() -> None:
     assert wrong("drafters", "def f():\n    import paceline.verifiers.greedy") == {"verifiers"}
     assert wrong("tree", "from paceline import models") == {"models"}
     assert not wrong("drafters", "from paceline.models import Runner\nfrom paceline.drafters.base import Drafter")
+    assert wrong("models.state", "from paceline.models.runners.native import NativeRunner") == {"models.runners"}
+    assert wrong("models.cpu", "def f():\n    from paceline.models.state.arena import Arena") == {"models.state"}
+    assert wrong("models.base", "if TYPE_CHECKING:\n    from paceline.models import load_runner") == {"models.load"}
+    assert wrong("models.cuda", "from paceline.models.cpu import pages") == {"models.cpu"}
+    assert wrong("checkpoints", "from paceline.models import ModelSpec, Runner") == {"models.base"}
+    assert not wrong("models.passes", "from paceline.models.layers.decoder import Decoder\nimport paceline.checkpoints")
 
 
 # ------------------------------------------------------------------------------------------------ no cycles
@@ -214,7 +275,7 @@ def deep_imports(name: str, tree: ast.Module) -> set[str]:
 
 
 def test_packages_are_entered_by_their_public_names() -> None:
-    found = {str(path.relative_to(SRC)): deep_imports(unit(path), parsed(path)) for path in modules(SRC)}
+    found = {str(path.relative_to(SRC)): deep_imports(part(path), parsed(path)) for path in modules(SRC)}
     outside = modules(ROOT / "tests", ROOT / "benchmarks", ROOT / "recipes")
     found |= {str(path.relative_to(ROOT)): deep_imports("", parsed(path)) for path in outside}
     assert not {path: deep for path, deep in found.items() if deep}

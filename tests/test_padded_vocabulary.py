@@ -169,7 +169,7 @@ def test_every_runner_leaves_the_rows_out(tmp_path: Path, way: str, monkeypatch:
         "strict": {"exactness": "strict"}, "int8": {"quantization": "int8"}, "transformers": {"native": False},
     }.get(way, {})  # fmt: skip
     if way == "eager":
-        monkeypatch.setattr("paceline.models.decoder.native.fits", lambda *_, **__: False)
+        monkeypatch.setattr("paceline.models.runners.native.fits", lambda *_, **__: False)
     whole, cut = (load_runner(folder, dtype="float32", tokens=n, **more) for n in (None, TOKENS))
     rows = []
     for runner in (whole, cut):

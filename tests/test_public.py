@@ -3,9 +3,13 @@
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import paceline
+from paceline import checkpoints
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,3 +39,11 @@ def test_importing_the_package_and_its_help_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     control = "import sys, paceline.llm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", control], check=False).returncode == 1
+
+
+def test_the_old_place_of_checkpoints_still_has_its_public_names() -> None:
+    old = import_module("paceline.models.loading")
+    assert dir(old) == sorted(checkpoints.__all__)
+    assert all(getattr(old, name) is getattr(checkpoints, name) for name in dir(old))
+    with pytest.raises(AttributeError):
+        old.nowhere  # noqa: B018

@@ -13,7 +13,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.bench.run import dial_registered
 from paceline.llm import BUNDLED
-from paceline.models.decoder import NativeRunner, native
+from paceline.models.runners import NativeRunner, native
 from paceline.tree import Scores
 
 PROMPTS = (

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.models import LayerSpec, ModelSpec, RopeSpec
-from paceline.models.decoder import NativeRunner
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")

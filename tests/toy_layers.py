@@ -1,4 +1,4 @@
-"""Drafting with part of a toy target's layers: `models.decoder.layer_drafts.LayerDrafts` without weights.
+"""Drafting with part of a toy target's layers: `models.runners.layer_drafts.LayerDrafts` without weights.
 
 Its logits are those of the ToyRunner with noise, the less the more layers run. It checks its callers as the toy does,
 and leaves drafted positions in the cache's scratch, as a native runner does.
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from toy_numbers import normal
 
-from paceline.models.decoder import LayerPlan, best_of
+from paceline.models import LayerPlan
+from paceline.models.runners import best_of
 from paceline.tree import Scores, TokenTree
 
 NOISE = 0.8

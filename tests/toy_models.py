@@ -20,11 +20,9 @@ from toy_numbers import normal
 from toys import ToyCache, ToyRunner
 
 from paceline import registry
+from paceline.checkpoints import Tokenizer
 from paceline.drafters import DrafterArgs
-from paceline.models import HeadRows, MappedRunner
-from paceline.models.decoder import LayerPlan
-from paceline.models.denoiser import Call
-from paceline.models.loading import Tokenizer
+from paceline.models import Call, HeadRows, LayerPlan, MappedRunner
 
 LETTERS = "abcdefghij"
 OTHER = ["<end>", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a", "z", "ab", "cd", "fg"]
@@ -240,7 +238,7 @@ class GroupToy(ToyRunner):
     """A toy with a fuzzy pass: other logits, in caches that remember which tokens went through it.
 
     Attributes:
-        fuzzy: as of `models.decoder.grouped.GroupedRunner`.
+        fuzzy: as of `models.runners.grouped.GroupedRunner`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

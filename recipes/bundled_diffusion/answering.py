@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
 from paceline.errors import CapabilityError
-from paceline.models.denoiser import Call, Denoiser
-from paceline.models.denoiser import Ints as Ids
+from paceline.models import Call, Denoiser
+from paceline.models import Ints as Ids
 from recipes.bundled_diffusion.model import EOS, Net
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from paceline.bench.diffusion import TASKS, items
-from paceline.models.denoiser import NativeDenoiser, load_denoiser
+from paceline.models import load_denoiser
+from paceline.models.runners import NativeDenoiser
 from recipes.bundled_diffusion.answering import encoded, fill
 from recipes.bundled_diffusion.evaluate import exact_match, written
 from recipes.common.options import add_flags, new_parser

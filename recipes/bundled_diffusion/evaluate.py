@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from paceline.bench.diffusion import TASKS, Item, items
-from paceline.models.denoiser import Denoiser
+from paceline.models import Denoiser
 from recipes.bundled_diffusion.answering import encoded, fill, text_of
 from recipes.common.options import add_flags, new_parser
 
@@ -48,7 +48,7 @@ def exact_match(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    from paceline.models.denoiser import load_denoiser
+    from paceline.models import load_denoiser
 
     parser = new_parser(__doc__)
     parser.add_argument("model", type=Path)

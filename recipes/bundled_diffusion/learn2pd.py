@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from paceline.bench.diffusion import items
 from paceline.diffusion.commit import BlockFilter
-from paceline.models.denoiser import Call, Denoiser, Ints
+from paceline.models import Call, Denoiser, Ints
 from paceline.training import keep, take_up
 from recipes.bundled_diffusion.answering import Batched, encoded, fill
 from recipes.bundled_diffusion.model import TOKENIZER, read_net

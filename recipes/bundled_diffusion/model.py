@@ -1,4 +1,4 @@
-"""The trainable form of the bundled denoisers: the transformer of `paceline.models.denoiser.native` in batches, with
+"""The trainable form of the bundled denoisers: the transformer of `paceline.models.runners.denoiser` in batches, with
 gradients.
 """
 
@@ -13,19 +13,18 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paceline.models import LayerSpec, ModelSpec, RopeSpec
-from paceline.models.denoiser import (
-    FAMILIES,
+from paceline.checkpoints import DENOISER_FAMILIES, Checkpoint, denoiser_spec, family_name, read_config
+from paceline.models import (
     DenoiserSpec,
-    NativeDenoiser,
-    denoiser_spec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
     end_tokens,
-    family_name,
     load_denoiser_weights,
     mask_token_id,
-    rotation,
 )
-from paceline.models.loading import Checkpoint, read_config
+from paceline.models.layers import rotation
+from paceline.models.runners import NativeDenoiser
 from recipes.common.options import BUNDLED
 
 EOS, MASK, VOCAB_SIZE = 3, 6144, 6145  # the bundled target's tokenizer, and a mask token after it
@@ -167,7 +166,7 @@ def read_net(path: Path) -> Net:
         return read_state(path)
     config = read_config(path)
     spec = denoiser_spec(config, mask_token_id=mask_token_id(path, config), eos_token_ids=end_tokens(path, config))
-    net, names = Net(spec), FAMILIES[str(family_name(config))].names
+    net, names = Net(spec), DENOISER_FAMILIES[str(family_name(config))].names
     net.load_state_dict(
         load_denoiser_weights(Checkpoint(path), spec, names, device=torch.device("cpu"), dtype=torch.float32)
     )

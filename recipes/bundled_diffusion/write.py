@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
-from paceline.models.denoiser import DenoiserSpec
+from paceline.models import DenoiserSpec
 from recipes.bundled_diffusion.lessons import LENGTHS
 from recipes.bundled_diffusion.model import EOS, MASK, MAX_LENGTH, TOKENIZER, Net, read_state
 from recipes.common.options import new_parser

@@ -17,6 +17,15 @@ import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
 from paceline.assembly import DraftModels, Exactness, build_parts, check_methods, find_exactness
+from paceline.checkpoints import (
+    BUNDLED_FOLDER,
+    GenerationDefaults,
+    Tokenizer,
+    check_names,
+    is_denoiser,
+    read_config,
+    resolve,
+)
 from paceline.config import ALL_DRAFTS, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_autoregressive, check_kind
 from paceline.engine import (
@@ -39,8 +48,6 @@ from paceline.engine import (
 )
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import load_runner, memory_of
-from paceline.models.denoiser import is_denoiser
-from paceline.models.loading import BUNDLED_FOLDER, GenerationDefaults, Tokenizer, check_names, read_config, resolve
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.search import BeamSearchOutput, BeamSearchParams, SearchConfig, run_searches

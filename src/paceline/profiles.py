@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline import registry, utils
+from paceline.checkpoints import digest_of, resolve
 from paceline.config import SpeculativeConfig
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.loading import digest_of, resolve
 from paceline.utils import keys_once, user_cache
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from paceline.assembly import build_parts, controller_setup
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.controllers.auto import AutoController, store
 from paceline.engine import DrafterSet, Engine, drafter_set, loop, probe, step_clock
-from paceline.models.heads import FeatureHead
+from paceline.models.runners import FeatureHead
 
 PASS, ROW = 1e-2, 1e-5
 CHEAP, DEAR = 1e-4, 3e-2

@@ -12,7 +12,8 @@ from paceline.assembly import Exactness, exactness, find_exactness
 from paceline.controllers.auto import CostStore
 from paceline.llm import BUNDLED
 from paceline.models import load_runner
-from paceline.models.decoder import StrictPasses, native, strict_unavailable
+from paceline.models.passes import StrictPasses, strict_unavailable
+from paceline.models.runners import native
 
 
 @pytest.fixture

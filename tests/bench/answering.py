@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from paceline.bench.diffusion import TASKS, items
+from paceline.checkpoints import Tokenizer
 from paceline.llm import BUNDLED
-from paceline.models.denoiser import Call
-from paceline.models.loading import Tokenizer
+from paceline.models import Call
 
 END = 3
 

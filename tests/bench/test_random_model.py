@@ -12,7 +12,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench import random_model
 from paceline.errors import ConfigError
 from paceline.models import load_runner
-from paceline.models.decoder import NativeRunner
+from paceline.models.runners import NativeRunner
 
 TINY = "llama:hidden=32,layers=2,heads=4,kv_heads=2,mlp=48,vocab=6200,context=64,tie=0"
 

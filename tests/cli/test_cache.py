@@ -124,7 +124,7 @@ def test_compiled_code_is_found(tmp_path: Path) -> None:
 
 
 def test_warming_up_compiles_and_packs(run: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.loading.packed_files.LEAST", 1)
+    monkeypatch.setattr("paceline.checkpoints.packed_files.LEAST", 1)
     model = write(folder / "model", hidden_size=64, head_dim=32, intermediate_size=64)
     found = run("warmup", str(model), "--dtype", "float32", "--threads", "1")
     assert found.code == 0, found.err

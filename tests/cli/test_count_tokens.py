@@ -11,9 +11,9 @@ from command import Command
 
 from paceline import LLM, SamplingParams
 from paceline.bench import bundled_prompts
+from paceline.checkpoints import Tokenizer
 from paceline.drafters.vocab import TokenCounts, counts_path
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 TARGET = BUNDLED / "target"
 

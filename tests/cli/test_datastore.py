@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from command import Command
 
+from paceline.checkpoints import Tokenizer
 from paceline.drafters.retrieval import Datastore
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.checkpoints import BUNDLED_FOLDER
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import GRID, Beside, CostKey, Costs, CostStore, Curve, Forecast, Line, choose
 from paceline.models import load_runner
 from paceline.models.cpu import source_number
-from paceline.models.loading import BUNDLED_FOLDER
 
 KEY = CostKey(fingerprint="f", device="cpu", dtype="float32", passes="compiled", threads=2, torch="2", paceline="0")
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, decode
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.toys import Independent
 
 

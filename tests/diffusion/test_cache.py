@@ -12,7 +12,7 @@ import torch
 
 from paceline.diffusion import Canvas, ConfiguredMethod, Ending, Step, Stop, decode, deviation, pooled
 from paceline.errors import ConfigError
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys import t4
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.diffusion import Canvas, deviation, pooled
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.decoding import Planned, fill
 from tests.diffusion.toys import Toy, t4
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 from paceline.diffusion import Canvas
 from paceline.diffusion.commit import grid
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint, t4
 

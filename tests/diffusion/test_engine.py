@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, RequestOutputKind, SamplingParams
+from paceline.checkpoints import hub
 from paceline.config import OF_DIFFUSION
 from paceline.diffusion import (
     DOT,
@@ -35,8 +36,7 @@ from paceline.errors import (
     PromptError,
     UnsupportedModelError,
 )
-from paceline.models.denoiser import load_denoiser
-from paceline.models.loading import hub
+from paceline.models import load_denoiser
 from tests.tiny_checkpoint import edit_json
 from tests.tiny_checkpoint import write as write_llama
 from tests.tiny_diffusion import END, MASK, write

@@ -13,7 +13,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.errors import ConfigError
-from paceline.models.denoiser import load_denoiser
+from paceline.models import load_denoiser
 from tests.diffusion.toys import t4
 from tests.tiny_checkpoint import edit_weights
 from tests.tiny_diffusion import CHARACTERS, SPECIAL, write

@@ -13,7 +13,7 @@ from paceline import LLM, RequestOutputKind, SamplingParams
 from paceline.config import ThinkParams
 from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, DiffusionMetrics, Phases, decode, think_then_answer
 from paceline.errors import ConfigError, PacelineError
-from paceline.models.denoiser import load_denoiser
+from paceline.models import load_denoiser
 from tests.diffusion.test_engine import GREEDY, OPEN, PROMPT
 from tests.tiny_checkpoint import write as write_llama
 from tests.tiny_diffusion import END, MASK, write

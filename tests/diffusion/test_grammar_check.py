@@ -16,9 +16,9 @@ import pytest
 from lark import Lark, UnexpectedInput
 
 import paceline
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Parts, TokenTexts, decode
 from paceline.errors import ConfigError, UnsatisfiableError
-from paceline.models.loading import Tokenizer
 from tests.diffusion.toys import Independent, Toy
 
 TEXTS = [*'{}[]:," -.01237abcnrtuslexyé()+*', '"a', '":', '": ', '",', "true", "}}", "]}", '"x":', "12", "ab", "(("]

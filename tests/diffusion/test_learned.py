@@ -8,7 +8,7 @@ from safetensors.torch import save_file as torch_file
 from paceline.diffusion import Step
 from paceline.diffusion.commit import NAMES, BlockFilter, block_confidences
 from paceline.errors import CheckpointError, ConfigError
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.decoding import fill, same
 from tests.diffusion.toys import Independent, Joint, t4
 

@@ -17,7 +17,7 @@ from paceline import LLM, SamplingParams
 from paceline.diffusion import METHODS, PARTS, Canvas, ConfiguredMethod, Outcome, decode, options_of, part
 from paceline.diffusion.commit import block_confidences
 from paceline.errors import ConfigError
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint, Toy, permutation, t4
 from tests.tiny_diffusion import MASK, write

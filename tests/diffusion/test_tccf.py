@@ -6,7 +6,7 @@ import torch
 
 from paceline.diffusion import Phases, ReblockedDenoiser, think_then_answer
 from paceline.errors import ConfigError
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from tests.diffusion.decoding import Watched, fill
 from tests.diffusion.toys import Independent, t4
 

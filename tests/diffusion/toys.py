@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from paceline.models import LayerSpec, ModelSpec, RopeSpec
-from paceline.models.denoiser import Call, DenoiserSpec, NativeDenoiser
-from paceline.models.loading import targets
+from paceline.checkpoints import targets
+from paceline.models import Call, DenoiserSpec, LayerSpec, ModelSpec, RopeSpec
+from paceline.models.runners import NativeDenoiser
 
 
 class Toy:

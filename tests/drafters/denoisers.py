@@ -14,7 +14,7 @@ from toy_models import letters
 from toys import ToyRunner
 
 from paceline.drafters import DrafterArgs
-from paceline.models.denoiser import Call
+from paceline.models import Call
 
 Says = Callable[[list[int], int], Sequence[float]]
 """The text before the masks, the place among them from 0 on -> (v,) probabilities."""

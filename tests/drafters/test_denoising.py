@@ -17,7 +17,8 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import Context
 from paceline.drafters.diffusion import DeerDrafter
 from paceline.errors import ConfigError, DrafterError, PacelineError
-from paceline.models.denoiser import Call, NativeDenoiser
+from paceline.models import Call
+from paceline.models.runners import NativeDenoiser
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 VOCAB = 23

@@ -11,7 +11,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_exit
 from paceline.errors import ConfigError
-from paceline.models.decoder import LayerPlan
+from paceline.models import LayerPlan
 from paceline.tree import Scores, Verdict
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]

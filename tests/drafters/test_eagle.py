@@ -21,7 +21,8 @@ from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.heads import Eagle2Drafter, Eagle3Drafter, EagleDrafter, FeatureState
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError
 from paceline.models import load_runner
-from paceline.models.heads import FeatureHead, HeadConfig
+from paceline.models.heads import HeadConfig
+from paceline.models.runners import FeatureHead
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
 PROMPT = [(7 * i) % 500 + 4 for i in range(300)]

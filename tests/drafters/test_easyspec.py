@@ -23,7 +23,7 @@ from paceline.bench import BUNDLED_TARGET, bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter, EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.models.decoder import GroupedRunner
+from paceline.models.runners import GroupedRunner
 from paceline.tree import TokenTree
 
 

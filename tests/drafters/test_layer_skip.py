@@ -18,8 +18,7 @@ from paceline.config import SpeculativeConfig
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self import LayerSkipDrafter
 from paceline.errors import CapabilityError, ConfigError, DrafterError
-from paceline.models import Capabilities
-from paceline.models.decoder import LayerPlan
+from paceline.models import Capabilities, LayerPlan
 from paceline.tree import EMPTY_TREE, Budget
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]

@@ -14,7 +14,8 @@ from models.layer_chains import layer_chains
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
-from paceline.models.decoder import LayerPlan, layer_drafts_of, resuming_pays
+from paceline.models import LayerPlan
+from paceline.models.runners import layer_drafts_of, resuming_pays
 from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]
@@ -86,7 +87,7 @@ def test_a_cache_that_moves_takes_the_drafts_along(plain: LLM, careful: bool, mo
     (cache,) = made.caches
     before = list(cache.blocks)
     if not careful:
-        monkeypatch.setattr("paceline.models.decoder.cache.blocks_for", lambda tokens: -(-(cache.length) // 16))
+        monkeypatch.setattr("paceline.models.state.cache.blocks_for", lambda tokens: -(-(cache.length) // 16))
     blocker = runner.open()
     cache.relocate(len(before) + 1, len(before))  # by itself it moves only where others hold what is behind
     cache.locate()

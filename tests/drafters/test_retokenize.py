@@ -11,9 +11,9 @@ import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.checkpoints import Tokenizer, encoder_of, whole_characters
 from paceline.drafters.vocab import LONGEST_PIECE, Reading, Retokenizer, cut_of, shared_tokens
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer, encoder_of, whole_characters
 
 SOURCE = Tokenizer.load(BUNDLED / "target")
 TEXT = (

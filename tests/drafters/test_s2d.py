@@ -137,7 +137,7 @@ def test_an_exit_gives_what_its_layers_give(folder: Path) -> None:
     state = begin(drafter, [5, 6, 7])
     tree = propose(drafter, state, 3)
     text = [5, 6, 7, *tree.tokens.tolist()]
-    from paceline.models.decoder import LayerPlan
+    from paceline.models import LayerPlan
 
     chain = TokenTree.chain(text[1:])
     states, _ = runner.run_layers([runner.open()], [text[0]], [chain], plan=LayerPlan(stop=2))

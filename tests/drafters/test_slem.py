@@ -10,11 +10,11 @@ import tiny_tokenizers
 from toy_models import LETTERS, OTHER, ToyModels
 from toys import ToyRunner
 
+from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.vocab import SlemDrafter, Writer
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget
 
 

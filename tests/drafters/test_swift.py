@@ -31,7 +31,8 @@ from paceline.drafters.self import (
     upper_bounds,
 )
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.decoder import ALL_LAYERS, LayerPlan, NativeRunner, SteppedDrafts
+from paceline.models import ALL_LAYERS, LayerPlan
+from paceline.models.runners import NativeRunner, SteppedDrafts
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]

@@ -15,12 +15,12 @@ from toy_models import ToyModels
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.vocab import STEP, TokenCounts, counts_path, cut_head, indispensable
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")

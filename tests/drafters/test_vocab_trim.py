@@ -16,13 +16,13 @@ from toy_models import ToyModels, letters
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.vocab import indispensable, kept_tokens, read_counts
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 DRAFT = str(BUNDLED / "draft")

@@ -16,7 +16,7 @@ from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParam
 from paceline.controllers.auto import Costs
 from paceline.engine import Probe, Request, Room, Scheduler, StepRecord, watching
 from paceline.engine import Sequence as Decoding
-from paceline.models.decoder import BLOCK
+from paceline.models.state import BLOCK
 
 PROMPTS = [[20 + i, 7, 8, 9, 30 + i] * (2 + i) for i in range(5)]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CORPUS, KINDS, write
 
 import paceline
+from paceline.checkpoints import Tokenizer
 from paceline.engine import BROKEN, IncrementalDetokenizer, detokenize
-from paceline.models.loading import Tokenizer
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"
 LONG = " ".join(CORPUS[:4]) + " 🙂東🚀京 €uro äöü ß"

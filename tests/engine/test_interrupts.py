@@ -16,20 +16,20 @@ from tiny_checkpoint import write
 from paceline import LLM, SamplingParams
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.engine import Scheduler
-from paceline.models.decoder import Arena, NativeCache
+from paceline.models.state import Arena, NativeCache
 
 FILES = ("engine/scheduler.py", "engine/cache_room.py", "engine/prefix_cache.py", "engine/loop.py",
          "engine/planning.py", "engine/scoring.py", "engine/drafter_set.py", "engine/driver.py",
-         "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/cache_memory.py",
-         "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
+         "models/state/cache.py", "models/state/arena.py", "models/state/cache_memory.py",
+         "models/runners/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # an interrupt inside __del__
 
 BLOCKS = (
-    "models/decoder/cache.py",
-    "models/decoder/arena.py",
-    "models/decoder/cache_memory.py",
+    "models/state/cache.py",
+    "models/state/arena.py",
+    "models/state/cache_memory.py",
 )
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11]]
 
@@ -122,7 +122,7 @@ def test_an_interrupt_leaks_nothing_where_sequences_make_way(llm: LLM, monkeypat
 
 
 def test_without_recounting_it_would_leak(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.decoder.arena.BlockPool.recount", lambda self: None)
+    monkeypatch.setattr("paceline.models.state.arena.BlockPool.recount", lambda self: None)
     assert leaks(llm, BLOCKS, 30) != []
     monkeypatch.undo()
     shrink(llm, None)

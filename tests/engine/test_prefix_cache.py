@@ -13,7 +13,7 @@ import torch
 from tiny_checkpoint import write
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.models.decoder import BLOCK, PrefixIndex
+from paceline.models.state import BLOCK, PrefixIndex
 from paceline.tree import Scores
 
 BEGINNING = [5 + (7 * i) % 90 for i in range(70)]

@@ -19,11 +19,11 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams, registry
 from paceline.bench import BUNDLED_TARGET
+from paceline.checkpoints import write_adapter
 from paceline.config import EngineConfig
 from paceline.drafters import DrafterArgs
 from paceline.engine import Engine, Request, Scheduler
 from paceline.errors import CapabilityError, ConfigError, PromptError
-from paceline.models.loading import write_adapter
 from paceline.sampling.steering import Steering, parse_steering
 
 DRAFT = "bundled/draft"

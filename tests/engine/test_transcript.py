@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
+from paceline.checkpoints import Tokenizer
 from paceline.config import SamplingParams
 from paceline.engine import StopChecker, Transcript, find_stop, open_length
-from paceline.models.loading import Tokenizer
 
 PIECES = ["a", "b", "ab", "ba", "aab", "", "c", "abc", "<eos>", "<eot>"]
 EOS, EOT = 8, 9

@@ -18,7 +18,8 @@ from tiny_checkpoint import TARGET, TOKENIZER, edit_json
 
 from paceline import LLM, SamplingParams
 from paceline.engine import Scheduler, StepRecord, watching
-from paceline.models.decoder import BLOCK, WindowSlots, native
+from paceline.models.runners import native
+from paceline.models.state import BLOCK, WindowSlots
 
 WINDOW = 16
 BEGINNING = [5 + (7 * i) % 90 for i in range(150)]
@@ -170,9 +171,9 @@ def test_the_same_memory_admits_more_sequences(folder: str, oracle: Any, monkeyp
     assert size <= 62 * block
 
 
-PLACES = ("models/decoder/window_slots.py",)
-FILES = (*PLACES, "models/decoder/arena.py", "models/decoder/cache.py", "models/decoder/cache_memory.py",
-         "models/decoder/native.py", "engine/scheduler.py", "engine/prefix_cache.py")  # fmt: skip
+PLACES = ("models/state/window_slots.py",)
+FILES = (*PLACES, "models/state/arena.py", "models/state/cache.py", "models/state/cache_memory.py",
+         "models/runners/native.py", "engine/scheduler.py", "engine/prefix_cache.py")  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside __del__

@@ -13,11 +13,11 @@ import pytest
 import torch
 from lark import Lark, UnexpectedInput
 
+from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import Constraint, constraint, library_text
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 WORDS = Tokenizer.load(BUNDLED / "target")
 SIZE, END = 6144, WORDS.eos_id or 0

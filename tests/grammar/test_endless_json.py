@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.checkpoints import Tokenizer, token_bytes
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import Constraint, Numbers, constraint
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer, token_bytes
 
 WORDS = Tokenizer.load(BUNDLED / "target")
 SIZE, END = 6144, WORDS.eos_id or 0

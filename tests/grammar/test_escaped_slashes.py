@@ -15,9 +15,9 @@ from jsonschema import Draft202012Validator
 from toy_models import pairing
 
 from paceline import LLM, CompletionOutput, SamplingParams
+from paceline.checkpoints import token_bytes
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import Constraint, constraint
-from paceline.models.loading import token_bytes
 
 SIGNS = [chr(code) for code in range(32, 127)] + ["\n", "é"]
 JOINED = [

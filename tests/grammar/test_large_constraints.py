@@ -8,10 +8,10 @@ import llguidance
 import pytest
 import torch
 
+from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import Constraint, constraint
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 WORDS = Tokenizer.load(BUNDLED / "target")
 SIZE, END = 6144, WORDS.eos_id or 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import Constraint, constraint, other_texts, rust_pattern
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 WORDS = Tokenizer.load(BUNDLED / "target")
 SIZE, END = 6144, WORDS.eos_id or 0

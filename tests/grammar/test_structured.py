@@ -23,10 +23,10 @@ from toy_models import letters
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.checkpoints import token_bytes
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import Constraint, constraint
-from paceline.models.loading import token_bytes
 from paceline.sampling import Rules
 from paceline.tree import TokenTree, Trial
 

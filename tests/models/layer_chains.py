@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.models.decoder import LayerPlan
+from paceline.models import LayerPlan
 
 
 def layer_chains(

@@ -7,21 +7,22 @@ import pytest
 import torch
 
 from paceline.models import AttentionShape
-from paceline.models.cuda import Bucket, PaddedStep, pack, padded_masks
-from paceline.models.decoder import (
-    Arena,
+from paceline.models.attention import (
     BatchStep,
     Masks,
-    NativeCache,
+    PaddedStep,
     Segment,
     SequenceStep,
     attention,
-    can_pack,
+    padded_masks,
     span,
     spare_rows,
     tree_segment,
 )
-from paceline.models.decoder import tree_attention as module
+from paceline.models.attention import tree_attention as module
+from paceline.models.layers import can_pack
+from paceline.models.passes import Bucket, pack
+from paceline.models.state import Arena, NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")

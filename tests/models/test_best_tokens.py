@@ -15,10 +15,9 @@ from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
 from paceline.models import MappedRunner, RopeSpec
-from paceline.models.cpu import ROWS, CompiledDecoder
-from paceline.models.cuda import ScoringGraphs
-from paceline.models.decoder import DynamicRopeRunner, GroupedRunner, LongRopeRunner, NativeRunner
-from paceline.models.fallback import TransformersRunner
+from paceline.models.passes import ROWS, CompiledDecoder, ScoringGraphs
+from paceline.models.runners import GroupedRunner, LongRopeRunner, NativeRunner
+from paceline.models.runners.fallback import TransformersRunner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 from paceline.verifiers import GreedyVerifier
 
@@ -129,7 +128,7 @@ BORDER = 30  # the second of the trees below crosses it
 SHAPE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72, "num_hidden_layers": 4}
 LONG = {"short_factor": [1.0] * 16, "long_factor": [3.0] * 16, "original_max_position_embeddings": BORDER}
 BY_LENGTH = {
-    DynamicRopeRunner: RopeSpec(theta=1e4, dims=32, kind="dynamic", scaling={"factor": 2.0}, max_position=BORDER),
+    NativeRunner: RopeSpec(theta=1e4, dims=32, kind="dynamic", scaling={"factor": 2.0}, max_position=BORDER),
     LongRopeRunner: RopeSpec(theta=1e4, dims=32, kind="longrope", scaling=LONG, max_position=4 * BORDER),
 }
 

@@ -15,10 +15,10 @@ from models.translated_once import translated_once
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, SamplingParams
+from paceline.checkpoints import TYPES, BlockRows, block_values, head_share
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.cpu import PER_GROUP, Pages, block_sums, pack_rows, row_pitch, to_signed_bytes
-from paceline.models.loading import TYPES, BlockRows, block_values, head_share
 from paceline.tree import EMPTY_TREE, TokenTree
 
 INPUTS = 512

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.decoder import BLOCK, Arena, ArenaMemory, NativeCache, cache_memory
+from paceline.models.state import BLOCK, Arena, ArenaMemory, NativeCache, cache_memory
 
 
 def memory_of(blocks: int, slots: int = 2048) -> tuple[Arena, ArenaMemory]:

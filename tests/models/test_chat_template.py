@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import paceline
+from paceline.checkpoints import Tokenizer, render
 from paceline.errors import CheckpointError, ConfigError, PromptError
-from paceline.models.loading import Tokenizer, render
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"
 MESSAGES: list[dict[str, Any]] = [

@@ -15,28 +15,25 @@ from numba import njit
 from tiny_llama import CPU, close, oracle, runner_of, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 from tools.pairwise import pairwise
 
+from paceline.checkpoints import dequantized, quantize, targets
 from paceline.models import LatentSpec, LayerSpec, MoeSpec, RopeSpec
 from paceline.models.cpu import (
     DOT,
     FULL,
     HALF,
     SLAB,
-    CompiledDecoder,
     Pages,
     compilation,
-    compiled_decoder,
-    eligibility,
     exponential,
     has_bfloat,
     load,
     pack,
-    self_test,
     store,
     zeros,
 )
 from paceline.models.cpu import threads as team
-from paceline.models.decoder import EagerPasses, NativeRunner, native, what_varies
-from paceline.models.loading import dequantized, quantize, targets
+from paceline.models.passes import CompiledDecoder, EagerPasses, compiled_decoder, eligibility, self_test
+from paceline.models.runners import NativeRunner, native, what_varies
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72}
@@ -451,7 +448,7 @@ def test_what_compiled_passes_do_not_cover_runs_by_operators():
 def test_a_machine_that_lacks_something_runs_by_operators_and_says_so(broken, monkeypatch, caplog):
     eligibility.machine_lacks.cache_clear()
     if broken == "numba":
-        monkeypatch.setitem(__import__("sys").modules, "paceline.models.cpu.self_test", None)
+        monkeypatch.setitem(__import__("sys").modules, "paceline.models.passes.self_test", None)
     elif broken == "self-test":
         monkeypatch.setattr(self_test, "agrees", lambda dtype, quantization: False)
     elif broken == "threads":

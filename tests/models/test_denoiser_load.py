@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.checkpoints import is_denoiser
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.denoiser import end_tokens, is_denoiser, load_denoiser, mask_token_id
+from paceline.models import end_tokens, load_denoiser, mask_token_id
 from tests.models.denoiser_reference import VOCAB
 from tests.models.denoiser_references import FAMILIES, llada, llada2, llada_moe, sdar
 from tests.tiny_checkpoint import edit_json, edit_weights

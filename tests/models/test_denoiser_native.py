@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models.denoiser import Call, NativeDenoiser, left_rows, load_denoiser
+from paceline.models import Call, load_denoiser
+from paceline.models.runners import NativeDenoiser, left_rows
 from tests.diffusion.toys import t4
 from tests.models.denoiser_reference import VOCAB, Reference
 from tests.models.denoiser_references import FAMILIES

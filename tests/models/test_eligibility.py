@@ -11,12 +11,12 @@ import pytest
 import torch
 from tiny_llama import CPU, spec_of, tiny_llama
 
+from paceline.checkpoints import Form, quantize, targets
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError
 from paceline.models import ModelSpec
-from paceline.models.cpu import eligibility
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import Form, quantize, targets
+from paceline.models.passes import eligibility
+from paceline.models.runners import NativeRunner
 
 SPEC = spec_of(tiny_llama(hidden_size=64, head_dim=32, intermediate_size=96, vocab_size=72).config)
 ODD = spec_of(tiny_llama().config)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.fallback import (
+from paceline.models.runners.fallback import (
     CausalModel,
     CroppedHistory,
     FallbackCache,

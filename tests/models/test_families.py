@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from models.checkpoints import CASES, OLD, SIZES
 
+from paceline.checkpoints import FAMILIES, MULTIMODAL, declared_dtype, spec_from_config
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import ModelSpec
-from paceline.models.loading import FAMILIES, MULTIMODAL, declared_dtype, spec_from_config
 
 LLAMA: dict[str, Any] = {"model_type": "llama", **OLD}
 

@@ -10,21 +10,10 @@ import torch
 from models.test_attention import TREE, by_definition, filled, segment_of, shape_of
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
-from paceline.models.cuda import (
-    Bucket,
-    ChunkedPrefixStep,
-    PaddedStep,
-    ScoringGraphs,
-    by_kernel,
-    far,
-    fixed_shape_attention,
-    graphs,
-    kernel_agrees,
-    merged,
-    pack,
-    padded_masks,
-)
-from paceline.models.decoder import NativeCache, Segment
+from paceline.models.attention import ChunkedPrefixStep, PaddedStep, Segment, fixed_shape_attention, padded_masks
+from paceline.models.cuda import by_kernel, far, kernel_agrees, merged, partial_attention
+from paceline.models.passes import Bucket, ScoringGraphs, graphs, pack
+from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 
 SLOTS = 256
@@ -152,9 +141,9 @@ def test_the_kernel_is_taken_only_where_it_agrees(dtype, device, monkeypatch):
     found = [kernel_agrees.__wrapped__(torch.device(device), dtype, 64, one) for one in (True, False)]
     assert found[0] == found[1]
     assert found[0] or device != "cpu"
-    monkeypatch.setattr(fixed_shape_attention, "by_kernel", lambda *args: [x * 1.1 for x in by_kernel(*args)])
+    monkeypatch.setattr(partial_attention, "by_kernel", lambda *args: [x * 1.1 for x in by_kernel(*args)])
     assert not kernel_agrees.__wrapped__(torch.device(device), dtype, 64, True)
-    monkeypatch.setattr(fixed_shape_attention, "by_kernel", absent)
+    monkeypatch.setattr(partial_attention, "by_kernel", absent)
     assert not kernel_agrees.__wrapped__(torch.device(device), dtype, 64, True)
 
 
@@ -164,8 +153,8 @@ def test_a_chunk_nobody_sees_weighs_nothing(dtype):
     q, k, v = (torch.randn(1, 2, n, 32, generator=generator).to(dtype) for n in (4, 64, 64))
     nothing, all_of_it = torch.full((1, 1, 1, 64), far(dtype), dtype=dtype), torch.zeros(1, 1, 1, 64, dtype=dtype)
     shape = shape_of(groups=1, head_dim=32)
-    seen = fixed_shape_attention.by_definition(q, k, v, all_of_it, shape)
-    unseen = fixed_shape_attention.by_definition(q, k, 100 * v, nothing, shape)
+    seen = partial_attention.by_definition(q, k, v, all_of_it, shape)
+    unseen = partial_attention.by_definition(q, k, 100 * v, nothing, shape)
     for parts in ([seen, unseen], [unseen, seen]):
         assert torch.equal(merged(parts), seen[0].float())
     assert not torch.equal(merged([seen, (unseen[0], seen[1])]), seen[0].float())

@@ -14,9 +14,9 @@ from transformers import GenerationConfig
 
 import paceline
 from paceline import LLM
+from paceline.checkpoints import GenerationDefaults, Tokenizer
 from paceline.config import SamplingParams
 from paceline.errors import CheckpointError
-from paceline.models.loading import GenerationDefaults, Tokenizer
 
 BUNDLED = Path(paceline.__file__).parent / "bundled"
 

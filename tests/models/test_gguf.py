@@ -22,10 +22,7 @@ from gguf import GGMLQuantizationType as Kind
 from models.checkpoints import SIZES, perturb
 
 from paceline import LLM, SamplingParams
-from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models import load_runner
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import (
+from paceline.checkpoints import (
     GenerationDefaults,
     Tokenizer,
     block_values,
@@ -35,6 +32,9 @@ from paceline.models.loading import (
     read_config,
     read_gguf,
 )
+from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
+from paceline.models import load_runner
+from paceline.models.runners import NativeRunner
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 LETTERS = [chr(i) for i in range(33, 127)]
@@ -700,7 +700,7 @@ PEAK = """
 import functools, sys
 from pathlib import Path
 import torch
-from paceline.models.loading import GgufCheckpoint, load_weights, quantized, read_config, spec_from_config
+from paceline.checkpoints import GgufCheckpoint, load_weights, quantized, read_config, spec_from_config
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

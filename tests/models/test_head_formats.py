@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.stand_ins import head_weights
 from paceline import LLM
+from paceline.checkpoints import spec_from_config
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.heads import HeadConfig, Target, read_head, write_folder, write_head, writer
-from paceline.models.loading import spec_from_config
 from paceline.training import convert
 from tests.models.test_heads import INFO, LAYER, config
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from models.checkpoints import OLD, hub_cache, save_json
 
+from paceline.checkpoints import read_config, resolve
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.loading import read_config, resolve
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **OLD}
 
@@ -67,7 +67,7 @@ def test_files_are_no_folders(tmp_path: Path) -> None:
 
 def _resolve_elsewhere(cache: Path, name: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, since huggingface_hub reads its environment once."""
-    code = f"from paceline.models.loading.hub import resolve; print(resolve({name!r}))"
+    code = f"from paceline.checkpoints.hub import resolve; print(resolve({name!r}))"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 

@@ -12,21 +12,11 @@ from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens
 from torch.nn import functional as F
 
 from paceline.models import LayerSpec
-from paceline.models.cpu import CompiledDecoder
-from paceline.models.decoder import (
-    Decoder,
-    Masks,
-    NativeCache,
-    NativeRunner,
-    StrictPasses,
-    depth_of_all_kinds,
-    linear,
-    make_linear,
-    pinned,
-    strict_attention,
-    what_varies,
-    why_not_strict,
-)
+from paceline.models.attention import Masks, strict_attention
+from paceline.models.layers import Decoder, linear, make_linear, pinned
+from paceline.models.passes import CompiledDecoder, StrictPasses, why_not_strict
+from paceline.models.runners import NativeRunner, depth_of_all_kinds, what_varies
+from paceline.models.state import NativeCache
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72, "max_position_embeddings": 1024}
 DTYPES = [torch.float32, torch.bfloat16]

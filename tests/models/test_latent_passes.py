@@ -12,10 +12,11 @@ import torch
 from models.checkpoints import perturb
 from tiny_llama import CPU, close, spec_of, stepwise, tiny_llama, tokens, whole_pass
 
-from paceline.models import LatentSpec, LayerSpec, ModelSpec
-from paceline.models.cpu import DOT, FULL, HALF, CompiledDecoder, compiled_decoder, has_bfloat
-from paceline.models.decoder import EagerPasses, LayerPlan, NativeRunner, layer_drafts_of, what_varies
-from paceline.models.loading import Checkpoint, load_weights, spec_from_config, targets
+from paceline.checkpoints import Checkpoint, load_weights, spec_from_config, targets
+from paceline.models import LatentSpec, LayerPlan, LayerSpec, ModelSpec
+from paceline.models.cpu import DOT, FULL, HALF, has_bfloat
+from paceline.models.passes import CompiledDecoder, EagerPasses, compiled_decoder
+from paceline.models.runners import NativeRunner, layer_drafts_of, what_varies
 from paceline.tree import EMPTY_TREE, TokenTree
 
 Weights = Mapping[str, torch.Tensor]

@@ -15,9 +15,9 @@ from models.layer_chains import layer_chains
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError
-from paceline.models import load_runner
-from paceline.models.cpu import ROWS, CompiledDecoder
-from paceline.models.decoder import LayerPlan, NativeRunner, layer_drafts_of, native
+from paceline.models import LayerPlan, load_runner
+from paceline.models.passes import ROWS, CompiledDecoder
+from paceline.models.runners import NativeRunner, layer_drafts_of, native
 from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB, LAYERS = 150, 4

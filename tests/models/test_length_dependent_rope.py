@@ -14,7 +14,7 @@ from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.decoder import DynamicRopeRunner, LongRopeRunner
+from paceline.models.runners import LongRopeRunner, NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32
@@ -28,9 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(folder: Path) -> DynamicRopeRunner:
+def runner(folder: Path) -> NativeRunner:
     loaded: Any = load_runner(folder)
-    assert type(loaded) is DynamicRopeRunner
+    assert type(loaded) is NativeRunner
+    assert not loaded.capabilities.blocks
     assert loaded.info.rope_border == LIMIT
     return loaded
 
@@ -66,14 +67,14 @@ def decode(runner: Any, sequence: Any, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunk", [1, 10, 32, 33, 50])
 @pytest.mark.parametrize("length", [30, 33, 45])
-def test_a_prompt_is_one_pass_whatever_its_chunks(runner: DynamicRopeRunner, chunk: int, length: int) -> None:
+def test_a_prompt_is_one_pass_whatever_its_chunks(runner: NativeRunner, chunk: int, length: int) -> None:
     sequence = fed(runner, TEXT[:length], chunk)
     logits = decode(runner, sequence, TEXT[length - 1 : length + 5])
     assert float((logits - oracle(TEXT[:length], TEXT[length : length + 5])).abs().max()) < TOLERANCE
 
 
 @pytest.mark.parametrize("chunk", [7, 50])
-def test_logits_of_a_prompt_are_those_of_one_pass(runner: DynamicRopeRunner, chunk: int) -> None:
+def test_logits_of_a_prompt_are_those_of_one_pass(runner: NativeRunner, chunk: int) -> None:
     sequence, rows = runner.open(45), []
     for start in range(0, 45, chunk):
         part = TEXT[start : min(start + chunk, 45)]
@@ -83,7 +84,7 @@ def test_logits_of_a_prompt_are_those_of_one_pass(runner: DynamicRopeRunner, chu
     assert float((torch.cat(rows) - expected).abs().max()) < TOLERANCE
 
 
-def test_trees_forks_and_later_chunks_count_token_by_token(runner: DynamicRopeRunner) -> None:
+def test_trees_forks_and_later_chunks_count_token_by_token(runner: NativeRunner) -> None:
     sequence = fed(runner, TEXT[:41], 13)
     tree = TokenTree.build([TEXT[41], 7, TEXT[42], TEXT[43]], [-1, -1, 0, 2])
     logits = runner.score([sequence], [TEXT[40]], [tree]).logits
@@ -99,7 +100,7 @@ def test_trees_forks_and_later_chunks_count_token_by_token(runner: DynamicRopeRu
 
 
 @pytest.mark.parametrize("announced", [0, 44])
-def test_the_check_catches_a_prompt_of_another_length(runner: DynamicRopeRunner, announced: int) -> None:
+def test_the_check_catches_a_prompt_of_another_length(runner: NativeRunner, announced: int) -> None:
     sequence = fed(runner, TEXT[:45], 44, announced)
     logits = runner.score([sequence], [TEXT[44]], [EMPTY_TREE]).logits
     assert float((logits - oracle(TEXT[:45], [])).abs().max()) > 10 * TOLERANCE
@@ -119,6 +120,7 @@ def longrope(tmp_path_factory: pytest.TempPathFactory) -> LongRopeRunner:
     loaded: Any = load_runner(checkpoints.write(LONGROPE, "new", tmp_path_factory.mktemp("longrope")))
     assert isinstance(loaded, LongRopeRunner)
     assert loaded.original == ORIGINAL
+    assert not loaded.capabilities.blocks
     return loaded
 
 

@@ -16,22 +16,7 @@ from models.checkpoints import CASES
 from tiny_llama import CPU
 from torch.nn import functional as F
 
-from paceline.errors import UnsupportedModelError
-from paceline.models import load_runner
-from paceline.models.cpu import padded
-from paceline.models.decoder import (
-    Map,
-    NativeRunner,
-    agrees,
-    can_pack,
-    dense,
-    linear,
-    make_head_norm,
-    make_linear,
-    make_norm,
-    make_quantized_linear,
-)
-from paceline.models.loading import (
+from paceline.checkpoints import (
     Checkpoint,
     Form,
     dequantized,
@@ -43,6 +28,21 @@ from paceline.models.loading import (
     spec_from_config,
     values_of,
 )
+from paceline.errors import UnsupportedModelError
+from paceline.models import load_runner
+from paceline.models.layers import (
+    Map,
+    agrees,
+    can_pack,
+    dense,
+    linear,
+    make_head_norm,
+    make_linear,
+    make_norm,
+    make_quantized_linear,
+)
+from paceline.models.passes import padded
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 DTYPES = [torch.float32, torch.bfloat16]

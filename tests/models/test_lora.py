@@ -16,10 +16,10 @@ from models.test_gguf import TEXT, write
 from safetensors.torch import save_file
 
 from paceline import LLM, SamplingParams
+from paceline.checkpoints import BUNDLED_FOLDER
 from paceline.cli.main import main
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.loading import BUNDLED_FOLDER
 
 Tensors = dict[str, torch.Tensor]
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.2.mlp.down_proj"

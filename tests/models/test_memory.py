@@ -10,9 +10,9 @@ import pytest
 import torch
 from models.checkpoints import OLD
 
+from paceline.checkpoints import spec_from_config
 from paceline.errors import OutOfMemoryError
 from paceline.models import HEADROOM, available, cgroup_available, estimate, fit_context
-from paceline.models.loading import spec_from_config
 
 CPU = torch.device("cpu")
 SPEC = spec_from_config({"model_type": "llama", **OLD, "max_position_embeddings": 100_000})

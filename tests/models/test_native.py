@@ -11,9 +11,11 @@ import torch
 from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
-from paceline.models import Capabilities
-from paceline.models.cuda import ScoringGraphs, bucket_for
-from paceline.models.decoder import LayerPlan, Masks, NativeRunner, Segment, can_pack
+from paceline.models import Capabilities, LayerPlan
+from paceline.models.attention import Masks, Segment
+from paceline.models.layers import can_pack
+from paceline.models.passes import ScoringGraphs, bucket_for
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])

@@ -32,7 +32,7 @@ SIZES = {"vocab_size": 96, "hidden_size": 64, "head_dim": 32, "intermediate_size
 def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of packed weights, which are kept of the smallest models here."""
     monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("paceline.models.loading.packed_files.LEAST", 1)
+    monkeypatch.setattr("paceline.checkpoints.packed_files.LEAST", 1)
     return tmp_path / "cache" / "packed"
 
 
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 
 
 def test_small_models_are_packed_each_time(folder: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.models.loading.packed_files.LEAST", 10**7)
+    monkeypatch.setattr("paceline.checkpoints.packed_files.LEAST", 10**7)
     logits(folder)
     assert not packed.exists()
 

@@ -14,10 +14,10 @@ import torch
 from models.checkpoints import perturb
 from tiny_llama import CPU, close, spec_of, stepwise, tiny_llama, tokens, whole_pass
 
-from paceline.models import LayerSpec, ModelSpec, MoeSpec, RopeSpec, load_runner
-from paceline.models.cpu import CompiledDecoder, padded, padded_spec
-from paceline.models.decoder import EagerPasses, LayerPlan, NativeRunner, layer_drafts_of, what_varies
-from paceline.models.loading import quantize, targets
+from paceline.checkpoints import quantize, targets
+from paceline.models import LayerPlan, LayerSpec, ModelSpec, MoeSpec, RopeSpec, load_runner
+from paceline.models.passes import CompiledDecoder, EagerPasses, padded, padded_spec
+from paceline.models.runners import NativeRunner, layer_drafts_of, what_varies
 from paceline.tree import TokenTree
 
 Weights = Mapping[str, torch.Tensor]

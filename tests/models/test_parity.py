@@ -20,10 +20,10 @@ import torch
 from models import checkpoints
 from models.checkpoints import CASES, STYLES, reference
 
+from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.models import ModelSpec, load_runner
-from paceline.models.cpu import CompiledDecoder
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import Checkpoint, load_weights, read_config, spec_from_config
+from paceline.models.passes import CompiledDecoder
+from paceline.models.runners import NativeRunner, native_of
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TOLERANCE = 1e-4
@@ -45,7 +45,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def runner(name: str, style: str) -> NativeRunner:
         folder = checkpoints.write(name, style, tmp_path_factory.mktemp(f"{name}-{style}"))
         loaded = load_runner(str(folder))
-        assert isinstance(loaded, NativeRunner)
+        assert native_of(loaded) is not None
         return loaded
 
     return runner

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.models.decoder import BLOCK, BlockPool, PrefixIndex, pieces_of
+from paceline.models.state import BLOCK, BlockPool, PrefixIndex, pieces_of
 
 
 def text(*letters: int) -> list[bytes]:

@@ -13,11 +13,7 @@ from tiny_llama import spec_of, tiny_llama, weights_of
 
 from paceline import LLM, SamplingParams
 from paceline.bench import BUNDLED_TARGET
-from paceline.controllers.auto import CostKey
-from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.models import load_runner
-from paceline.models.cpu import CompiledDecoder, eligibility
-from paceline.models.loading import (  # fmt: skip
+from paceline.checkpoints import (
     GROUP,
     Form,
     dequantized,
@@ -31,7 +27,11 @@ from paceline.models.loading import (  # fmt: skip
     unpacked,
     values_of,
 )
-from paceline.models.loading import quantization as module
+from paceline.checkpoints import quantization as module
+from paceline.controllers.auto import CostKey
+from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.models import load_runner
+from paceline.models.passes import CompiledDecoder, eligibility
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 PROMPTS = ["def add(a, b):", "The sea was", "Question: how many apples?"]

@@ -12,40 +12,31 @@ from models.translated_once import translated_once
 from numba import njit
 from tiny_llama import CPU, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
+from paceline.checkpoints import dequantized, quantize, quantize_groups, quantize_rows, spec_from_config, unpacked
 from paceline.models import MoeSpec
 from paceline.models.cpu import (
     BYTES,
     I32V,
     NIBBLE_BLOCK,
     NIBBLES,
-    CompiledDecoder,
     Int,
     Nothing,
     Pages,
     dot_bytes,
-    eligibility,
     half_pitch,
     has_dot_bytes,
     integer_products,
     load_at,
     lowered,
     pack,
-    self_test,
     steps_of,
     store_at,
     strip_size,
     strip_sums,
     to_bytes,
 )
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import (
-    dequantized,
-    quantize,
-    quantize_groups,
-    quantize_rows,
-    spec_from_config,
-    unpacked,
-)
+from paceline.models.passes import CompiledDecoder, eligibility, self_test
+from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 88, "vocab_size": 72}

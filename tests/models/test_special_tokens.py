@@ -13,8 +13,8 @@ import tiny_tokenizers
 from tokenizers import Tokenizer as Library
 
 from paceline import LLM, AsyncLLM
+from paceline.checkpoints import Tokenizer
 from paceline.errors import ConfigError, PromptError
-from paceline.models.loading import Tokenizer
 
 MARKS = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|end|>", "[INST]", "[/INST]"]
 

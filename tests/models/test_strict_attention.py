@@ -11,23 +11,22 @@ from models.test_attention import CPU, TREE, by_definition, filled, rows_for, se
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.models import AttentionShape
-from paceline.models.decoder import (
+from paceline.models.attention import (
     CHUNK,
     FAR,
     PIECE,
-    Arena,
     BatchStep,
     Masks,
-    NativeCache,
     Segment,
     SequenceStep,
-    can_pack,
     plan_chunks,
     products_keep_order,
     strict_attention,
     takes_strict_attention,
     tree_segment,
 )
+from paceline.models.layers import can_pack
+from paceline.models.state import Arena, NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 
 LENGTHS = (30, PIECE - 2, 500, CHUNK - 1, CHUNK, 2 * CHUNK + 120)

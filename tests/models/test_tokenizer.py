@@ -15,11 +15,11 @@ from tiny_tokenizers import KINDS, write
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
+from paceline.checkpoints import Tokenizer, same_tokenizer, token_bytes
 from paceline.config import StructuredOutputsParams
 from paceline.errors import CheckpointError, ConfigError, PromptError
 from paceline.grammar import constraint
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer, same_tokenizer, token_bytes
 
 TEXTS = [
     "Hello world",
@@ -186,7 +186,7 @@ def test_a_folder_with_a_sentencepiece_model_alone(tmp_path: Path, config: str |
 
 def test_loading_tokenizer_json_does_not_import_transformers() -> None:
     code = (
-        "import sys; from paceline.models.loading.tokenizer import Tokenizer; "
+        "import sys; from paceline.checkpoints.tokenizer import Tokenizer; "
         f"Tokenizer.load({str(BUNDLED / 'target')!r}).encode('hi'); "
         "sys.exit('transformers' in sys.modules)"
     )

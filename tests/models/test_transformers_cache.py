@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.models.fallback import (
+from paceline.models.runners.fallback import (
     CausalModel,
     CroppedHistory,
     History,

@@ -10,8 +10,7 @@ import torch
 from models import checkpoints
 from models.checkpoints import CASES, STYLES, Tensors, load_tensors, save_tensors
 
-from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading import (
+from paceline.checkpoints import (
     SINGLE,
     Checkpoint,
     load_weights,
@@ -21,6 +20,7 @@ from paceline.models.loading import (
     untie_if_different,
     weight_bytes,
 )
+from paceline.errors import CheckpointError, UnsupportedModelError
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,8 @@ import torch
 from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
-from paceline.models.decoder import BLOCK, NativeCache, NativeRunner
+from paceline.models.runners import NativeRunner
+from paceline.models.state import BLOCK, NativeCache
 from paceline.tree import TokenTree
 
 WINDOW = 16

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.denoiser import Call, load_denoiser
-from paceline.models.loading import Tokenizer
+from paceline.models import Call, load_denoiser
 from recipes.bundled_diffusion import answering, model
 from recipes.common.options import BUNDLED
 

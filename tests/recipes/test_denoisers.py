@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from paceline.bench.diffusion import NAMES
-from paceline.models.denoiser import Call, load_denoiser
-from paceline.models.loading import GenerationDefaults, Tokenizer
+from paceline.checkpoints import GenerationDefaults, Tokenizer
+from paceline.models import Call, load_denoiser
 from recipes.bundled_diffusion import card, losses, model, train, write
 from recipes.common.options import BUNDLED
 from tests.recipes.test_pair import tiny_texts

@@ -11,8 +11,8 @@ import torch
 
 from paceline import training
 from paceline.bench.diffusion import split_of
-from paceline.models.denoiser import load_denoiser
-from paceline.models.loading import Tokenizer
+from paceline.checkpoints import Tokenizer
+from paceline.models import load_denoiser
 from recipes.bundled_diffusion import cd4lm, distillation, dparallel, model, write
 from recipes.common.options import BUNDLED
 from tests.recipes.test_denoisers import net_of

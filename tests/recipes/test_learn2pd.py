@@ -15,7 +15,7 @@ import torch
 
 from paceline import training
 from paceline.diffusion.commit import BlockFilter
-from paceline.models.denoiser import Call
+from paceline.models import Call
 from recipes.bundled_diffusion import learn2pd
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint, t4

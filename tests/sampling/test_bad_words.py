@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from sampling.slow_rules import TEXTS, VOCAB, WORDS
 from transformers import NoBadWordsLogitsProcessor
 
+from paceline.checkpoints import Tokenizer
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 from paceline.sampling import BadWords, bad_word_token_ids
 
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline import LLM, SamplingParams
+from paceline.checkpoints import Tokenizer
 from paceline.errors import ConfigError
 from paceline.models import Runner, load_runner
-from paceline.models.loading import Tokenizer
 from paceline.search import ByteScorer, ByteVocabulary
 
 PROMPT = "Once upon a time"

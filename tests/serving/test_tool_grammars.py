@@ -15,10 +15,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Inner
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import constraint
-from paceline.models.loading import Tokenizer
 from paceline.serving import ApiError, Tool
 from paceline.serving.chat import FORMATS, REASONING, AllowedCalls, Marks, Reader, TextSchema, answer_grammar
 

@@ -23,13 +23,13 @@ from paceline.assembly.controller_setup import (
     split_options,
     with_published_number,
 )
+from paceline.checkpoints import Tokenizer
 from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
 from paceline.drafters import Drafter, DrafterArgs, Models
 from paceline.drafters.common import tables_of
 from paceline.engine import DrafterSet, EngineParts
 from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
 from paceline.models import Capabilities, Runner
-from paceline.models.loading import Tokenizer
 from paceline.sampling import KeyedDraws
 from paceline.tree import TokenTree, Verdict
 from paceline.utils import check_types, described, need, shortened

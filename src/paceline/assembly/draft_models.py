@@ -19,12 +19,11 @@ from typing import Any, Final
 
 import torch
 
+from paceline.checkpoints import Tokenizer, head_share, read_config, resolve, same_tokenizer
 from paceline.config import QUANTIZATIONS, EngineConfig
 from paceline.drafters.vocab import counts_path
 from paceline.errors import ConfigError, DrafterError, OutOfMemoryError
-from paceline.models import ModelInfo, Runner, load_runner, resolve_device
-from paceline.models.denoiser import Denoiser, load_denoiser
-from paceline.models.loading import Tokenizer, head_share, read_config, resolve, same_tokenizer
+from paceline.models import Denoiser, ModelInfo, Runner, load_denoiser, load_runner, resolve_device
 
 logger = logging.getLogger("paceline")
 

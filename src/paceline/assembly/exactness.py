@@ -1,7 +1,7 @@
 """Whether plain and accelerated decoding of a loaded model give the same bits: requested, tested, stored on disk.
 
 The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
-beside the measured costs, so that the self-test (`models.decoder.what_varies`) runs once."""
+beside the measured costs, so that the self-test (`models.runners.what_varies`) runs once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ from pathlib import Path
 
 from paceline.controllers.auto import CostKey, CostStore
 from paceline.models import Runner
-from paceline.models.decoder import (
-    NOT_STRICT_IN_TRANSFORMERS,
-    NativeRunner,
-    StrictPasses,
-    strict_unavailable,
-    what_varies,
-    why_not_strict,
-)
+from paceline.models.passes import NOT_STRICT_IN_TRANSFORMERS, StrictPasses, strict_unavailable, why_not_strict
+from paceline.models.runners import NativeRunner, native_of, what_varies
 from paceline.utils import user_cache
 
 logger = logging.getLogger("paceline")
@@ -62,15 +56,16 @@ def find_exactness(runner: Runner, requested: str) -> Exactness:
 
 
 def _reason(runner: Runner) -> str | None:
-    if not isinstance(runner, NativeRunner):
+    native = native_of(runner)
+    if native is None:
         return NOT_STRICT_IN_TRANSFORMERS
-    if (known := why_not_strict(runner.spec, runner.info.device)) is not None:
+    if (known := why_not_strict(native.spec, native.info.device)) is not None:
         return known
-    if not runner.passes.row_invariant:
-        if isinstance(runner.passes, StrictPasses):
+    if not native.passes.row_invariant:
+        if isinstance(native.passes, StrictPasses):
             return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
         return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
-    varying = _kept(passes_key(runner), lambda: _tested(runner))
+    varying = _kept(passes_key(native), lambda: _tested(native))
     return None if varying is None else f"the self-test found other bits in {varying}"
 
 
@@ -110,8 +105,8 @@ def passes_key(runner: NativeRunner) -> CostKey:
 @cache
 def sources() -> int:
     """A number that changes with the code that computes a pass."""
-    digest = 0
-    for path in sorted((Path(__file__).parent.parent / "models").rglob("*.py")):
+    digest, parts = 0, (Path(__file__).parents[1] / name for name in ("checkpoints", "models"))
+    for path in sorted(path for part in parts for path in part.rglob("*.py")):
         digest = zlib.crc32(path.read_bytes(), digest)
     return digest
 

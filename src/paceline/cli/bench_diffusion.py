@@ -102,10 +102,10 @@ def _open(model: str, options: DiffusionOptions, *, dtype: str, device: str, thr
     import torch
 
     from paceline.bench.diffusion import DiffusionBench
+    from paceline.checkpoints import Tokenizer, resolve
     from paceline.diffusion import TokenTexts
     from paceline.llm import BUNDLED
-    from paceline.models.denoiser import load_denoiser
-    from paceline.models.loading import Tokenizer, resolve
+    from paceline.models import load_denoiser
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -64,7 +64,7 @@ OTHERS = {
 
 def entries() -> list[Entry]:
     """All that is there, packed weights model by model, the largest first."""
-    from paceline.models.loading import packed_folder
+    from paceline.checkpoints import packed_folder
     from paceline.utils import kernel_files, user_cache
 
     packed = packed_folder()
@@ -106,7 +106,7 @@ def _age(files: Iterable[Path]) -> int:
 @with_log_level
 def show(as_json: Json = False) -> None:
     """What is kept: name, size, age, and the folder."""
-    from paceline.models.loading import packed_folder
+    from paceline.checkpoints import packed_folder
     from paceline.utils import limit, user_cache
 
     found, folder = entries(), user_cache("")

@@ -19,9 +19,9 @@ from paceline.cli.terminal import counted, progress_bar, wrapped
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.drafters.vocab import TokenCounts
     from paceline.llm import LLM
-    from paceline.models.loading import Tokenizer
 
 TOGETHER = 8
 """Prompts that are decoded at once, where that is faster than one after the other."""
@@ -91,7 +91,7 @@ def _kept(given: dict[str, Any], output: Path | None, *, add: bool) -> tuple[Pat
 
 
 def _folder(given: dict[str, Any]) -> Path:
-    from paceline.models.loading import BUNDLED_FOLDER, resolve
+    from paceline.checkpoints import BUNDLED_FOLDER, resolve
 
     return resolve(
         given.get("model", BUNDLED_FOLDER / "target"), revision=given.get("revision"),
@@ -101,8 +101,8 @@ def _folder(given: dict[str, Any]) -> Path:
 
 def _read(given: dict[str, Any], sources: Sequence[Path], field: Sequence[str]) -> TokenCounts:
     """Counts of texts in files, for which no model is loaded."""
+    from paceline.checkpoints import Tokenizer
     from paceline.drafters.retrieval import Sources
-    from paceline.models.loading import Tokenizer
 
     found, named = Sources.find(sources, field), given.get("tokenizer")
     tokenizer = Tokenizer.load(_folder(given if named is None else given | {"model": named, "gguf_file": None}))

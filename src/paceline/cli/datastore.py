@@ -56,8 +56,8 @@ def build(
 ) -> None:
     """Make a datastore of texts with the tokenizer of a model."""
     found = _found(sources, output, field or (), overwrite=overwrite)
+    from paceline.checkpoints import BUNDLED_FOLDER, Tokenizer, resolve
     from paceline.drafters.retrieval import build_datastore as make
-    from paceline.models.loading import BUNDLED_FOLDER, Tokenizer, resolve
 
     folder = resolve(BUNDLED_FOLDER / "target" if model is None else model, revision=revision, code=trust_remote_code)
     tokenizer = Tokenizer.load(folder, trust_remote_code=trust_remote_code)

@@ -97,7 +97,7 @@ def words(found: Visit, llm: LLM, *, verbose: bool, profile: Profile | None = No
 
 def _passes(found: PassFacts) -> list[str]:
     """What runs the target and why, what a pass takes, and what the same shape costs in other forms."""
-    from paceline.models.cpu import eligibility
+    from paceline.models.passes import eligibility
 
     took = ", ".join(f"{1e3 * seconds:.3g} ms for {counted(rows, 'row')}" for rows, seconds in found.seconds.items())
     why = f"{found.instructions}, self-test passed; {eligibility.SWITCH}=off has PyTorch's operators run it"

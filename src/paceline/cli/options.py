@@ -438,7 +438,7 @@ def open_llm(given: dict[str, Any], *, timed: bool = False, diffusion: bool = Fa
 
 def model_path(given: dict[str, Any]) -> Path:
     """Where the model of the flags is on disk, downloaded if need be."""
-    from paceline.models.loading import resolve
+    from paceline.checkpoints import resolve
 
     return resolve(given["model"], revision=given.get("revision"), gguf_file=given.get("gguf_file"))
 
@@ -449,8 +449,7 @@ def reject_diffusion(given: dict[str, Any]) -> None:
     Raises:
         ConfigError: the model is a diffusion language model.
     """
-    from paceline.models.denoiser import is_denoiser
-    from paceline.models.loading import read_config
+    from paceline.checkpoints import is_denoiser, read_config
 
     if "model" in given and is_denoiser(read_config(model_path(given))):
         name = given["model"]

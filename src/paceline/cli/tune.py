@@ -148,7 +148,7 @@ def _drafter(
 
 def _find(drafts: Sequence[str]) -> None:
     """Reject a draft model that is not there before anything is measured; one that does not fit fails in the search."""
-    from paceline.models.loading import resolve
+    from paceline.checkpoints import resolve
 
     for name in drafts:
         resolve(name)

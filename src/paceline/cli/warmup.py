@@ -53,7 +53,8 @@ def _kernels() -> list[Step]:
     import torch
 
     from paceline.config import QUANTIZATIONS
-    from paceline.models.cpu import compiled_latent, machine_lacks, packer
+    from paceline.models.cpu import compiled_latent, packer
+    from paceline.models.passes import machine_lacks
 
     def tested() -> str | None:
         forms = [None, *(form for form in QUANTIZATIONS.values() if form), "blocks"]

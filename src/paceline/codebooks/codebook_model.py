@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.checkpoints import GenerationDefaults, Tokenizer, read_config
 from paceline.codebooks.books import Books, read_books
 from paceline.errors import PromptError
-from paceline.models.fallback import quiet
-from paceline.models.loading import GenerationDefaults, Tokenizer, read_config
+from paceline.models.runners.fallback import quiet
 from paceline.utils import integer, number
 
 Force = Mapping[str, Sequence[int]]

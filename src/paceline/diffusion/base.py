@@ -17,7 +17,7 @@ import torch
 
 from paceline.diffusion.canvas import Canvas, Floats, Status
 from paceline.diffusion.predictions import Predictions
-from paceline.models.denoiser import Call, Denoiser, Ints, SlotCache
+from paceline.models import Call, Denoiser, Ints, SlotCache
 from paceline.utils import need
 
 NONE: Ints = np.empty(0, np.int64)

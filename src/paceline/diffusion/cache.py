@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.diffusion.base import Cache, Plan, Setting
 from paceline.diffusion.canvas import Canvas, Status
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

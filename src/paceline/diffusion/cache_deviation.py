@@ -20,7 +20,7 @@ from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.diffusion.predictions import Predictions
-from paceline.models.denoiser import Call, Denoiser
+from paceline.models import Call, Denoiser
 
 
 @dataclass(frozen=True, slots=True)

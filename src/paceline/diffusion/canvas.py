@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import integer, need
 
 Floats = NDArray[np.float64]

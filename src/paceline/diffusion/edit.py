@@ -10,7 +10,7 @@ from paceline.diffusion.base import Changes, Commit, Edit, Part, Setting, Step
 from paceline.diffusion.canvas import Canvas, Floats, Status
 from paceline.diffusion.predictions import uniform
 from paceline.diffusion.schedule import HeldBlocks
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.checkpoints import GenerationDefaults, Tokenizer
 from paceline.config import EngineConfig, SamplingParams, ThinkParams
 from paceline.diffusion.canvas import Canvas, Status, given_slots
 from paceline.diffusion.jobs import FinalPrefix, Job, Writing, alone, said
@@ -30,8 +31,8 @@ from paceline.diffusion.schedule import whole_blocks
 from paceline.diffusion.tccf import answering, answering_denoiser, thinking
 from paceline.engine import CompletionOutput, Request, StopChecker, no_text, tell
 from paceline.errors import ConfigError, PacelineError, PromptError
-from paceline.models.denoiser import Denoiser, NativeDenoiser, load_denoiser
-from paceline.models.loading import GenerationDefaults, Tokenizer
+from paceline.models import Denoiser, load_denoiser
+from paceline.models.runners import NativeDenoiser
 from paceline.sampling import draw_seed
 from paceline.utils import Advance, integer, need
 

@@ -46,7 +46,7 @@ from paceline.grammar import (
     read_ebnf,
     read_json_schema,
 )
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import integer, need
 
 ALL = slice(None)

@@ -11,7 +11,7 @@ from paceline.diffusion.loop import Outcome
 from paceline.diffusion.methods import ConfiguredMethod
 from paceline.engine import CompletionOutput, Request, StopChecker, no_text
 from paceline.errors import PacelineError
-from paceline.models.denoiser import Denoiser
+from paceline.models import Denoiser
 
 logger = logging.getLogger("paceline")
 

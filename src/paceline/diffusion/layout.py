@@ -9,7 +9,7 @@ import torch
 
 from paceline.diffusion.base import NONE, Layout, Plan
 from paceline.diffusion.canvas import Canvas
-from paceline.models.denoiser import Call, Denoiser, Flags, Ints, SlotCache
+from paceline.models import Call, Denoiser, Flags, Ints, SlotCache
 
 
 class TreeLayout(Layout):

@@ -28,7 +28,7 @@ from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.predictions import Predictions
 from paceline.diffusion.trajectory import Round, Trajectory
 from paceline.errors import NumericsError, PacelineError
-from paceline.models.denoiser import Call, Denoiser, SlotCache
+from paceline.models import Call, Denoiser, SlotCache
 from paceline.utils import described
 
 logger = logging.getLogger("paceline")

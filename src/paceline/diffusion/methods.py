@@ -23,7 +23,7 @@ from paceline.diffusion.catalogue import METHODS, PARTS, Method
 from paceline.diffusion.loop import Parts
 from paceline.diffusion.options import RANGES, canonical
 from paceline.errors import ConfigError
-from paceline.models.denoiser import Denoiser
+from paceline.models import Denoiser
 from paceline.utils import check_types, need, number
 
 RULES = ("correction", "score", "commit", "edit", "check", "stop")

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from paceline.checkpoints import GenerationDefaults
 from paceline.config import OF_DIFFUSION, EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.errors import ConfigError
-from paceline.models.loading import GenerationDefaults
 from paceline.utils import json_object, need, shortened
 
 logger = logging.getLogger("paceline")

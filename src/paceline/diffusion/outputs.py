@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paceline.checkpoints import Tokenizer, token_bytes
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.diffusion.trajectory import Trajectory
 from paceline.engine import RequestMetrics, StreamChunk
-from paceline.models.loading import Tokenizer, token_bytes
 
 State = Literal["masked", "written", "new"]
 

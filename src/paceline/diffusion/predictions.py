@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.diffusion.canvas import Floats
-from paceline.models.denoiser import Flags, Ints
+from paceline.models import Flags, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.diffusion.base import Schedule, Setting
 from paceline.diffusion.canvas import Canvas
-from paceline.models.denoiser import Denoiser, Ints
+from paceline.models import Denoiser, Ints
 from paceline.utils import need
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.diffusion.base import Ending, Setting, Step, Stop
 from paceline.diffusion.canvas import Canvas, Status
 from paceline.errors import ConfigError
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need, shortened
 
 

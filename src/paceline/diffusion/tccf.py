@@ -22,7 +22,7 @@ from paceline.diffusion.canvas import Canvas
 from paceline.diffusion.loop import Outcome, decode
 from paceline.diffusion.methods import ConfiguredMethod, options_of, part
 from paceline.diffusion.schedule import whole_blocks
-from paceline.models.denoiser import Call, Denoiser, SlotCache
+from paceline.models import Call, Denoiser, SlotCache
 from paceline.utils import need
 
 

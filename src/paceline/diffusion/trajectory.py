@@ -14,7 +14,7 @@ from math import ceil
 import numpy as np
 
 from paceline.diffusion.canvas import Canvas, Floats, Status
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

@@ -14,7 +14,7 @@ from paceline.diffusion.commit.thresholds import ExploreCommit
 from paceline.diffusion.layout import TreeLayout
 from paceline.diffusion.predictions import Predictions
 from paceline.errors import ConfigError
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

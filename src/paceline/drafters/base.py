@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from paceline.models import Runner, SequenceCache
-    from paceline.models.denoiser import Denoiser
-    from paceline.models.loading import Tokenizer
+    from paceline.checkpoints import Tokenizer
+    from paceline.models import Denoiser, Runner, SequenceCache
     from paceline.tree import Budget, Scores, TokenTree, Verdict
 
 NO_TENANT: Final = ""
@@ -95,7 +94,7 @@ class Models(Protocol):
             other_tokens: do not check that its tokenizer is the target's.
             layers: the runner must be able to run parts of the stack.
             device: where it runs; "auto" takes the one where its levels take the least time, None the target's.
-            group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped).
+            group_size: layers of a group that fuzzy passes feed the same state (models.runners.grouped).
         """
 
     def denoiser(self, model: str, *, device: str | None = None) -> Denoiser:

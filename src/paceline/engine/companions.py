@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from paceline import registry
+from paceline.checkpoints import is_adapter
 from paceline.engine.companion import Companion, Second
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import HasHead, Runner, SequenceCache
-from paceline.models.loading import is_adapter
 from paceline.sampling import given_rows
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict

@@ -14,7 +14,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from paceline.models.loading import Tokenizer
+    from paceline.checkpoints import Tokenizer
 
 WINDOW: Final = 12
 """Tokens in the window before it is cut back to its last piece."""

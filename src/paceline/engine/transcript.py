@@ -18,7 +18,7 @@ from paceline.engine.detokenize import IncrementalDetokenizer
 from paceline.sampling import Logprob
 
 if TYPE_CHECKING:
-    from paceline.models.loading import Tokenizer
+    from paceline.checkpoints import Tokenizer
 
 
 _NAMES: Final = WeakKeyDictionary[Any, dict[int, str]]()

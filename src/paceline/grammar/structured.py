@@ -19,6 +19,7 @@ import llguidance
 import numpy as np
 import torch
 
+from paceline.checkpoints import Tokenizer, token_bytes
 from paceline.config import CONSTRAINTS, StructuredOutputsParams
 from paceline.errors import ConfigError, PacelineError
 from paceline.grammar.follower import Follower, Outline, matcher_of
@@ -26,7 +27,6 @@ from paceline.grammar.lexemes import is_native, library_text, spelled
 from paceline.grammar.library_schema import library_schema, with_references
 from paceline.grammar.numbers import Mask, Numbers
 from paceline.grammar.vocabulary import vocabulary_of
-from paceline.models.loading import Tokenizer, token_bytes
 from paceline.sampling import LogitRule, Paths
 from paceline.utils import shortened
 

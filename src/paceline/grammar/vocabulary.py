@@ -18,8 +18,8 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
+from paceline.checkpoints import Tokenizer, token_bytes
 from paceline.errors import ConfigError
-from paceline.models.loading import Tokenizer, token_bytes
 
 BACKSLASH: Final = b"\\"
 SLASH: Final = b"/"

@@ -1,4 +1,4 @@
-"""Everything that knows a checkpoint: loading, the native decoder, the transformers fallback, diffusion models.
+"""What runs a checkpoint: the native decoder, the transformers fallback, diffusion models.
 
 Token ids and trees come in, logits and hidden states go out. Nothing here samples, drafts, decides how much to draft,
 or knows of requests and texts.

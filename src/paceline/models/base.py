@@ -13,7 +13,7 @@ token comes from the same code path as every other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -22,7 +22,6 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from paceline.models.decoder.decoder import LayerPlan
     from paceline.tree import Scores, TokenTree
 
 
@@ -84,6 +83,28 @@ class ModelInfo:
     rope_border: int | None = None
     stored_rows: int | None = None
     passes: str = ""
+
+
+NOTHING: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """Which part of the stack a pass runs.
+
+    Attributes:
+        first, stop: layers first .. stop - 1 (None: all that follow); the input is the hidden state before layer
+            `first`.
+        skip_attention, skip_mlp: layers whose sub-layer is left out; a layer in both is skipped as a whole.
+    """
+
+    first: int = 0
+    stop: int | None = None
+    skip_attention: Collection[int] = NOTHING
+    skip_mlp: Collection[int] = NOTHING
+
+
+ALL_LAYERS = LayerPlan()
 
 
 class SequenceCache(Protocol):

@@ -12,29 +12,45 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from paceline.checkpoints import (
+    BLOCKS,
+    MATRICES,
+    NATIVE_ONLY,
+    AdaptedCheckpoint,
+    BlockRows,
+    Checkpoint,
+    Form,
+    Forms,
+    GgufCheckpoint,
+    PackedFile,
+    Replacement,
+    block_rows,
+    declared_dtype,
+    file_keys,
+    is_gguf,
+    layout,
+    load_weights,
+    quantized,
+    read_config,
+    resolve,
+    sources,
+    spec_from_config,
+    untie_if_different,
+)
 from paceline.config import DTYPES, NOT_QUANTIZED, QUANTIZATIONS
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import Runner
-from paceline.models.cpu.eligibility import fits
-from paceline.models.cpu.packed_weights import PackedWeights
-from paceline.models.cpu.padding import padded, padded_spec
-from paceline.models.decoder.eager import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
-from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.families import declared_dtype, spec_from_config
-from paceline.models.loading.gguf_checkpoint import GgufCheckpoint
-from paceline.models.loading.gguf_file import is_gguf
-from paceline.models.loading.gguf_rows import BlockRows, block_rows
-from paceline.models.loading.hub import read_config, resolve
-from paceline.models.loading.lora import AdaptedCheckpoint
-from paceline.models.loading.packed_files import PackedFile, file_keys, layout
-from paceline.models.loading.quantization import BLOCKS, MATRICES, NATIVE_ONLY, Form, Forms, quantized
-from paceline.models.loading.weights import Replacement, load_weights, sources, untie_if_different
 from paceline.models.memory import check_files, fit_context
-from paceline.models.model_spec import ModelSpec
-from paceline.models.remapped_tokens import HeadRows, MappedRunner
+from paceline.models.passes.eligibility import fits
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.padding import padded, padded_spec
+from paceline.models.passes.strict import NOT_STRICT_IN_TRANSFORMERS, strict_unavailable, why_not_strict
+from paceline.models.runners.remapped_tokens import HeadRows, MappedRunner
+from paceline.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.runners.longrope import LongRopeRunner
+    from paceline.models.runners.native import NativeRunner
 
 log = logging.getLogger("paceline")
 
@@ -76,13 +92,14 @@ def load_runner(
         trust_remote_code: let the fallback run Python code that comes with the checkpoint.
         native: False takes the transformers fallback for every architecture.
         quantization: None, or a key of `config.QUANTIZATIONS`: round the weights as they are read
-            (models.loading.quantization).
+            (checkpoints.quantization).
         activation_bits: 8 or 16, of the activations that a GGUF file's blocks are multiplied with; None: 8.
         exactness: "strict" takes passes that are built to keep a row's bits, also where others are faster.
-        head_rows: tokens that the head keeps (models.remapped_tokens); all others have logits of -inf. None: all.
-        group_size: layers of a group that fuzzy passes feed the same state (models.decoder.grouped); None: no such
+        head_rows: tokens that the head keeps (models.runners.remapped_tokens); all others have logits of -inf. None:
+            all.
+        group_size: layers of a group that fuzzy passes feed the same state (models.runners.grouped); None: no such
             passes.
-        lora: folder of a LoRA adapter, merged into the weights before they are rounded (models.loading.lora).
+        lora: folder of a LoRA adapter, merged into the weights before they are rounded (checkpoints.lora).
         tokens: ids that are tokens lie below; rows of embedding and head beyond, by which many checkpoints are padded,
             are left out. None: all rows stay.
     Raises:
@@ -222,7 +239,7 @@ def _native(folder: Path, config: Mapping[str, Any], spec: ModelSpec, wanted: _L
     wide = wide if size == spec.vocab_size else replace(wide, vocab_size=size, stored_rows=spec.vocab_size)
     spec = wide if rows is None else rows.spec(wide)
     if wanted.group_size is not None:
-        from paceline.models.decoder.grouped import GroupedRunner
+        from paceline.models.runners.grouped import GroupedRunner
 
         size = wanted.group_size
         runner = cast(
@@ -347,19 +364,16 @@ def _instead(
     return instead
 
 
-def _runner_of(spec: ModelSpec) -> type[NativeRunner]:
+def _runner_of(spec: ModelSpec) -> type[NativeRunner | LongRopeRunner]:
     """The runner class for a model's rotary embeddings."""
-    from paceline.models.decoder.length_dependent_rope import DynamicRopeRunner, LongRopeRunner
-    from paceline.models.decoder.native import NativeRunner
+    from paceline.models.runners.longrope import LongRopeRunner
+    from paceline.models.runners.native import NativeRunner
 
-    kinds = {rope.kind for rope in spec.ropes.values()}
-    if "longrope" in kinds:
-        return LongRopeRunner
-    return DynamicRopeRunner if "dynamic" in kinds else NativeRunner
+    return LongRopeRunner if any(rope.kind == "longrope" for rope in spec.ropes.values()) else NativeRunner
 
 
 def _fallback(folder: Path, wanted: _LoadRequest, *, code: bool) -> Runner:
-    from paceline.models.fallback.runner import TransformersRunner
+    from paceline.models.runners.fallback.runner import TransformersRunner
 
     dtype: torch.dtype | None = None if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     check_files(Checkpoint(folder), name=wanted.name, dtype=dtype, device=wanted.device)

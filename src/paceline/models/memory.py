@@ -1,27 +1,23 @@
 """Whether a model would fit, decided before its weights are read.
 
 Counted are the weights, what packing holds twice at its peak (one layer, and a tied head, whose embedding stays), and
-the cache of one sequence of full length (twice for longrope, see models.decoder.length_dependent_rope).
+the cache of one sequence of full length (twice for longrope, see models.runners.longrope).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 
+from paceline.checkpoints import DTYPES, Checkpoint, Forms, quantized_sizes, weight_bytes
 from paceline.errors import OutOfMemoryError
-from paceline.models.cpu.eligibility import unsupported
-from paceline.models.decoder.linear import can_pack
-from paceline.models.decoder.window_slots import windows_of
-from paceline.models.loading.checkpoint import DTYPES, Checkpoint
-from paceline.models.loading.quantization import Forms, quantized_sizes
-from paceline.models.loading.weights import weight_bytes
-from paceline.models.model_spec import ModelSpec
+from paceline.models.layers.linear import can_pack
+from paceline.models.passes.eligibility import unsupported
+from paceline.models.spec import ModelSpec
+from paceline.models.state.free_memory import available
+from paceline.models.state.window_slots import windows_of
 
 log = logging.getLogger("paceline")
 
@@ -35,12 +31,6 @@ MIN_CONTEXT = 2048
 
 CHUNK, FIRST_SLOTS = 512, 2048
 """Tokens of a prompt that are fed at once, which layers with a window hold beside it; what every cache begins with."""
-
-CGROUPS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Limit, usage and reclaimable part, in versions 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +83,6 @@ def estimate(
     return MemoryNeed(sum(sizes.values()), twice + max(layers.values()), copies * per_token, in_windows, held)
 
 
-def available(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device, within the limit of this process's control group."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = int(psutil.virtual_memory().available)
-    limited = cgroup_available(Path("/sys/fs/cgroup"))
-    return free if limited is None else min(free, limited)
-
-
-def cgroup_available(root: Path) -> int | None:
-    """Bytes left under the limit of a control group, file cache counted as free; None where there is no limit."""
-    for limit_file, usage_file, reclaimable in CGROUPS:
-        limit, usage = _integer(root / limit_file), _integer(root / usage_file)
-        if limit is not None and usage is not None:
-            stat = _statistics((root / limit_file).parent / "memory.stat")
-            return max(0, limit - usage + stat.get(reclaimable, 0))
-    return None
-
-
-def _integer(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
-
-
-def _statistics(path: Path) -> Mapping[str, int]:
-    try:
-        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return {}
-    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
-
-
 def fit_context(
     spec: ModelSpec,
     *,
@@ -146,7 +100,7 @@ def fit_context(
     Args:
         max_context: what the user requested; None takes the checkpoint's.
         budget: bytes at hand; None measures.
-        quantization: what the weights will be rounded to (models.loading.quantization).
+        quantization: what the weights will be rounded to (checkpoints.quantization).
     Raises:
         OutOfMemoryError: the weights, or the cache of the requested context, would not fit.
     """

@@ -10,11 +10,11 @@ from paceline.search.branch import Branch, Found, Rows
 from paceline.utils import need
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.config import SamplingParams
     from paceline.drafters import Models
     from paceline.engine import Request
     from paceline.models import Runner
-    from paceline.models.loading import Tokenizer
 
 T = TypeVar("T")
 

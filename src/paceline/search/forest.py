@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from paceline.errors import NumericsError, PromptError
-from paceline.models import HasEmbedding, HasHead, RunsLayers, memory_of
-from paceline.models.decoder import ALL_LAYERS
+from paceline.models import ALL_LAYERS, HasEmbedding, HasHead, RunsLayers, memory_of
 from paceline.search.branch import Branch, Rows
 from paceline.tree import EMPTY_TREE
 from paceline.verifiers import bad_row

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from paceline.checkpoints import TokenBytes
 from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.llm import LLM
-from paceline.models.loading import TokenBytes
 from paceline.sampling import Logprob
 from paceline.serving.chat import Reader
 from paceline.serving.jobs import Job, JobFactory

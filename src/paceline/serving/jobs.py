@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from paceline.checkpoints import Rendered, TokenBytes
 from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
-from paceline.models.loading import Rendered, TokenBytes
 from paceline.serving.chat import (
     FORMATS,
     SWITCHES,

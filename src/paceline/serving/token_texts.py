@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from paceline.models.loading import TokenBytes, Tokenizer
+from paceline.checkpoints import TokenBytes, Tokenizer
 
 _BYTES: Final = WeakKeyDictionary[Tokenizer, TokenBytes]()
 

@@ -43,7 +43,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> dict[str, Any]:
-    from paceline.models.loading import ChatTemplate
+    from paceline.checkpoints import ChatTemplate
 
     return asdict(ChatTemplate(**template).apply_tracked(messages, **more))
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoints import read_config
 from paceline.codebooks import Books, write_books
-from paceline.models.loading import read_config
 from paceline.training.batches import Batch, Document, TargetView, packed
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
 from paceline.training.next_token import NextTokenTrainer, decoded, text_loss

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from paceline.checkpoints import read_config
 from paceline.errors import ConfigError
 from paceline.models.heads import (
     WRITTEN,
@@ -20,7 +21,6 @@ from paceline.models.heads import (
     write_head,
     writer,
 )
-from paceline.models.loading import read_config
 from paceline.utils import choice, need
 
 if TYPE_CHECKING:

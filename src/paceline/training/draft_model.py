@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoints import Checkpoint, read_config
 from paceline.errors import CapabilityError
 from paceline.models.heads import target_rows, write_folder
-from paceline.models.loading import Checkpoint, read_config
 from paceline.training.batches import Batch, TargetView
 from paceline.training.next_token import NextTokenTrainer, decoded
 from paceline.utils import need, replacing

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from paceline.checkpoints import RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
-from paceline.models.loading import RUN_SETTINGS
 from paceline.training.answers import Answer, Ids, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, draft_vocabulary
 from paceline.training.heads import Trainer, trainer

@@ -4,7 +4,7 @@ The adapter, a layer of attention alone, reads the exit's states of the whole te
 head. It learns the distribution that the target gives at the same place, over the whole vocabulary, since nothing keeps
 it from drafting any token. It begins as the plain early exit: its attention adds nothing, its norm is the target's.
 
-What is written has the published layout (paceline.models.decoder.Adapter), in a Llama's names.
+What is written has the published layout (paceline.models.runners.Adapter), in a Llama's names.
 
 Source: Kangaroo: lossless self-speculative decoding via double early exiting (arXiv:2404.18911), section 3.1.
 """

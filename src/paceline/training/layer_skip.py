@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoints import read_config
 from paceline.errors import CapabilityError
-from paceline.models.loading import read_config
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
 from paceline.training.next_token import NextTokenTrainer, decoded

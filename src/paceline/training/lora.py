@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.models.loading import write_adapter
+from paceline.checkpoints import write_adapter
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced
 from paceline.training.next_token import NextTokenTrainer, decoded, text_loss

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.checkpoints import read_config
 from paceline.models.heads import HeadConfig, write_head
-from paceline.models.loading import read_config
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
 from paceline.training.medusa import MedusaTrainer

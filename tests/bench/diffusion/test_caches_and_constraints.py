@@ -25,9 +25,9 @@ from paceline.bench.diffusion import (
     points,
     score_methods,
 )
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import TokenTexts
-from paceline.models.denoiser import load_denoiser
-from paceline.models.loading import Tokenizer
+from paceline.models import load_denoiser
 from tests.models import denoiser_references as layouts
 from tests.models.denoiser_reference import VOCAB
 

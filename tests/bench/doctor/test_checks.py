@@ -33,9 +33,9 @@ from paceline.bench.doctor import (
     gather,
     visit,
 )
+from paceline.checkpoints import Tokenizer
 from paceline.config import SpeculativeConfig
 from paceline.llm import BUNDLED
-from paceline.models.loading import Tokenizer
 
 TARGET, DRAFT = BUNDLED / "target", BUNDLED / "draft"
 PROMPTS = ["One day, a little girl named Lily found a needle", "Q: Tom has 3 apples and buys 4 more. How many?\nA:"]

@@ -10,10 +10,10 @@ import torch
 from tiny_llama import CPU, spec_of, tiny_llama, weights_of
 
 from paceline.bench.doctor import passes
+from paceline.checkpoints import quantize, targets
 from paceline.models import LayerSpec, MoeSpec
-from paceline.models.cpu import eligibility
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import quantize, targets
+from paceline.models.passes import eligibility
+from paceline.models.runners import NativeRunner
 
 MODEL = tiny_llama(hidden_size=64, head_dim=32, intermediate_size=96, vocab_size=72)
 SPEC = spec_of(MODEL.config)

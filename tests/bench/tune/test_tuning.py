@@ -32,7 +32,7 @@ from paceline.bench.tune import (
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.llm import BUNDLED
 from paceline.models import Capabilities
-from paceline.models.decoder import NativeRunner
+from paceline.models.runners import NativeRunner
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
 PROMPTS = [

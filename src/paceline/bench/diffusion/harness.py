@@ -19,6 +19,7 @@ from paceline.bench import stats
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
 from paceline.bench.timing import in_turn, repeated
+from paceline.checkpoints import Tokenizer
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
@@ -33,8 +34,7 @@ from paceline.diffusion import (
     order_of,
 )
 from paceline.errors import PacelineError
-from paceline.models.denoiser import Denoiser
-from paceline.models.loading import Tokenizer
+from paceline.models import Denoiser
 from paceline.utils import integer, need
 
 Progress = Callable[[str, int, int], None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, TokenText, options_of, part
 from paceline.errors import PacelineError
-from paceline.models.denoiser import Denoiser
+from paceline.models import Denoiser
 from paceline.utils import json_object, need
 
 BASELINE = "static"

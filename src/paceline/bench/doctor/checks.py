@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Final
 
 from paceline.bench.doctor.facts import Complaint, DraftedToken, DraftFacts, Facts, FormFacts, ProbeFacts
+from paceline.checkpoints import Tokenizer, same_tokenizer
 from paceline.errors import PacelineError
-from paceline.models.cpu import eligibility
-from paceline.models.loading import Tokenizer, same_tokenizer
+from paceline.models.passes import eligibility
 
 CLEARLY: Final = 0.9
 """Part of the time of the form that runs the target, below which another one is clearly faster."""

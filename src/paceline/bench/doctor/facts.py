@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.models.loading import Tokenizer
+    from paceline.checkpoints import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

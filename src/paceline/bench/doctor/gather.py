@@ -20,6 +20,7 @@ from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET
 from paceline.bench.doctor.checks import Diagnosis, diagnose
 from paceline.bench.doctor.facts import DraftedToken, DraftFacts, Facts, MachineFacts, ProbeFacts, TargetFacts
 from paceline.bench.doctor.passes import pass_facts
+from paceline.checkpoints import Tokenizer, resolve
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Controller, Plan, Signal
 from paceline.engine import Probe as PassTimer
@@ -27,7 +28,6 @@ from paceline.engine import StepRecord, watching
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.models import Runner
-from paceline.models.loading import Tokenizer, resolve
 from paceline.tree import NO_BUDGET, Budget, Verdict
 
 ROOT = Path("/")

@@ -17,11 +17,11 @@ from typing import Final, cast
 import torch
 
 from paceline.bench.doctor.facts import FormFacts, PassFacts
+from paceline.checkpoints import BLOCKS, Form, quantized, targets
 from paceline.engine import Probe as PassTimer
 from paceline.models import ModelSpec, Runner, available
-from paceline.models.cpu import eligibility
-from paceline.models.decoder import NativeRunner
-from paceline.models.loading import BLOCKS, Form, quantized, targets
+from paceline.models.passes import eligibility
+from paceline.models.runners import NativeRunner, native_of
 from paceline.profiles import machine
 from paceline.tree import EMPTY_TREE, TokenTree
 
@@ -53,9 +53,10 @@ Pass = Callable[[int], object]
 
 def pass_facts(runner: Runner) -> PassFacts | None:
     """What runs a model on the CPU and why, and what passes cost; None for one that PyTorch's operators must run."""
-    if not isinstance(runner, NativeRunner) or runner.info.device.type != "cpu":
+    native = native_of(runner)
+    if native is None or native.info.device.type != "cpu":
         return None
-    info, spec = runner.info, runner.spec
+    info, spec = native.info, native.spec
     form = cast("Form | None", info.quantization)
     compiled = info.passes == "compiled"
     lacks = None if compiled else eligibility.lacks(spec, info.dtype, info.device, quantization=form) or UNWANTED

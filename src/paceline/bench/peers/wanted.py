@@ -23,8 +23,8 @@ from paceline.errors import ConfigError
 from paceline.utils import json_object, need, reject_unknown
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.llm import LLM
-    from paceline.models.loading import Tokenizer
 
 ENDPOINT = "openai"
 PEER_KEY = "PACELINE_PEER_API_KEY"
@@ -267,7 +267,7 @@ def _lane(llm: LLM, one: WantedPeer, draft: str | None) -> Lane:
         return Lane(one, lambda: open_peer(one.name, served, options=options), dtype=None, threads=None)
     dtype = one.dtype or str(info.dtype).removeprefix("torch.")
     if one.method == "draft_model" and draft is not None:
-        from paceline.models.loading import resolve
+        from paceline.checkpoints import resolve
 
         options["model"] = str(resolve(draft))
     if info.device.type != "cpu" and one.name == "transformers":

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from paceline.bench.peers import DriverProcess, PeerError, library_names, peer_command
+from paceline.checkpoints import token_bytes
 from paceline.errors import ConfigError
 from paceline.llm import LLM
-from paceline.models.loading import token_bytes
 
 Command = Sequence[str | Path]
 START_SECONDS: Final = 120.0

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from paceline.bench.peers.drivers.structured import Row, StructuredDriver
+from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import Constraint, constraint
-from paceline.models.loading import Tokenizer
 from paceline.version import __version__
 
 

@@ -38,11 +38,11 @@ from paceline.bench.tune.search import (
     interval,
     race,
 )
+from paceline.checkpoints import digest_of, resolve
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
-from paceline.models.loading import digest_of, resolve
 from paceline.profiles import Conditions, Profile
 
 LEAST_TOKENS: Final = 16

@@ -9,7 +9,7 @@ import torch
 
 from paceline.diffusion.base import NONE, Commit, Setting, Step
 from paceline.diffusion.canvas import Floats
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

@@ -18,7 +18,7 @@ from paceline.diffusion.base import Setting, Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.commit.quotas import QuotaCommit
 from paceline.errors import CheckpointError
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 Filter = Callable[[Step], Floats]

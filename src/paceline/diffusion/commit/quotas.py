@@ -10,7 +10,7 @@ from paceline.diffusion.base import BlockProgress, Commit, Setting, Step
 from paceline.diffusion.canvas import Floats
 from paceline.diffusion.predictions import uniform
 from paceline.diffusion.schedule import AscendingBlocks, Blocks, ascending_rounds
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

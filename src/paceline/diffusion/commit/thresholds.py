@@ -7,7 +7,7 @@ import numpy as np
 from paceline.diffusion.base import NONE, Commit, Setting, Step
 from paceline.diffusion.canvas import Status
 from paceline.diffusion.schedule import BlockSchedule
-from paceline.models.denoiser import Ints
+from paceline.models import Ints
 from paceline.utils import need
 
 

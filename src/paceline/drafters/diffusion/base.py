@@ -21,7 +21,7 @@ from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import limit_of
 from paceline.drafters.common.draft_rows import fit_rows
 from paceline.errors import DrafterError
-from paceline.models.denoiser import Call, Ints, SlotCache
+from paceline.models import Call, Ints, SlotCache
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import integer, need
 

@@ -30,7 +30,7 @@ from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.models import Runner
-    from paceline.models.decoder import GroupedRunner
+    from paceline.models.runners import GroupedRunner
 
 SIZE: Final = 4
 """Layers of a group, the paper's."""

@@ -28,8 +28,7 @@ from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_rows import fit_rows
 from paceline.drafters.common.draft_state import Follower, agreed, catch_up
-from paceline.models import LayeredRunner
-from paceline.models.decoder import LayerPlan
+from paceline.models import LayeredRunner, LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 from paceline.utils import need, number
 

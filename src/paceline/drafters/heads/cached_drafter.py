@@ -13,7 +13,7 @@ from paceline.drafters.common.draft_state import CHUNK
 from paceline.drafters.heads.head_drafter import HeadDrafter
 from paceline.drafters.heads.tapped_states import TappedStates, of_pass, of_prompt
 from paceline.models import Runner
-from paceline.models.decoder import NativeCache
+from paceline.models.state import NativeCache
 from paceline.tree import Scores, TokenTree, Verdict
 
 

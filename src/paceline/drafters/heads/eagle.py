@@ -18,8 +18,8 @@ from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
 from paceline.drafters.heads.feature_drafts import FeatureDrafts, FeatureState
 from paceline.drafters.heads.tapped_states import TappedStates
-from paceline.models.decoder import NativeCache
-from paceline.models.heads import FeatureHead
+from paceline.models.runners import FeatureHead
+from paceline.models.state import NativeCache
 from paceline.tree import TokenTree
 from paceline.utils import integer
 

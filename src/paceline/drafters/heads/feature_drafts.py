@@ -22,8 +22,8 @@ from paceline.drafters.growth.base import Growth, as_tree, grow, inputs_of
 from paceline.drafters.heads.cached_drafter import CachedState
 from paceline.drafters.heads.head_drafter import DraftVocabulary
 from paceline.drafters.heads.tapped_states import TappedStates
-from paceline.models.decoder import NativeCache
-from paceline.models.heads import FeatureHead
+from paceline.models.runners import FeatureHead
+from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, ROOT, TokenTree
 
 FEW: Final = 16

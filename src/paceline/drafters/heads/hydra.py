@@ -20,8 +20,9 @@ from paceline.drafters.heads.cached_drafter import CachedHeadDrafter, CachedStat
 from paceline.drafters.heads.last_state import LastStateDrafter
 from paceline.drafters.heads.path_drafts import PathDrafts
 from paceline.drafters.heads.tapped_states import TappedStates
-from paceline.models.decoder import NativeCache
-from paceline.models.heads import HydraHead, HydraPlusHead
+from paceline.models.heads import HydraHead
+from paceline.models.runners import HydraPlusHead
+from paceline.models.state import NativeCache
 from paceline.tree import TokenTree
 from paceline.utils import integer
 

@@ -21,8 +21,8 @@ from paceline.drafters.common.bases import SampleMethod, check_method, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, add_level
 from paceline.drafters.common.draft_state import agreed
 from paceline.errors import CapabilityError, DrafterError
-from paceline.models import Runner, SequenceCache
-from paceline.models.decoder import LayerDrafts, LayerPlan, layer_drafts_of, resuming_pays
+from paceline.models import LayerPlan, Runner, SequenceCache
+from paceline.models.runners import LayerDrafts, layer_drafts_of, resuming_pays
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 from paceline.utils import need
 

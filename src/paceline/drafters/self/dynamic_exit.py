@@ -26,7 +26,7 @@ from paceline.drafters.base import Context, DrafterArgs
 from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.self.base import DraftPlan, SelfDrafter, SelfState
 from paceline.errors import ConfigError
-from paceline.models.decoder import LayerPlan
+from paceline.models import LayerPlan
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer, items, need, number
 

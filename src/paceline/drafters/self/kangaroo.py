@@ -22,8 +22,9 @@ from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_state import agreed
 from paceline.drafters.self.base import ActiveDraft, DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_replay import has_room, replayed
-from paceline.models import SequenceCache
-from paceline.models.decoder import Adapter, LayerPlan, NativeCache
+from paceline.models import LayerPlan, SequenceCache
+from paceline.models.runners import Adapter
+from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 from paceline.utils import integer, need, number
 

@@ -18,7 +18,7 @@ from paceline.drafters.common.bases import UNLIMITED, SampleMethod
 from paceline.drafters.self.base import DraftPlan, SelfDrafter, SelfState
 from paceline.drafters.self.skip_sets import unified_plan
 from paceline.errors import ConfigError
-from paceline.models.decoder import LayerPlan
+from paceline.models import LayerPlan
 from paceline.utils import integer, number
 
 

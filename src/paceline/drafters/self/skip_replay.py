@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.models import HasMemory, RunsLayers
-from paceline.models.decoder import LayerDrafts
+from paceline.models.runners import LayerDrafts
 from paceline.tree import TokenTree
 
 if TYPE_CHECKING:
-    from paceline.models import Runner, SequenceCache
-    from paceline.models.decoder import LayerPlan
+    from paceline.models import LayerPlan, Runner, SequenceCache
 
 CHUNK = 512
 """Tokens of a pass."""

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from paceline.errors import ConfigError
-from paceline.models.decoder import LayerPlan
+from paceline.models import LayerPlan
 
 SubLayers = frozenset[int]
 """Numbers of sub-layers that are left out."""

@@ -35,7 +35,8 @@ from paceline.drafters.self.base import ActiveDraft, DraftPlan, SelfDrafter, Sel
 from paceline.drafters.self.skip_replay import has_room, replayed
 from paceline.drafters.self.skip_sets import SubLayers, choices, count_of, first_set, plan_of, random_set
 from paceline.errors import CapabilityError, ConfigError
-from paceline.models.decoder import MAX_PLANS, LayerPlan
+from paceline.models import LayerPlan
+from paceline.models.runners import MAX_PLANS
 from paceline.tree import Budget, TokenTree
 from paceline.utils import integer, number
 

@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from paceline.checkpoints import encoder_of, token_bytes, whole_characters
 from paceline.drafters.common.draft_rows import uniform
 from paceline.drafters.common.draft_state import DraftState, agreed
-from paceline.models.loading import encoder_of, token_bytes, whole_characters
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.drafters.base import Context
     from paceline.models import Runner, SequenceCache
-    from paceline.models.loading import Tokenizer
 
 SHORTEST_PIECE: Final = 64
 LONGEST_PIECE: Final = 256

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from paceline.checkpoints import encoder_of, token_bytes, whole_characters
 from paceline.drafters.base import Context, Drafter, DrafterArgs
 from paceline.drafters.common.bases import limit_of, model_of
 from paceline.drafters.common.chains import chain_tree
@@ -21,11 +22,10 @@ from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, shared_tokens
 from paceline.models import Runner
-from paceline.models.loading import encoder_of, token_bytes, whole_characters
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 if TYPE_CHECKING:
-    from paceline.models.loading import Tokenizer
+    from paceline.checkpoints import Tokenizer
 
 LOOK_BACK: Final = 8
 """Tokens of the target that are encoded again with what was drafted."""

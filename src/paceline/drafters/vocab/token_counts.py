@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from paceline.checkpoints import digest_of
 from paceline.errors import ConfigError
-from paceline.models.loading import digest_of
 from paceline.utils import replacing, user_cache
 
 Ints = npt.NDArray[np.int64]

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from paceline.checkpoints import token_bytes
 from paceline.drafters.vocab.token_counts import AGAIN, FORMAT, STEP, TokenCounts, most_frequent
 from paceline.errors import ConfigError
-from paceline.models.loading import token_bytes
 from paceline.utils import integer, need
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.drafters.base import Models
-    from paceline.models.loading import Tokenizer
 
 Counts = npt.NDArray[np.int64]
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paceline.checkpoints import BYTE, token_bytes
 from paceline.errors import DrafterError, UnsupportedModelError
 from paceline.models import MappedRunner
-from paceline.models.loading import BYTE, token_bytes
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.drafters.base import Models
     from paceline.models import Runner
-    from paceline.models.loading import Tokenizer
 
 Ids = npt.NDArray[np.int64]
 

@@ -1,5 +1,6 @@
-"""The decoder's forward pass on the CPU as compiled code: vectors, tiles, matrices, attention, the pass, and who calls
-it. Nothing here reads files or chooses what is run; `eligibility` says whether a model runs here at all.
+"""Compiled code for CPUs: vectors, tiles, matrices, attention, and the decoder's forward pass made of them.
+
+Nothing here knows of caches, reads files or chooses what is run; models.passes.compiled_decoder calls it.
 """
 
 import lazy_loader

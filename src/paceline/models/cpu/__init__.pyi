@@ -9,8 +9,6 @@ from .block_products import row_pitch as row_pitch
 from .block_products import to_signed_bytes as to_signed_bytes
 from .compilation import machine_code as machine_code
 from .compilation import source_number as source_number
-from .compiled_decoder import CompiledDecoder as CompiledDecoder
-from .eligibility import machine_lacks as machine_lacks
 from .forward import compiled as compiled
 from .integer_products import NIBBLE_BLOCK as NIBBLE_BLOCK
 from .integer_products import half_pitch as half_pitch
@@ -21,9 +19,6 @@ from .matrix import steps_of as steps_of
 from .matrix import strip_size as strip_size
 from .matrix import strip_sums as strip_sums
 from .matrix_unit import has_matrix_unit as has_matrix_unit
-from .packing import ROWS as ROWS
-from .padding import padded as padded
-from .padding import padded_spec as padded_spec
 from .pages import SLAB as SLAB
 from .pages import Pages as Pages
 from .pages import zeros as zeros

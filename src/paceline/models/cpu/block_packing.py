@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.checkpoints import BlockRows, Blocks
 from paceline.models.cpu.block_products import HEADER_BYTES, SUBS, sub_bytes
 from paceline.models.cpu.blocks import GROUP, KINDS, LANES
 from paceline.models.cpu.compilation import machine_code, source_number
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.tiles import STRIP
 from paceline.models.cpu.vectors import I8, I64, Builder, Int, Nothing, Value, load_at, lowered, read, store_at
-from paceline.models.loading.gguf_rows import BlockRows, Blocks
 from paceline.utils import part_of_compiled
 
 (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K) = range(8)

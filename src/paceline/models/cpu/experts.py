@@ -40,7 +40,7 @@ from paceline.models.cpu.vectors import (
     write,
     write_float,
 )  # fmt: skip
-from paceline.models.model_spec import MoeSpec
+from paceline.models.spec import MoeSpec
 from paceline.utils import part_of_compiled
 
 

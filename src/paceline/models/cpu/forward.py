@@ -1,12 +1,11 @@
 """One pass of the decoder as one compiled function, which every thread of the team runs from end to end: embeddings,
 layers, taps, logits, and the best token of every row.
 
-It works on the tables of models.cpu.offsets, which models.cpu.compiled_decoder fills. Threads divide the strips of each
-matrix and the heads of the attention, and wait for each other where one needs what another wrote: five times a layer
-of the Llama shape. The residual stream is float32 within a
-layer and rounded to the model's type behind it, so that a pass may stop and go on at any layer with the same bits. For
-the best tokens every thread looks through the logits that it has just written; one of them then compares what all of
-them found.
+It works on the tables of models.cpu.offsets, which models.passes.compiled_decoder fills. Threads divide the strips of
+each matrix and the heads of the attention, and wait for each other where one needs what another wrote: five times a
+layer of the Llama shape. The residual stream is float32 within a layer and rounded to the model's type behind it, so
+that a pass may stop and go on at any layer with the same bits. For the best tokens every thread looks through the
+logits that it has just written; one of them then compares what all of them found.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 
+from paceline.checkpoints import GROUP as WIDTH
+from paceline.checkpoints import LOWEST_ZERO, ZEROS, unpacked
 from paceline.models.cpu.matrix_unit import TILE_ROWS, GroupTiles, has_matrix_unit
 from paceline.models.cpu.pages import Pages
 from paceline.models.cpu.processor import has_dot_bytes
@@ -76,8 +78,6 @@ from paceline.models.cpu.vectors import (
     widen,
     write_float,
 )  # fmt: skip
-from paceline.models.loading.quantization import GROUP as WIDTH
-from paceline.models.loading.quantization import LOWEST_ZERO, ZEROS, unpacked
 from paceline.utils import part_of_compiled
 
 TOP, ZERO = 32512, 128
@@ -239,7 +239,7 @@ MATRIX_UNIT = has_matrix_unit()
 
 def pack_nibbles(pairs: torch.Tensor, scale: torch.Tensor, pages: Pages) -> torch.Tensor:
     """Blocks of pairs (out, in / 2) uint8 with scales and zeros (out, groups, 2) bfloat16, both in the order of strips
-    (models.loading.quantization).
+    (checkpoints.quantization).
 
     Returns:
         (strips, groups, NIBBLE_BLOCK) uint8.

@@ -3,7 +3,7 @@
 The projection leaves, in each row, queries (or the latent vector that a second map makes them of), the rotated key and
 the latent vector. Every head has a map of its own to the latent vector's dimensions and another one from there to its
 values: blocks of whole strips, each block with inputs of its own, divided among the threads like one matrix. This is
-an entry of its own, so that it is compiled for models that have it only. See models.decoder.latent.
+an entry of its own, so that it is compiled for models that have it only. See models.layers.latent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from paceline.models.cpu.sublayers import STRIP_BYTES
 from paceline.models.cpu.threads import wait_for_all
 from paceline.models.cpu.tiles import BYTES, DOT, STRIP
 from paceline.models.cpu.vectors import read, read_float
-from paceline.models.decoder.latent import EPS
-from paceline.models.model_spec import ModelSpec
+from paceline.models.spec import LATENT_EPS, ModelSpec
 from paceline.utils import part_of_compiled
 
 
@@ -143,5 +142,5 @@ def projection(spec: ModelSpec) -> dict[int, int | float]:
         at.PROJECTED_SIZE: size, at.LATENT_KEY: 4 * first,
         at.LATENT_QUERIES: 0 if latent.query_rank is None else -(-size // STRIP) * STRIP_BYTES,
         at.RANK: latent.rank, at.QUERY_RANK: latent.query_rank or 0, at.ROPE_DIM: latent.rope,
-        at.NOPE_DIM: latent.nope, at.VALUE_DIM: latent.value, at.LATENT_EPSILON: EPS,
+        at.NOPE_DIM: latent.nope, at.VALUE_DIM: latent.value, at.LATENT_EPSILON: LATENT_EPS,
     }  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from paceline.checkpoints import GROUP as WIDTH
+from paceline.checkpoints import empty
 from paceline.models.cpu import offsets as at
 from paceline.models.cpu.block_products import block_sums, to_signed_bytes
 from paceline.models.cpu.integer_products import (
@@ -41,8 +43,6 @@ from paceline.models.cpu.tiles import (
     accumulate,
 )
 from paceline.models.cpu.vectors import add, broadcast, load, read, store
-from paceline.models.loading.quantization import GROUP as WIDTH
-from paceline.models.loading.weights import empty
 from paceline.utils import part_of_compiled
 
 CHUNK = 64

@@ -12,6 +12,8 @@ import math
 import mmap
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 logger = logging.getLogger("paceline")
@@ -53,3 +55,8 @@ def _slab(size: int) -> torch.Tensor:
         logger.debug("no large pages: the system rejects madvise (%s)", error.strerror or error)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole.narrow(0, -whole.data_ptr() % LARGE, size)
+
+
+def address(array: npt.NDArray[np.int64]) -> int:
+    """Address of an array's first element."""
+    return int(array.__array_interface__["data"][0])

@@ -1,4 +1,4 @@
-"""Passes at fixed shapes for CUDA graphs, and their attention. Run on one H200."""
+"""Attention of PyTorch's operators over parts of the keys, as passes captured on GPUs take it. Run on one H200."""
 
 import lazy_loader
 

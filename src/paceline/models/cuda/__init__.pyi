@@ -1,12 +1,5 @@
-from .fixed_shape_attention import CHUNK as CHUNK
-from .fixed_shape_attention import ChunkedPrefixStep as ChunkedPrefixStep
-from .fixed_shape_attention import PaddedStep as PaddedStep
-from .fixed_shape_attention import by_kernel as by_kernel
-from .fixed_shape_attention import far as far
-from .fixed_shape_attention import kernel_agrees as kernel_agrees
-from .fixed_shape_attention import merged as merged
-from .fixed_shape_attention import padded_masks as padded_masks
-from .graphs import Bucket as Bucket
-from .graphs import ScoringGraphs as ScoringGraphs
-from .graphs import bucket_for as bucket_for
-from .graphs import pack as pack
+from .partial_attention import CHUNK as CHUNK
+from .partial_attention import by_kernel as by_kernel
+from .partial_attention import far as far
+from .partial_attention import kernel_agrees as kernel_agrees
+from .partial_attention import merged as merged

@@ -1,4 +1,3 @@
-from .feature_head import FeatureHead as FeatureHead
 from .formats import WRITTEN as WRITTEN
 from .formats import HeadFormat as HeadFormat
 from .formats import Target as Target
@@ -15,7 +14,6 @@ from .head_tensors import check_tensors as check_tensors
 from .head_tensors import drafted_rows as drafted_rows
 from .head_tensors import tensors_of as tensors_of
 from .hydra_head import HydraHead as HydraHead
-from .hydra_head import HydraPlusHead as HydraPlusHead
 from .medusa_head import MedusaHead as MedusaHead
 from .mlp_speculator_head import MLPSpeculatorHead as MLPSpeculatorHead
 from .path_heads import PathHeads as PathHeads

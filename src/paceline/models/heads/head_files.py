@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import torch
 
+from paceline.checkpoints import SINGLE, Checkpoint, resolve
 from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
 from paceline.models.base import ModelInfo
-from paceline.models.heads.formats import foreign_config, format_of
+from paceline.models.heads.formats.known import foreign_config, format_of
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_tensors import check_tensors, drafted_rows
-from paceline.models.loading import SINGLE, Checkpoint, resolve
 
 KEY: Final = "paceline_head"
 MAX_CONFIG: Final = 10_000_000

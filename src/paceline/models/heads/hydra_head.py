@@ -16,14 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.cache import NativeCache
-from paceline.models.decoder.decoder import Weights
-from paceline.models.decoder.linear import Map, make_linear, make_norm
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import PathHeads, linear, residual
 from paceline.models.heads.shared_rows import embedding_of
-from paceline.models.heads.state_layer import StateLayer, layer_spec
-from paceline.tree import EMPTY_TREE, TokenTree
+from paceline.models.layers.decoder import Weights
+from paceline.models.layers.linear import Map, make_linear
 
 
 class HydraHead(PathHeads):
@@ -43,40 +40,6 @@ class HydraHead(PathHeads):
         memory = torch.cat((memory, self._embed(tokens)), 1)
         inner, reduced = self._first[depth](memory).chunk(2, 1)
         return self._heads[depth](residual(self._blocks[depth], reduced + F.silu(inner))), memory
-
-
-class HydraPlusHead(HydraHead):
-    """The same with a prefix layer.
-
-    Attributes:
-        runner: the prefix layer, for its caches and their memory.
-    """
-
-    method = "hydra++"
-
-    def _build(self, config: HeadConfig, weights: Weights) -> None:
-        super()._build(config, weights)
-        spec = layer_spec(config, weights, "prefix.")
-        self._norm = (
-            make_norm(weights["prefix.norm.weight"], spec.norm_eps) if "prefix.norm.weight" in weights else None
-        )
-        self.runner = StateLayer.of(spec, weights, self.target.info, name=self.name, prefix="prefix.", head=None)
-        self.open, self.fork = self.runner.open, self.runner.fork
-        self.truncate, self.release = self.runner.truncate, self.runner.release
-
-    @torch.inference_mode()
-    def read(self, caches: Sequence[NativeCache], counts: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        """(b, hidden) what the prefix layer makes of the last state of each sequence, where heads begin.
-
-        Args:
-            counts: of new states of each, one at least; they stay in the caches. states: (r, hidden) of the target's
-                committed tokens.
-        """
-        trees = [TokenTree.chain([0] * (count - 1)) if count > 1 else EMPTY_TREE for count in counts]
-        made = self.runner.step(caches, trees, [0] * len(trees), (states, None), ())[1]
-        self.runner.commit(caches, [range(count - 1) for count in counts])
-        last = made[torch.tensor(counts, device=made.device).cumsum(0) - 1]
-        return last if self._norm is None else self._norm(last)
 
 
 def _both(weights: Weights, head: str) -> Map:

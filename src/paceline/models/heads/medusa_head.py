@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.models.decoder.decoder import Weights
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import PathHeads, linear, residual
+from paceline.models.layers.decoder import Weights
 
 
 class MedusaHead(PathHeads):

@@ -20,10 +20,10 @@ from typing import Final
 import torch
 from torch.nn import functional as F
 
-from paceline.models.decoder.decoder import Weights
-from paceline.models.decoder.linear import Map
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.path_heads import PathHeads, linear
+from paceline.models.layers.decoder import Weights
+from paceline.models.layers.linear import Map
 
 EPS: Final = 1e-6
 

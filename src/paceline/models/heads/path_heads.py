@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from paceline.errors import CheckpointError
 from paceline.models.base import Runner
-from paceline.models.decoder.decoder import Weights
-from paceline.models.decoder.linear import Map, make_linear
 from paceline.models.heads.head_config import HeadConfig
 from paceline.models.heads.head_files import read_head
 from paceline.models.heads.shared_rows import head_of, target_rows
+from paceline.models.layers.decoder import Weights
+from paceline.models.layers.linear import Map, make_linear
 
 
 class PathHeads(ABC):

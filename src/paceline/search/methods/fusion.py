@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from paceline.models.loading import token_bytes
+from paceline.checkpoints import token_bytes
 from paceline.search.base import Search, Steps, mean_logprob
 from paceline.search.branch import Branch, Found
 from paceline.search.named import named, numbers

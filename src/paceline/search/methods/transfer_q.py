@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from paceline.checkpoints import same_tokenizer
 from paceline.errors import ConfigError
-from paceline.models.loading import same_tokenizer
 from paceline.search.base import Search, Steps
 from paceline.search.branch import Branch, Found
 from paceline.search.forest import raise_failure, shaped

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.checkpoints import BYTE, encoder_of, token_bytes, whole_characters
 from paceline.config import SamplingParams
 from paceline.engine import Request, StopChecker
 from paceline.errors import NumericsError, PromptError
-from paceline.models.loading import BYTE, encoder_of, token_bytes, whole_characters
 from paceline.sampling import Rules
 from paceline.search.branch import Branch, Origin
 from paceline.search.forest import Forest
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.models import Runner
-    from paceline.models.loading import Tokenizer
 
 
 class ByteVocabulary:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from paceline.checkpoints import read_json
 from paceline.errors import CheckpointError, UnsupportedModelError
-from paceline.models.loading import read_json
 from paceline.utils import need
 
 BATCH: Final = 32

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
+from paceline.checkpoints import resolve
 from paceline.errors import PromptError
-from paceline.models.loading import resolve
 from paceline.search.named import named, numbers
 from paceline.search.scoring.classifiers import ClassifierScorer, is_classifier
 from paceline.search.scoring.likelihood import candidate_logprobs
@@ -26,9 +26,9 @@ from paceline.search.scoring.uni_encoder import UniEncoder
 from paceline.utils import integer, need, reject_unknown
 
 if TYPE_CHECKING:
+    from paceline.checkpoints import Tokenizer
     from paceline.drafters import Models
     from paceline.models import Runner
-    from paceline.models.loading import Tokenizer
     from paceline.search.branch import Branch
 
 Judgement = Callable[[Sequence[str]], Sequence[float]]

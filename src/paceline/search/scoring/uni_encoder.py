@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from paceline.checkpoints import Checkpoint
 from paceline.errors import CheckpointError, PacelineError, UnsupportedModelError
-from paceline.models.loading import Checkpoint
 from paceline.utils import choice
 
 MASKS: Final = ("arrow", "one_way", "diagonal")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
+from paceline.checkpoints import Tokenizer
 from paceline.grammar import BLANKS, bounded_json, spelled
-from paceline.models.loading import Tokenizer
 
 SHARED: Final = (r"ANY: /(?s:.*)/", f"BLANK: /{BLANKS}/")
 """Terminals that all rules may use."""

@@ -1,0 +1,449 @@
+"""Which families run natively, and what each makes of its `config.json`.
+
+A family is one line of `FAMILIES`. What a file asks for and the decoder cannot do raises UnsupportedModelError, which
+`models.load` answers with the transformers fallback; a file that contradicts itself raises CheckpointError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from paceline.checkpoints.config_keys import ConfigKeys, Windows, layer_specs, local_and_global, rope_spec
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models import LatentSpec, LayerSpec, ModelSpec, MoeSpec, RopeSpec
+from paceline.utils import shortened
+
+ACTIVATIONS: Mapping[str, Literal["silu", "gelu", "gelu_tanh"]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "use_bidirectional_attention": (None, False),
+    "is_causal": (None, True),
+    "add_cross_attention": (None, False),
+    "clip_qkv": (None,),
+    "attention_chunk_size": (None,),
+    "use_mrope": (None, False),
+    "rope_interleaved": (None, False),
+    "lm_head_bias": (None, False),
+}
+"""Keys that change the model, with the values under which they do not."""
+
+Extra = Callable[[ConfigKeys], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What is fixed for a family; the rest is in its `config.json`.
+
+    Attributes:
+        defaults: of keys that its files may leave out.
+        windows: see `layer_keys.layer_specs`.
+        rope_by_type: one rotary table for each layer type.
+        rope_in_windows: layers without a sliding window have no rotary embedding.
+        rope_interleaved: see `RopeSpec`.
+        attention_bias: "no", "qkv" (always, but not on o), or "key": on all four if the key `attention_bias` says so.
+        mlp_bias: the key `mlp_bias` counts.
+        extra: further fields of ModelSpec, or other values of those that the others set.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_offset: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    windows: Windows = "none"
+    rope_by_type: bool = False
+    rope_in_windows: bool = False
+    rope_interleaved: bool = False
+    attention_bias: Literal["no", "qkv", "key"] = "key"
+    mlp_bias: bool = False
+    extra: Extra = lambda keys: {}
+
+
+def _gemma(keys: ConfigKeys) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": float(keys.size("hidden_size")) ** 0.5,
+        "attention_scale": keys.positive("query_pre_attn_scalar") ** -0.5,
+        "attention_softcap": keys.optional_positive("attn_logit_softcapping"),
+        "logit_softcap": keys.optional_positive("final_logit_softcapping"),
+    }
+
+
+def _gemma3(keys: ConfigKeys) -> dict[str, Any]:
+    # The attention of Gemma 3 takes no soft-cap, whatever its configuration says.
+    return _gemma(keys) | {"attention_softcap": None}
+
+
+def _granite(keys: ConfigKeys) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": keys.positive("embedding_multiplier"),
+        "residual_multiplier": keys.positive("residual_multiplier"),
+        "attention_scale": keys.positive("attention_multiplier"),
+        "logit_multiplier": 1.0 / keys.positive("logits_scaling"),
+    }
+
+
+def _mixtral(keys: ConfigKeys) -> dict[str, Any]:
+    inner = keys.size("intermediate_size")
+    return {"moe": _moe(keys, "num_local_experts", inner, norm_top_k=True)}
+
+
+def _qwen3_moe(keys: ConfigKeys) -> dict[str, Any]:
+    inner = keys.size("moe_intermediate_size")
+    return {"moe": _moe(keys, "num_experts", inner, norm_top_k=keys.flag("norm_topk_prob"))}
+
+
+def _qwen2_moe(keys: ConfigKeys) -> dict[str, Any]:
+    moe = _moe(keys, "num_experts", keys.size("moe_intermediate_size"), norm_top_k=keys.flag("norm_topk_prob"))
+    moe = replace(moe, shared=keys.size("shared_expert_intermediate_size"), shared_gate=True)
+    if keys.flag("use_sliding_window"):
+        raise UnsupportedModelError(f"{keys.family}: use_sliding_window=True is not implemented")
+    return {"moe": moe, "qkv_bias": keys.flag("qkv_bias")}
+
+
+def _starcoder2(keys: ConfigKeys) -> dict[str, Any]:
+    biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), keys.flag("use_bias"))
+    return biases | {"norm": "layer", "norm_bias": True, "norm_eps": keys.share("norm_epsilon"), "gated": False}
+
+
+def _glm4(keys: ConfigKeys) -> dict[str, Any]:
+    return {"qkv_bias": keys.flag("attention_bias")}
+
+
+def _cohere2(keys: ConfigKeys) -> dict[str, Any]:
+    return {
+        "norm": "layer",
+        "norm_eps": keys.share("layer_norm_eps"),
+        "parallel": True,
+        "logit_multiplier": keys.positive("logit_scale"),
+    }
+
+
+def _gpt_oss(keys: ConfigKeys) -> dict[str, Any]:
+    moe = _moe(keys, "num_local_experts", keys.size("intermediate_size"), norm_top_k=True)
+    return {
+        "moe": replace(moe, bias=True),
+        "attention_sinks": True,
+        "activation": "clamped_swiglu",
+        "swiglu_alpha": keys.positive("swiglu_alpha"),
+        "swiglu_limit": keys.positive("swiglu_limit"),
+    }
+
+
+def _deepseek_v2(keys: ConfigKeys) -> dict[str, Any]:
+    method = keys.get("topk_method")
+    for key, fine in {"moe_layer_freq": (1,), "scoring_func": ("softmax",), "norm_topk_prob": (False,)}.items():
+        if keys.get(key) not in (None, *fine):
+            raise UnsupportedModelError(f"{keys.family}: {key}={keys.get(key)!r} is not implemented")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(f"{keys.family}: topk_method={method!r} is not implemented")
+    latent = LatentSpec(
+        rank=keys.size("kv_lora_rank"),
+        nope=keys.size("qk_nope_head_dim"),
+        rope=keys.size("qk_rope_head_dim"),
+        value=keys.size("v_head_dim"),
+        query_rank=keys.optional_size("q_lora_rank"),
+    )
+    rope = replace(rope_spec(keys, latent.rope), interleaved=True)
+    inner = keys.size("moe_intermediate_size")
+    moe = replace(
+        _moe(keys, "n_routed_experts", inner, norm_top_k=False),
+        shared=inner * (keys.optional_size("n_shared_experts") or 0),
+        scaling=keys.positive("routed_scaling_factor"),
+        groups=_expert_groups(keys) if method == "group_limited_greedy" else None,
+    )
+    return {
+        "latent": latent,
+        "num_kv_heads": 1,
+        "head_dim": latent.rank + latent.rope,
+        "attention_scale": (latent.nope + latent.rope) ** -0.5 * _length_scale(rope) ** 2,
+        "ropes": {"default": rope},
+        "moe": moe,
+    }
+
+
+def _expert_groups(keys: ConfigKeys) -> tuple[int, int]:
+    groups, best, experts = keys.size("n_group"), keys.size("topk_group"), keys.size("n_routed_experts")
+    if experts % groups or best > groups or best * (experts // groups) < keys.size("num_experts_per_tok"):
+        raise CheckpointError(
+            f"config.json: {best} of {groups} groups of {experts} experts do not fit each other; repair it"
+        )
+    return groups, best
+
+
+def _length_scale(rope: RopeSpec) -> float:
+    """What DeepSeek multiplies queries and keys by where the context is stretched."""
+    scaling: Any = rope.scaling
+    factor, share = float(scaling.get("factor") or 1.0), float(scaling.get("mscale_all_dim") or 0.0)
+    return 1.0 if factor <= 1 else 1.0 + 0.1 * share * math.log(factor)
+
+
+def _moe(keys: ConfigKeys, name: str, inner: int, *, norm_top_k: bool) -> MoeSpec:
+    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}.get(name, name)
+    experts = keys.optional_size(other) or keys.size(name)
+    top_k = keys.size("num_experts_per_tok")
+    if top_k > experts:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {top_k}, but there are {experts} experts; repair it"
+        )
+    return MoeSpec(experts=experts, top_k=top_k, intermediate=inner, norm_top_k=norm_top_k)
+
+
+_COMMON: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "decoder_sparse_step": 1,
+    "first_k_dense_replace": 0,
+    "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_QWEN = {"max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA2 = (
+    _GEMMA
+    | {"num_key_value_heads": 4, "sliding_window_pattern": 2}
+    | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+)
+# Nested text configurations leave out whatever equals the default, sizes included.
+_GEMMA3_SIZES = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
+_GEMMA3_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072}
+_GEMMA3_ROPE = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
+_GEMMA3 = _GEMMA | _GEMMA3_SIZES | _GEMMA3_HEADS | _GEMMA3_ROPE
+_PHI3 = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
+_SMOLLM3 = {
+    "rope_theta": 2e6,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+} | {"use_sliding_window": False, "no_rope_layer_interval": 4}
+_MIXTRAL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+_MIXTRAL_MOE = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_QWEN3_MOE = {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_QWEN2_MOE = {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "qkv_bias": True}
+_QWEN2_MOE |= {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+_GRANITE = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0)
+_STARCODER2 = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+_GLM4 = {
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1.5625e-07,
+    "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+_COHERE2 = {
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "tie_word_embeddings": True,
+}
+_GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_GPT_OSS = {
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "sliding_window_pattern": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_parameters": _GPT_OSS_ROPE | {"original_max_position_embeddings": 4096},
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
+_DEEPSEEK_V2 = {
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "greedy",
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(mlp_bias=True),
+    "mistral": Family(defaults=_MISTRAL, windows="all", attention_bias="no"),
+    "qwen2": Family(defaults=_QWEN | {"num_key_value_heads": 32}, windows="types", attention_bias="qkv"),
+    "qwen3": Family(defaults=_QWEN | {"head_dim": 128, "num_key_value_heads": 32}, qk_norm="head", windows="types"),
+    "gemma2": Family(defaults=_GEMMA2, placement="sandwich", norm_offset=True, windows="types", extra=_gemma),
+    "gemma3_text": Family(
+        defaults=_GEMMA3,
+        placement="sandwich",
+        norm_offset=True,
+        qk_norm="head",
+        windows="types",
+        rope_by_type=True,
+        extra=_gemma3,
+    ),
+    "phi3": Family(defaults=_PHI3, windows="all", attention_bias="no"),
+    "smollm3": Family(defaults=_SMOLLM3, windows="types", mlp_bias=True),
+    "olmo2": Family(defaults={"rms_norm_eps": 1e-5}, placement="post", qk_norm="full"),
+    "granite": Family(defaults=_GRANITE, mlp_bias=True, extra=_granite),
+    "mixtral": Family(defaults=_MIXTRAL | _MIXTRAL_MOE, windows="all", attention_bias="no", extra=_mixtral),
+    "qwen3_moe": Family(defaults=_QWEN | _QWEN3_MOE, qk_norm="head", windows="all", extra=_qwen3_moe),
+    "qwen2_moe": Family(defaults=_QWEN | _QWEN2_MOE, attention_bias="no", extra=_qwen2_moe),
+    "starcoder2": Family(defaults=_STARCODER2, windows="all", attention_bias="no", extra=_starcoder2),
+    "glm4": Family(defaults=_GLM4, placement="sandwich", rope_interleaved=True, attention_bias="no", extra=_glm4),
+    "cohere2": Family(defaults=_COHERE2, windows="types", rope_in_windows=True, rope_interleaved=True, extra=_cohere2),
+    "gpt_oss": Family(defaults=_GPT_OSS, windows="types", extra=_gpt_oss),
+    "deepseek_v2": Family(defaults=_DEEPSEEK_V2, attention_bias="no", extra=_deepseek_v2),
+}
+MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text"}
+"""Families whose text part, `text_config`, runs natively."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's configuration: `config`, or its `text_config` completed by what only `config` has."""
+    inner = config.get("text_config")
+    if str(config.get("model_type")) not in MULTIMODAL or not isinstance(inner, Mapping):
+        return config
+    outer = {key: config[key] for key in ("tie_word_embeddings", "dtype", "torch_dtype") if config.get(key) is not None}
+    return {**inner, **outer, "model_type": MULTIMODAL[str(config["model_type"])]}
+
+
+def declared_dtype(config: Mapping[str, Any]) -> str | None:
+    """The dtype that a `config.json` names ("bfloat16"), or None.
+
+    Raises:
+        CheckpointError: it names none that weights have.
+    """
+    text = text_config(config)
+    for key in ("dtype", "torch_dtype"):
+        value = text.get(key)
+        if value is not None and value not in ("auto", *DTYPES, *(f"torch.{name}" for name in DTYPES)):
+            known = ", ".join(DTYPES)
+            raise CheckpointError(
+                f"config.json: {key!r} must be one of {known}, got {shortened(value)}; repair or download it again"
+            )
+    value = text.get("dtype") or text.get("torch_dtype")
+    return None if value in (None, "auto") else str(value).removeprefix("torch.")
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The shape of the model that a `config.json` describes.
+
+    Raises:
+        UnsupportedModelError: a family, or a feature of a known family, that the native decoder does not implement.
+        CheckpointError: a key that is missing, of the wrong kind, or contradicts another.
+    """
+    config = text_config(config)
+    family = _family(config)
+    keys = ConfigKeys(config, {**_COMMON, **family.defaults}, str(config["model_type"]))
+    keys.check()
+    _check_features(keys)
+    heads, kv_heads, head_dim = _heads(keys)
+    ropes, bias = _ropes(keys, family, head_dim), family.attention_bias == "key" and keys.flag("attention_bias")
+    extra = family.extra(keys)
+    spec = ModelSpec(
+        family=keys.family,
+        vocab_size=keys.size("vocab_size"),
+        hidden_size=keys.size("hidden_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=keys.size("intermediate_size"),
+        layers=_layers(keys, family, mixture="moe" in extra),
+        ropes=ropes,
+        max_context=_max_context(keys, ropes),
+        dtype=declared_dtype(config) or "float32",
+        norm_eps=keys.share("rms_norm_eps"),
+        norm_placement=family.placement,
+        norm_offset=family.norm_offset,
+        qk_norm=family.qk_norm,
+        qkv_bias=bias or family.attention_bias == "qkv",
+        o_bias=bias,
+        mlp_bias=family.mlp_bias and keys.flag("mlp_bias"),
+        activation=_activation(keys),
+        tied=keys.flag("tie_word_embeddings"),
+    )
+    return replace(spec, **extra)
+
+
+def _ropes(keys: ConfigKeys, family: Family, head_dim: int) -> Mapping[str, RopeSpec]:
+    ropes = local_and_global(keys, head_dim) if family.rope_by_type else {"default": rope_spec(keys, head_dim)}
+    return {key: replace(rope, interleaved=True) for key, rope in ropes.items()} if family.rope_interleaved else ropes
+
+
+def _layers(keys: ConfigKeys, family: Family, *, mixture: bool) -> tuple[LayerSpec, ...]:
+    layers = layer_specs(keys, family.windows, rope_by_type=family.rope_by_type, mixture=mixture)
+    if family.rope_in_windows:
+        return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
+    return layers
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    name = config.get("model_type")
+    if str(name) not in FAMILIES:
+        raise UnsupportedModelError(f"architecture {name!r} is not native; native are {', '.join(FAMILIES)}")
+    return FAMILIES[str(name)]
+
+
+def _heads(keys: ConfigKeys) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and the size of each."""
+    heads = keys.size("num_attention_heads")
+    kv_heads = keys.optional_size("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads evenly; repair it"
+        )
+    return heads, kv_heads, keys.optional_size("head_dim") or keys.size("hidden_size") // heads
+
+
+def _check_features(keys: ConfigKeys) -> None:
+    for key, neutral in NEUTRAL.items():
+        if keys.get(key) not in neutral:
+            raise UnsupportedModelError(
+                f"{keys.family}: {key}={keys.get(key)!r} is not implemented in the native decoder"
+            )
+
+
+def _activation(keys: ConfigKeys) -> Literal["silu", "gelu", "gelu_tanh"]:
+    key = "hidden_activation" if keys.family.startswith("gemma") else "hidden_act"
+    name = keys.get(key)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{keys.family}: {key}={name!r} is not implemented; known are {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def _max_context(keys: ConfigKeys, ropes: Mapping[str, RopeSpec]) -> int:
+    """`max_position_embeddings`, but for the kinds of scaling that begin where it ends."""
+    longest = keys.size("max_position_embeddings")
+    for rope in ropes.values():
+        factor: Any = rope.scaling.get("factor", 1.0)
+        original: Any = rope.scaling.get("original_max_position_embeddings", longest)
+        if rope.kind in {"dynamic", "yarn"}:
+            longest = max(longest, int(factor * (longest if rope.kind == "dynamic" else original)))
+    return longest

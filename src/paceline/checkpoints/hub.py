@@ -1,0 +1,299 @@
+"""From what a user calls a model, a folder or a hub id, to a local folder that may be loaded; other formats are
+rejected with an error that names them.
+
+Downloads go through huggingface_hub, which keeps its cache, honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN, and is asked
+only for configuration, safetensors, tokenizer and generation files at the top of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoints.checkpoint import INDEX, SINGLE
+from paceline.checkpoints.gguf_checkpoint import gguf_config
+from paceline.checkpoints.gguf_file import SPLIT, is_gguf, split_names
+from paceline.checkpoints.tokenizer import read_json
+from paceline.checkpoints.unfinished import refuse_unfinished
+from paceline.errors import CheckpointError, ConfigError, UnsupportedModelError
+from paceline.utils import need, one_line, shortened
+
+DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+NOT_DOWNLOADED = ("*/*", "consolidated*.safetensors", "README*", "LICENSE*")
+BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"
+BUNDLED_PREFIX = "bundled/"
+"""Models that ship with the package: `bundled/target`, `bundled/diffusion`, `bundled/block_diffusion`, ..."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HEADLESS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForRewardModel",
+    "ForMaskedLM",
+)
+"""Endings of architectures that hold no language-modelling head."""
+
+CONDITIONAL = "ForConditionalGeneration"
+"""Ending of architectures that mostly read more than the text before."""
+
+INSTEAD = "use a GGUF file of this model, or its bfloat16 checkpoint with quantization='int8' or 'int4'"
+
+
+def check_names(**names: object) -> None:
+    """Reject what names no model, tokenizer or revision.
+
+    Raises:
+        ConfigError: a value that is neither a text nor a path, nor None; a revision that is no text.
+    """
+    for key, value in names.items():
+        kinds, rule = ((str,), "a branch, tag or commit") if key == "revision" else ((str, Path), "a folder or hub id")
+        need(value is None or isinstance(value, kinds), key, f"be {rule}", value)
+
+
+def resolve(
+    model: str | Path, *, revision: str | None = None, code: bool = False, gguf_file: str | None = None
+) -> Path:
+    """The local folder or GGUF file of a model, downloaded if it is a hub id that is not in the cache.
+
+    Args:
+        model: a folder, a GGUF file, "bundled/NAME" for a model that ships with the package, or a hub id such as
+            "org/name".
+        revision: branch, tag or commit on the hub.
+        code: fetch Python files too (for `trust_remote_code`).
+        gguf_file: the file meant in a folder or repository that holds GGUF files; of a split one any part.
+    Raises:
+        CheckpointError: no such folder, file or repository, gated, or offline and not in the cache; a training that
+            has not finished.
+        ConfigError: a revision of a local folder.
+    """
+    name = str(model)
+    try:
+        path = Path(name).expanduser()
+        is_folder = bool(name) and path.is_dir()
+    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such home
+        raise CheckpointError(
+            f"{name[:200]!r} cannot be opened ({getattr(error, 'strerror', None) or error}); check the path"
+        ) from error
+    refuse_unfinished(path.parent if path.name == "head" and not is_folder else path)
+    if is_folder:
+        if revision is not None:
+            raise ConfigError(f"revision={revision!r} applies to hub ids, but {name!r} is a local folder; leave it out")
+        return _gguf_in(path, gguf_file) or path
+    if name.startswith(BUNDLED_PREFIX):
+        return _bundled(name, revision)
+    if path.is_file() and is_gguf(path):
+        return path
+    if path.is_file():
+        raise CheckpointError(f"{name} is a file; give the folder of a checkpoint, with config.json and safetensors")
+    if path.is_symlink():
+        raise CheckpointError(f"{name} is a link to {path.readlink()}, which is not there; check the path")
+    if name.endswith(".gguf") and (gguf_file is None and (path.parent.is_dir() or name.count("/") != 1)):
+        raise CheckpointError(f"no file {name!r}; check the path")
+    if not HUB_ID.fullmatch(name) or name.endswith((".safetensors", ".bin")):
+        raise CheckpointError(f"no folder {name!r}, and not a hub id, which reads 'org/name'; {_instead_of(name)}")
+    return _download(name, revision, code) if gguf_file is None else _download_gguf(name, revision, gguf_file)
+
+
+def _instead_of(name: str) -> str:
+    """What to write where a name is neither folder nor hub id: other tools take addresses, and files behind a colon."""
+    bare = re.sub(r"^(https?://(huggingface\.co|hf\.co)|hf:/|hf\.co)/", "", name)
+    repository = re.match(r"[\w.-]+/[\w.-]+", bare)
+    if bare != name and repository is not None:
+        return f"write {repository[0]!r}"
+    if repository is not None and repository.end() < len(name) and name[repository.end()] == ":":
+        return f"write {repository[0]!r}, and the name of the GGUF file as gguf_file (--gguf-file)"
+    return "check the path"
+
+
+def _gguf_in(folder: Path, wanted: str | None) -> Path | None:
+    """The GGUF file of a folder: the one wanted, else the only one where there are no other weights; or None."""
+    if wanted is not None:
+        if not (folder / wanted).is_file():
+            raise CheckpointError(f"{folder} holds no file {wanted!r}; check gguf_file")
+        return folder / wanted
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return None
+    files = [
+        file for file in sorted(folder.glob("*.gguf")) if (m := SPLIT.match(file.name)) is None or int(m["part"]) == 1
+    ]
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(files)} GGUF files; name one with gguf_file: {', '.join(file.name for file in files)}"
+        )
+    return files[0] if files else None
+
+
+def _bundled(name: str, revision: str | None) -> Path:
+    """The folder of a model that ships with the package."""
+    there = sorted(path.parent.name for path in BUNDLED_FOLDER.glob("*/config.json"))
+    if name.removeprefix(BUNDLED_PREFIX) not in there:
+        known = " or ".join(BUNDLED_PREFIX + one for one in there)
+        raise CheckpointError(f"no model called {name!r} ships with this package; name {known}")
+    if revision is not None:
+        raise ConfigError(
+            f"revision={revision!r} applies to hub ids, but {name!r} ships with this package; leave it out"
+        )
+    return BUNDLED_FOLDER / name.removeprefix(BUNDLED_PREFIX)
+
+
+def _download(name: str, revision: str | None, code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = [*DOWNLOADED, *(["*.py"] if code else [])]
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=list(NOT_DOWNLOADED))
+        )
+    except Exception as error:  # HTTP, cache and validation errors of several libraries
+        raise _explain(error, name, revision) from error
+
+
+def _download_gguf(name: str, revision: str | None, file: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    parts = split_names(file)
+    try:  # the whole list at once: file by file, huggingface_hub tries again and again where there is no network
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=parts))
+    except Exception as error:  # HTTP, cache and validation errors of several libraries
+        raise _explain(error, name, revision) from error
+    if absent := [one for one in parts if not (folder / one).is_file()]:
+        raise CheckpointError(f"{name} holds no file {absent[0]!r}; check gguf_file")
+    return folder / parts[0]
+
+
+def _explain(error: Exception, name: str, revision: str | None) -> CheckpointError:
+    """One line for what went wrong on the way to the hub."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return CheckpointError(
+            f"{name} is gated; accept its terms at https://huggingface.co/{name} and log in with `hf auth login`"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return CheckpointError(f"{name} has no revision {revision!r} on the hub; check the branch, tag or commit")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return CheckpointError(
+            f"no folder and no hub repository is called {name!r}; check the name, or log in with `hf auth login` if "
+            f"it is private"
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        wanted = name if revision is None else f"{name} at revision {revision!r}"
+        if constants.HF_HUB_OFFLINE:
+            return CheckpointError(
+                f"no folder {name!r}, and {wanted} is not (or not whole) in the cache {constants.HF_HUB_CACHE} while "
+                "HF_HUB_OFFLINE is set; unset it to download"
+            )
+        return CheckpointError(
+            f"no folder {name!r}, and the hub cannot be reached to download {wanted}; check the name and the connection"
+        )
+    return CheckpointError(f"{name} cannot be downloaded ({one_line(error)}); check the name and the connection")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a checkpoint folder, after rejecting what cannot be loaded from this folder.
+
+    Raises:
+        CheckpointError: no config.json, or not readable.
+        UnsupportedModelError: adapters, pickled or quantised weights, models that read more than text, or that do not
+            write text.
+    """
+    if is_gguf(folder):
+        return gguf_config(folder)
+    _refuse_formats(folder)
+    config = read_json(folder / "config.json")
+    if not config:
+        if (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder}/config.json is empty; download the checkpoint again")
+        refuse_unfinished(folder)
+        raise CheckpointError(
+            f"no config.json in {folder}; give the folder of a whole Hugging Face checkpoint, or for GGUF files "
+            f"gguf_file=NAME"
+        )
+    _refuse_kinds(folder, config)
+    _refuse_quantised(folder, config)
+    headless = [name for name in _architectures(config) if name.endswith(HEADLESS)]
+    if headless:
+        raise UnsupportedModelError(
+            f"{folder} is a {headless[0]}, which does not write text; use a ForCausalLM checkpoint"
+        )
+    return config
+
+
+def _refuse_formats(folder: Path) -> None:
+    weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    if (folder / "adapter_config.json").is_file() and not weights:
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "its base model"
+        raise UnsupportedModelError(
+            f"{folder} holds a LoRA or other adapter, no model; load {base} with lora={str(folder)!r} (--lora FOLDER)"
+        )
+    if weights:
+        return
+    if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
+        raise UnsupportedModelError(
+            f"{folder} holds pickled weights only, which may run code and are not supported; convert them to "
+            "safetensors (load them with transformers and save_pretrained)"
+        )
+
+
+def _refuse_kinds(folder: Path, config: Mapping[str, Any]) -> None:
+    """Reject models that read more than the text before."""
+    family, kinds = str(config.get("model_type")), "encoder-decoder models"
+    if config.get("is_encoder_decoder") is not True:
+        kinds = _other_input(config, family)
+    if kinds:
+        rather = "a decoder-only (ForCausalLM) one" if kinds.startswith("encoder") else "a model of text alone"
+        raise UnsupportedModelError(f"{folder} ({family}): {kinds} are not supported yet; use {rather}")
+
+
+def _other_input(config: Mapping[str, Any], family: str) -> str:
+    """What a model that reads more than the text before is, in words; "" where that is all that it needs."""
+    conditional = any(name.endswith(CONDITIONAL) for name in _architectures(config))
+    seeing = isinstance(config.get("vision_config"), Mapping)
+    if not (seeing or conditional) or "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+        return ""
+    from transformers.models.auto import modeling_auto as known
+
+    two = {**known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
+    if conditional and family in two:
+        return "encoder-decoder models"
+    if family in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return ""
+    return "vision-language models" if seeing or family in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES else ""
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    found = config.get("architectures")
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _is_readable(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:
+    """Whether quantised weights are read all the same: the MXFP4 of gpt-oss is multiplied out."""
+    return quantization.get("quant_method") == "mxfp4" and config.get("model_type") == "gpt_oss"
+
+
+def _refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
+    text = config.get("text_config")
+    for owner in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = owner.get(key)
+            if found is not None and not isinstance(found, Mapping):
+                raise CheckpointError(
+                    f"{folder}/config.json: {key!r} must be an object, got {shortened(found)}; use the bfloat16 or "
+                    "float16 checkpoint, or remove the key if the weights are not quantised"
+                )
+            if found is not None and not _is_readable(owner, found):
+                method = found.get("quant_method") or (
+                    "bitsandbytes" if found.get("load_in_4bit") or found.get("load_in_8bit") else "?"
+                )
+                raise UnsupportedModelError(
+                    f"{folder} is quantised ({str(method).upper()}), which is not supported; {INSTEAD}"
+                )
+    for name, method in (
+        ("quantize_config.json", "GPTQ"),
+        ("quant_config.json", "AWQ"),
+        ("hf_quant_config.json", "ModelOpt"),
+    ):
+        if (folder / name).is_file():
+            raise UnsupportedModelError(f"{folder} is quantised ({method}, {name}), which is not supported; {INSTEAD}")

@@ -1,0 +1,406 @@
+"""Text to token ids and back, as the checkpoint's own files say.
+
+`tokenizer.json` is read with the `tokenizers` library alone, since importing transformers takes seconds; a folder
+without that file goes to transformers' AutoTokenizer, imported only then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoints.chat_template import ChatTemplate, Rendered
+from paceline.checkpoints.gguf_file import is_gguf
+from paceline.checkpoints.gguf_tokenizer import gguf_tokenizer
+from paceline.checkpoints.special_tokens import SpecialTokens
+from paceline.checkpoints.tokenizer_backends import Backend, FastBackend, SlowBackend
+from paceline.errors import CheckpointError, ConfigError, PacelineError, PromptError
+from paceline.utils import keys_once, need, shortened
+
+ANSWER = "Hi there."
+TALK = (
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "And now?"},
+)
+"""A conversation that shows how a chat template ends an answer."""
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SENTENCEPIECE = ("tokenizer.model", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE, "tekken.json", "vocab.json", "vocab.txt")
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint; build it with `Tokenizer.load`.
+
+    Attributes:
+        name: folder it came from, for messages.
+        named: "bos_token", "eos_token", ... -> token, as far as the checkpoint names them.
+        special_ids: ids that `skip_special_tokens` leaves out.
+        added_ids: ids of tokens that are read as one wherever their text stands.
+        literal_ids: ids of tokens that write what they read, though their signs also spell bytes (`byte_level`).
+        bos_id, eos_id: ids of the named tokens, or None.
+        vocab_size: number of tokens, added ones included (the model's head may be padded beyond it).
+    """
+
+    def __init__(self, backend: Backend, *, name: str, named: Mapping[str, str], template: str | None = None) -> None:
+        self.name, self.named, self._backend, self._template = name, dict(named), backend, template
+        self._tokens: dict[int, str] | None = None
+        self._fingerprint: str | None = None
+        self._special_tokens: SpecialTokens | None = None
+        self.vocab_size = backend.size()
+        self.special_ids, self.literal_ids = frozenset(backend.special_ids()), frozenset(backend.literal_ids())
+        self.added_ids = frozenset(backend.added_ids())
+        self.bos_id = backend.index(self.named["bos_token"]) if "bos_token" in self.named else None
+        self.eos_id = backend.index(self.named["eos_token"]) if "eos_token" in self.named else None
+
+    @classmethod
+    def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+        """Read the tokenizer of a checkpoint folder.
+
+        Raises:
+            CheckpointError: no such folder, no tokenizer in it, or a file that cannot be read.
+        """
+        path = Path(folder)
+        if is_gguf(path) and path.is_file():
+            inner, named, template = gguf_tokenizer(path)
+            return cls(FastBackend(inner), name=str(path), named=named, template=template)
+        if not path.is_dir():
+            raise CheckpointError(f"no tokenizer: {str(path)!r} is not a folder; give a checkpoint folder")
+        if (path / "tokenizer.json").is_file():
+            return _from_json(path)
+        if not any((path / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
+            raise CheckpointError(
+                f"no tokenizer in {str(path)!r}: none of {', '.join(TOKENIZER_FILES)}; pass tokenizer=FOLDER "
+                f"(--tokenizer FOLDER)"
+            )
+        return _from_transformers(path, trust_remote_code)
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
+        """Token ids of a text, with the start and end tokens that the checkpoint adds, if any.
+
+        Args:
+            most: tokens that it may have; None is any number. A longer text is rejected before a list is made of it.
+        Raises:
+            PromptError: not a text, one that is not valid Unicode, or one of too many tokens.
+        """
+        if not isinstance(text, str):
+            raise PromptError(f"a prompt to encode must be a string, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
+        return self._backend.encode(text, add_special_tokens, most)
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """Token ids with the start and end tokens that the checkpoint adds to those of a text, if any."""
+        whole, inside = self.encode("a"), self.encode("a", add_special_tokens=False)
+        start = whole.index(inside[0])
+        return [*whole[:start], *ids, *whole[start + len(inside) :]]
+
+    def encode_rendered(self, rendered: Rendered, *, most: int | None = None) -> list[int]:
+        """Token ids of a conversation, whose special tokens are those that the chat template wrote.
+
+        What messages and tools spell like special tokens is text.
+
+        Args:
+            most: as in `encode`.
+        Raises:
+            PromptError: as `encode`; or they cannot be told from the template's own.
+        """
+        ids = self.encode(rendered.text, add_special_tokens=False, most=most)
+        if not self._backend.finds_special():
+            return ids
+        if self._special_tokens is None:
+            self._special_tokens = SpecialTokens(self._backend)
+        return self._special_tokens.apart(ids, rendered, most)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, allow_special_tokens: bool = False, **template: Any
+    ) -> tuple[str, list[int]]:
+        """The prompt text of a conversation and its token ids.
+
+        Args:
+            messages, template: as in `apply_chat_template`.
+            allow_special_tokens: what messages spell like special tokens becomes them.
+        Raises:
+            ConfigError, CheckpointError, PromptError: as `apply_chat_template` and `encode_rendered`.
+        """
+        if allow_special_tokens:
+            text = self.apply_chat_template(messages, **template)
+            return text, self.encode(text, add_special_tokens=False)
+        rendered = self.template(template.pop("chat_template", None)).apply_tracked(messages, **template)
+        return rendered.text, self.encode_rendered(rendered)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool | Collection[int] = True) -> str:
+        """The text of token ids; ids beyond the vocabulary give no text, incomplete UTF-8 gives U+FFFD.
+
+        Args:
+            skip_special_tokens: leave them out, or those that are given.
+        """
+        if isinstance(skip_special_tokens, bool):
+            return self._backend.decode(list(ids), skip_special_tokens)
+        return self._backend.decode([index for index in ids if index not in skip_special_tokens], False)
+
+    def token_text(self, index: int) -> str:
+        """The text of one token as it reads inside a text, a leading space kept; "" for ids beyond the vocabulary."""
+        text, token = self._backend.decode([index], False), self._backend.token(index) or ""
+        return f" {text}" if token.startswith("\u2581") and not text.startswith(" ") else text
+
+    def has_text(self, index: int, skip_special_tokens: bool | Collection[int] = True) -> bool:
+        """Whether a token counts when a text is decoded: it is in the vocabulary and not left out as special."""
+        skipped = skip_special_tokens
+        if isinstance(skipped, bool):
+            skipped = self.special_ids if skipped else ()
+        return index not in skipped and self._backend.token(index) is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's own."""
+        return self._template
+
+    def to_transformers(self) -> Any:
+        """The same tokenizer as an object of transformers."""
+        if isinstance(self._backend, SlowBackend):
+            return self._backend.inner
+        from transformers import PreTrainedTokenizerFast
+
+        inner = self._backend.inner  # type: ignore[attr-defined]  # the other one has such too
+        return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=self._template, **self.named)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool | None = None,
+        *,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a conversation; encode it with `add_special_tokens=False`, or see `encode_chat`.
+
+        Args:
+            messages: dicts with "role" and "content".
+            add_generation_prompt: end with the header that makes the model answer; None does so unless
+                `continue_final_message`.
+            chat_template: a text that replaces the checkpoint's template.
+            continue_final_message: end inside the last message, for the model to continue it.
+            kwargs: further names for the template, such as `tools` or `enable_thinking`; None is not given.
+        Raises:
+            ConfigError: the checkpoint has no chat template, or one that does not read one of `kwargs`; the last
+                message cannot both be continued and answered.
+            CheckpointError: a broken template.
+            PromptError: messages that the template rejects or fails on.
+        """
+        return self.template(chat_template).apply(
+            messages, add_generation_prompt, continue_final_message=continue_final_message, **kwargs
+        )
+
+    def template(self, given: str | None = None) -> ChatTemplate:
+        """The checkpoint's chat template, or one that replaces it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        need(given is None or isinstance(given, str), "chat_template", "be a text", given)
+        if (text := self._template if given is None else given) is None:
+            raise ConfigError(
+                f"{self.name} has no chat template; use generate with a plain prompt, pass chat_template, or use a "
+                f"chat ('-Instruct') version of the model"
+            )
+        name = f"the chat template of {self.name}" if given is None else "the chat template that was given"
+        return ChatTemplate(text, name, self.named)
+
+    def end_of_turn(self) -> int | None:
+        """The token that the chat template writes behind every answer.
+
+        None where there is no template, or no such token, special or added to the vocabulary, stands there by itself.
+        """
+        if self._template is None:
+            return None
+        try:
+            texts = [self.apply_chat_template(TALK[:count], add_generation_prompt=False) for count in (2, 3)]
+        except PacelineError:  # a template that is broken, or rejects this conversation, says so where it is used
+            return None
+        first, second = (self._backend.encode(text.partition(ANSWER)[2], False) for text in texts)
+        shared = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+        marks = [index for index in shared if self.token_text(index).strip()]
+        return marks[0] if len(marks) == 1 and marks[0] in self._backend.added_ids() else None
+
+    def tokens(self) -> Mapping[int, str]:
+        """id -> token as the vocabulary spells it."""
+        if self._tokens is None:
+            self._tokens = {index: token for token, index in self._backend.vocabulary().items()}
+        return self._tokens
+
+    def fingerprint(self) -> str:
+        """16 hex digits that are equal for equal vocabularies, whatever files they come from."""
+        if self._fingerprint is None:
+            lines = (f"{index} {token}" for index, token in sorted(self.tokens().items()))
+            self._fingerprint = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return self._fingerprint
+
+
+def same_tokenizer(a: Tokenizer, b: Tokenizer) -> str | None:
+    """None if both have the same tokens at shared ids (sizes may differ), else the first difference in words."""
+    if a is b:
+        return None
+    first, second = a.tokens(), b.tokens()
+    shared = first.keys() & second.keys()
+    if not shared:
+        return f"{a.name} and {b.name} share no token ids"
+    index = min((i for i in shared if first[i] != second[i]), default=None)
+    if index is None:
+        return None
+    return f"token {index} is {first[index]!r} in {a.name} but {second[index]!r} in {b.name}"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no such file.
+
+    Raises:
+        CheckpointError: unreadable, not JSON, not an object, or with a key given twice.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once(str(path)))
+    except FileNotFoundError:
+        return {}
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; correct the file, or download the checkpoint again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"{path} must hold a JSON object, got {type(found).__name__}; download the checkpoint again"
+        )
+    return found
+
+
+def _from_json(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Inner
+
+    path = folder / "tokenizer.json"
+    try:
+        inner = Inner.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path} is not a tokenizer ({error}); download the checkpoint again") from error
+    config = read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_json(folder / "special_tokens_map.json")
+    named = {name: text for name in NAMED_TOKENS if (text := _content(config.get(name))) is not None}
+    template = _find_template(folder, config)
+    try:
+        _add_special_tokens(inner, config)
+        inner.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        backend = FastBackend(inner, clean_up=bool(config.get("clean_up_tokenization_spaces", False)))
+        return Tokenizer(backend, name=str(folder), named=named, template=template)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # tokens of the wrong kind, or no Unicode
+        raise CheckpointError(
+            f"tokenizer_config.json in {folder} has unreadable tokens ({error}); download it again"
+        ) from error
+
+
+def _content(value: object) -> str | None:
+    """The text of a token that a file gives as a string or as the dict of an added token."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _add_special_tokens(inner: Any, config: Mapping[str, Any]) -> None:
+    """Tokens that only the configuration knows to be special, or knows at all, join those of tokenizer.json."""
+    from tokenizers import AddedToken
+
+    known = {token.content: token for token in inner.get_added_tokens_decoder().values()}
+    declared = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        if (text := _content(entry)) is not None and text not in known:
+            flags = {key: bool(entry[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in entry}
+            known[text] = AddedToken(text, special=bool(entry.get("special")), **flags)
+            inner.add_tokens([known[text]])
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    names = [key for key in config if key.endswith("_token") and key not in NAMED_TOKENS]
+    values = [config.get(key) for key in (*NAMED_TOKENS, *names)]
+    values += list(extra.values() if isinstance(extra, Mapping) else extra)
+    texts = [text for value in values if (text := _content(value)) is not None]
+    inner.add_special_tokens([known.get(text) or AddedToken(text, special=True, normalized=False) for text in texts])
+
+
+def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The default chat template: a file of its own wins over the entry in tokenizer_config.json."""
+    if (path := folder / "chat_template.jinja").is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); download the checkpoint again") from error
+    found = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, Mapping)}
+    if isinstance(found, Mapping):
+        found = found.get("default")
+    if found is not None and not isinstance(found, str):
+        raise CheckpointError(
+            f"the chat template in {folder} must be a text, got {shortened(found)}; download the checkpoint again"
+        )
+    return found
+
+
+def _check_sentencepiece(folder: Path) -> None:
+    """Say what reading a SentencePiece model needs; transformers says it only by the way.
+
+    Raises:
+        CheckpointError: the folder has no other tokenizer, and a package is missing.
+    """
+    file = next((folder / name for name in SENTENCEPIECE if (folder / name).is_file()), None)
+    if file is None or any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tekken.json")):
+        return
+    with file.open("rb") as stream:
+        begins = stream.read(1)  # the length of its first piece follows; tiktoken's files, of that name too, are text
+    if begins == b"\n" and (absent := [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]):
+        raise CheckpointError(
+            f"the tokenizer in {str(folder)!r} is a SentencePiece model ({file.name}), which needs "
+            f"{' and '.join(absent)}; pip install 'paceline[sentencepiece]', or add its tokenizer.json"
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+def _from_transformers(folder: Path, trust_remote_code: bool) -> Tokenizer:
+    _check_sentencepiece(folder)
+    from transformers import AutoTokenizer
+
+    try:
+        inner = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a tokenizer class raises about its files
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"no tokenizer could be made from {str(folder)!r} ({reason}); pass tokenizer=FOLDER (--tokenizer FOLDER)"
+        ) from error
+    fast = getattr(inner, "backend_tokenizer", None)
+    clean_up = bool(getattr(inner, "clean_up_tokenization_spaces", False))
+    backend: Backend = SlowBackend(inner) if fast is None else FastBackend(fast, clean_up=clean_up)
+    named = {name: str(text) for name in NAMED_TOKENS if (text := getattr(inner, name, None))}
+    template = _find_template(folder, {"chat_template": getattr(inner, "chat_template", None)})
+    tokenizer = Tokenizer(backend, name=str(folder), named=named, template=template)
+    if tokenizer.vocab_size <= len(
+        tokenizer.special_ids
+    ):  # some classes make an empty tokenizer where their files are missing
+        raise CheckpointError(
+            f"no tokenizer could be made from {str(folder)!r} (no vocabulary file); pass tokenizer=FOLDER "
+            f"(--tokenizer FOLDER)"
+        )
+    return tokenizer

@@ -1,0 +1,450 @@
+"""The weights of a checkpoint under the decoder's names: fused, checked, cast, read tensor by tensor.
+
+Canonical names and shapes (d hidden, i inner, v vocabulary, e experts, h heads, q and k the widths of all query and of
+all key-value heads):
+
+    embed.weight (v, d)    final_norm (d,)    head.weight (v, d), unless tied
+    layers.N.attn_norm, .mlp_norm, .post_attn_norm, .post_mlp_norm (d,), as far as the placement has them
+    layers.N.qkv (q + 2k, d), .o (d, q), .gate_up (2i, d), or (i, d) without a gate, .down (d, i)
+    layers.N.q_norm.weight, .k_norm.weight    (head dim,), or (q,) and (k,)
+    layers.N.sinks (h,)
+    layers.N.kv_norm.weight, .q_norm.weight, .kv_b.weight, .q_b.weight of latent attention, see `_latent_attention`
+    layers.N.router (e, d), .experts.gate_up (e, 2i, d), .experts.down (e, d, i), the experts' without `.weight`
+    layers.N.shared.gate_up (2s, d), .shared.down (d, s), .shared.gate (1, d) of a shared MLP of s inner dimensions
+
+Norms and matrices are each .weight and perhaps .bias. Stored names may begin with `model.`, `language_model.model.` or
+`model.language_model.`; experts may be stored one by one or stacked. Rows of rotary embeddings that pair neighbours are
+put into the order (evens, odds), and so are rows in which gate and up take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from paceline.checkpoints.checkpoint import Checkpoint, some
+from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models import ModelSpec
+from paceline.utils import parts_of
+
+log = logging.getLogger("paceline")
+
+PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^(vision_tower|multi_modal_projector)\.")
+"""Buffers that are computed, and parts of a multimodal model that text does not use."""
+
+FOREIGN: Mapping[str, str] = {
+    "lora_": "LoRA weights; give the folder of the adapter as lora=FOLDER beside its base model",
+    "qweight": "GPTQ or AWQ weights; use the checkpoint in bfloat16 or float16",
+    "weight_scale": "FP8 or other scaled weights; use the checkpoint in bfloat16 or float16",
+    "quant_state": "bitsandbytes weights; use the checkpoint in bfloat16 or float16",
+}
+
+Shape = tuple[int, ...]
+Arrange = Callable[[torch.Tensor], torch.Tensor]
+Replacement = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A stored tensor and its place: `at` counts along the target's first free axis, inside `expert` if any.
+
+    Attributes:
+        arrange: what makes the piece of the stored tensor, where it is not the same.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    at: int = 0
+    expert: int | None = None
+    arrange: Arrange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One canonical tensor, and the alternative lists of pieces that make it."""
+
+    name: str
+    shape: Shape
+    recipes: tuple[tuple[StoredTensor, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Its number of elements."""
+        return math.prod(self.shape)
+
+
+def targets(spec: ModelSpec) -> Iterator[Target]:
+    """All canonical tensors of a model."""
+    d, v = spec.hidden_size, spec.vocab_size
+    yield _same("embed.weight", (v, d), "embed_tokens.weight")
+    yield from _norm(spec, "final_norm", "norm")
+    if not spec.tied:
+        yield _same("head.weight", (v, d), "lm_head.weight")
+    for index in range(spec.num_layers):
+        yield from (_latent_attention if spec.latent else _attention)(spec, f"layers.{index}.")
+        for name, stored in NORMS["parallel" if spec.parallel else spec.norm_placement].items():
+            yield from _norm(spec, f"layers.{index}.{name}", *(f"layers.{index}.{one}" for one in stored))
+        yield from _transformation(spec, index)
+
+
+NORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "pre": {"attn_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)},
+    "post": {"post_attn_norm": ("post_attention_layernorm",), "post_mlp_norm": ("post_feedforward_layernorm",)},
+    "sandwich": {
+        "attn_norm": ("input_layernorm",),
+        "post_attn_norm": ("post_self_attn_layernorm", "post_attention_layernorm"),
+        "mlp_norm": ("pre_feedforward_layernorm", "post_attention_layernorm"),
+        "post_mlp_norm": ("post_feedforward_layernorm", "post_mlp_layernorm"),
+    },
+    "parallel": {"attn_norm": ("input_layernorm",)},
+}
+"""The norms of a layer by placement, with their stored names; the first that is there counts."""
+
+
+def _transformation(spec: ModelSpec, index: int) -> Iterator[Target]:
+    if spec.moe is None or not spec.layers[index].moe:
+        return _mlp(spec, f"layers.{index}.")
+    return _biased_experts(spec, f"layers.{index}.") if spec.moe.bias else _experts(spec, f"layers.{index}.")
+
+
+def _same(name: str, shape: Shape, *stored: str, arrange: Arrange | None = None) -> Target:
+    return Target(name, shape, ((StoredTensor(stored, shape, arrange=arrange),),))
+
+
+def _norm(spec: ModelSpec, name: str, *stored: str) -> Iterator[Target]:
+    for kind in ("weight", "bias") if spec.norm_bias else ("weight",):
+        yield _same(f"{name}.{kind}", (spec.hidden_size,), *(f"{one}.{kind}" for one in stored))
+
+
+def _fused(
+    name: str, widths: Sequence[tuple[str, int]], rest: Shape, whole: str, arrange: Mapping[str, Arrange] = {}
+) -> Target:
+    """A tensor stored in parts along its first axis, or as one called `whole`."""
+    pieces, at = [], 0
+    for part, width in widths:
+        pieces.append(StoredTensor((part,), (width, *rest), at, arrange=arrange.get(part)))
+        at += width
+    alone = () if arrange else ((StoredTensor((whole,), (at, *rest)),),)
+    return Target(name, (at, *rest), (*alone, tuple(pieces)))
+
+
+def evens_then_odds(rows: torch.Tensor) -> torch.Tensor:
+    """Rows 0, 2, 4 ..., then 1, 3, 5 ..."""
+    return torch.cat((rows[::2], rows[1::2]))
+
+
+def _halves(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
+    """Rows of heads whose pairs of neighbours become pairs (i, i + dims / 2) of the first `dims` of each."""
+    order = torch.arange(head_dim)
+    order[:dims] = evens_then_odds(order[:dims])
+    return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
+
+
+def _attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    d, q, k = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    at = f"{layer}self_attn."
+    rope = next(iter(spec.ropes.values()), None)
+    turn = partial(_halves, head_dim=spec.head_dim, dims=rope.dims) if rope and rope.interleaved else None
+    for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.qkv_bias)):
+        if wanted:
+            parts = [(f"{at}{name}_proj.{kind}", width) for name, width in (("q", q), ("k", k), ("v", k))]
+            turned = {} if turn is None else {part: turn for part, _ in parts[:2]}
+            yield _fused(f"{layer}qkv.{kind}", parts, rest, f"{at}qkv_proj.{kind}", turned)
+    yield _same(f"{layer}o.weight", (d, q), f"{at}o_proj.weight")
+    if spec.o_bias:
+        yield _same(f"{layer}o.bias", (d,), f"{at}o_proj.bias")
+    if spec.qk_norm is not None:
+        head = (spec.head_dim, spec.head_dim)
+        for name, width in zip("qk", head if spec.qk_norm == "head" else (q, k), strict=True):
+            yield _same(f"{layer}{name}_norm.weight", (width,), f"{at}{name}_norm.weight", arrange=turn)
+    if spec.attention_sinks:
+        yield _same(f"{layer}sinks", (spec.num_heads,), f"{at}sinks")
+
+
+def _latent_attention(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    """Queries, or what they are made of, stand above (rotated key, latent); rotated rows come first in each head."""
+    latent = spec.latent
+    assert latent is not None
+    d, heads, at = spec.hidden_size, spec.num_heads, f"{layer}self_attn."
+    query, rank, rotated = latent.nope + latent.rope, latent.query_rank, f"{at}kv_a_proj_with_mqa.weight"
+    turned = partial(_rotated_first, head_dim=query, dims=latent.rope)
+    arrange = {rotated: partial(_rotated_first, head_dim=latent.rank + latent.rope, dims=latent.rope)}
+    first = (f"{at}q_proj.weight", heads * query) if rank is None else (f"{at}q_a_proj.weight", rank)
+    if rank is None:
+        arrange[first[0]] = turned
+    yield _fused(f"{layer}qkv.weight", (first, (rotated, latent.rank + latent.rope)), (d,), "", arrange)
+    if rank is not None:
+        yield _same(f"{layer}q_norm.weight", (rank,), f"{at}q_a_layernorm.weight")
+        yield _same(f"{layer}q_b.weight", (heads * query, rank), f"{at}q_b_proj.weight", arrange=turned)
+    yield _same(f"{layer}kv_norm.weight", (latent.rank,), f"{at}kv_a_layernorm.weight")
+    yield _same(f"{layer}kv_b.weight", (heads * (latent.nope + latent.value), latent.rank), f"{at}kv_b_proj.weight")
+    yield _same(f"{layer}o.weight", (d, heads * latent.value), f"{at}o_proj.weight")
+
+
+def _rotated_first(tensor: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
+    """Rows of heads whose last `dims`, pairs of neighbours, come first, as pairs (i, i + dims / 2)."""
+    index = torch.arange(head_dim)
+    order = torch.cat((evens_then_odds(index[-dims:]), index[:-dims]))
+    return tensor.view(-1, head_dim, *tensor.shape[1:])[:, order].flatten(0, 1)
+
+
+def _mlp(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    d, inner = spec.hidden_size, spec.intermediate_size
+    for kind, rest, wanted in (("weight", (d,), True), ("bias", (), spec.mlp_bias)):
+        if wanted and spec.gated:
+            parts = [(f"{layer}mlp.{name}_proj.{kind}", inner) for name in ("gate", "up")]
+            yield _fused(f"{layer}gate_up.{kind}", parts, rest, f"{layer}mlp.gate_up_proj.{kind}")
+        elif wanted:
+            yield _same(f"{layer}gate_up.{kind}", (inner, *rest), f"{layer}mlp.c_fc.{kind}")
+    down = (f"{layer}mlp.down_proj", f"{layer}mlp.c_proj")
+    yield _same(f"{layer}down.weight", (d, inner), *(f"{name}.weight" for name in down))
+    if spec.mlp_bias:
+        yield _same(f"{layer}down.bias", (d,), *(f"{name}.bias" for name in down))
+
+
+GATE_UP, DOWN = (("gate_proj", "w1"), ("up_proj", "w3")), (("down_proj", "w2"),)
+
+
+def _one_by_one(
+    layer: str, count: int, parts: Sequence[Sequence[str]], shape: Shape, kind: str = "weight"
+) -> tuple[StoredTensor, ...]:
+    """Experts that are stored each by itself, in parts of `shape` one after another."""
+    blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
+
+    def names(expert: int, spellings: Sequence[str]) -> tuple[str, ...]:
+        return tuple(f"{block}experts.{expert}.{name}.{kind}" for block in blocks for name in spellings)
+
+    return tuple(
+        StoredTensor(names(expert, spellings), shape, number * shape[0], expert)
+        for number, spellings in enumerate(parts)
+        for expert in range(count)
+    )
+
+
+def _experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    moe = spec.moe
+    assert moe is not None
+    d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
+    blocks = (f"{layer}mlp.", f"{layer}block_sparse_moe.")
+
+    def whole(name: str, shape: Shape) -> tuple[StoredTensor, ...]:
+        return (StoredTensor(tuple(f"{block}experts.{name}" for block in blocks), shape),)
+
+    yield _same(f"{layer}router.weight", (count, d), *(f"{block}gate.weight" for block in blocks))
+    shape, alone = (count, 2 * inner, d), _one_by_one(layer, count, GATE_UP, (inner, d))
+    yield Target(f"{layer}experts.gate_up", shape, (whole("gate_up_proj", shape), alone))
+    shape, alone = (count, d, inner), _one_by_one(layer, count, DOWN, (d, inner))
+    yield Target(f"{layer}experts.down", shape, (whole("down_proj", shape), alone))
+    if moe.shared:
+        at = f"{layer}mlp.shared_expert{'' if moe.shared_gate else 's'}."
+        parts = [(f"{at}{name}_proj.weight", moe.shared) for name in ("gate", "up")]
+        yield _fused(f"{layer}shared.gate_up.weight", parts, (d,), f"{at}gate_up_proj.weight")
+        yield _same(f"{layer}shared.down.weight", (d, moe.shared), f"{at}down_proj.weight")
+    if moe.shared_gate:
+        yield _same(f"{layer}shared.gate.weight", (1, d), f"{layer}mlp.shared_expert_gate.weight")
+
+
+def _biased_experts(spec: ModelSpec, layer: str) -> Iterator[Target]:
+    """The mixture of gpt-oss: stacks whose rows of gate and up take turns, inputs before outputs unless in MXFP4; or
+    one by one.
+    """
+    moe = spec.moe
+    assert moe is not None
+    d, count, inner = spec.hidden_size, moe.experts, moe.intermediate
+    yield _same(f"{layer}router.weight", (count, d), f"{layer}mlp.router.weight")
+    yield _same(f"{layer}router.bias", (count,), f"{layer}mlp.router.bias")
+    for name, parts, width, inputs in (("gate_up", GATE_UP, inner, d), ("down", DOWN, d, inner)):
+        stored, order = f"{layer}mlp.experts.{name}_proj", _gate_then_up if name == "gate_up" else None
+        outputs = len(parts) * width
+        flat = StoredTensor((stored,), (count, inputs, outputs), arrange=partial(_outputs_first, order=order))
+        packed = StoredTensor((f"{stored}_blocks",), (count, outputs, inputs), arrange=order)
+        alone = _one_by_one(layer, count, parts, (width, inputs))
+        yield Target(f"{layer}experts.{name}", (count, outputs, inputs), (alone, (flat,), (packed,)))
+        bias = StoredTensor((f"{stored}_bias",), (count, outputs), arrange=order)
+        alone = _one_by_one(layer, count, parts, (width,), "bias")
+        yield Target(f"{layer}experts.{name}.bias", (count, outputs), (alone, (bias,)))
+
+
+def _gate_then_up(stack: torch.Tensor) -> torch.Tensor:
+    """(e, 2i, ...) of rows in turns -> (e, 2i, ...) of all gates, then all ups."""
+    return torch.cat((stack[:, ::2], stack[:, 1::2]), 1)
+
+
+def _outputs_first(stack: torch.Tensor, order: Arrange | None) -> torch.Tensor:
+    turned = stack.transpose(1, 2)
+    return turned if order is None else order(turned)
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> dict[str, int]:
+    """Canonical name -> bytes in `dtype`."""
+    return {target.name: torch.Size(target.shape).numel() * dtype.itemsize for target in targets(spec)}
+
+
+class StoredNames:
+    """A checkpoint's tensors by their names without prefix; remembers which ones nobody asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.stored = {PREFIX.sub("", name): name for name in checkpoint.entries}
+        self.unused = {name for name in self.stored if not IGNORED.search(name)}
+        if len(self.stored) != len(checkpoint.entries):
+            raise CheckpointError(
+                f"{checkpoint.folder}: names that differ only in their prefix; the checkpoint holds two models"
+            )
+
+    def find(self, piece: StoredTensor) -> str | None:
+        """The name without prefix under which a piece is stored."""
+        return next((name for name in piece.names if name in self.stored), None)
+
+    def read(self, name: str, piece: StoredTensor) -> torch.Tensor:
+        """The tensor of a piece, its shape checked."""
+        return self.checkpoint.tensor(self.checked(name, piece))
+
+    def fill(self, name: str, piece: StoredTensor, out: torch.Tensor) -> None:
+        """Copy the tensor of a piece, its shape checked, into `out`."""
+        if piece.arrange is None:
+            self.checkpoint.fill(self.checked(name, piece), out)
+        else:
+            out.copy_(piece.arrange(self.read(name, piece)))
+
+    def checked(self, name: str, piece: StoredTensor) -> str:
+        """The stored name of a piece, its shape checked."""
+        self.unused.discard(name)
+        stored = self.stored[name]
+        if (shape := self.checkpoint.entries[stored].shape) != piece.shape:
+            raise CheckpointError(
+                f"{self.checkpoint.folder}: {stored} has shape {shape}, but its configuration asks for {piece.shape}; "
+                f"download both again"
+            )
+        return stored
+
+
+def sources(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[str]]:
+    """Canonical name -> the names that its pieces are stored under.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: see `load_weights`.
+    """
+    names = StoredNames(checkpoint)
+    return {target.name: [names.stored[one] for _, one in chosen_pieces(names, target)] for target in targets(spec)}
+
+
+def untie_if_different(checkpoint: Checkpoint, spec: ModelSpec) -> ModelSpec:
+    """Untie a spec whose files hold another head than the embedding, whatever config.json says (as transformers)."""
+    if not spec.tied:
+        return spec
+    names = StoredNames(checkpoint)
+    if not {"lm_head.weight", "embed_tokens.weight"} <= names.stored.keys():
+        return spec
+    shape = (spec.vocab_size, spec.hidden_size)
+    head, embed = (names.read(name, StoredTensor((name,), shape)) for name in ("lm_head.weight", "embed_tokens.weight"))
+    if torch.equal(head, embed):
+        return spec
+    log.warning("%s: config.json ties head and embedding, but the files hold two; both are used", checkpoint.folder)
+    return replace(spec, tied=False)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor for a weight, on the CPU in pages of its own, which go back to the system when it is freed.
+
+    The heap keeps them, and lets it split the room of what was held for a moment. Runners free weights one by one as
+    they pack them, and would need almost twice the memory.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < mmap.PAGESIZE or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(*shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    instead: Replacement | None = None,
+    lacking: Sequence[str] = (),
+    elsewhere: Collection[str] = (),
+    shape_only: re.Pattern[str] | None = None,
+) -> dict[str, torch.Tensor]:
+    """The canonical weights of `spec` on `device` in `dtype`, each allocated once and filled from the mapped files.
+
+    Args:
+        instead: the tensors, by name, that take the place of one, which is then dropped (checkpoints.quantization).
+        lacking: ends of canonical names that this checkpoint does without.
+        elsewhere: canonical names of what is not read here.
+        shape_only: canonical names that begin so are not read either, their tensors are on the meta device.
+    Raises:
+        CheckpointError: missing, surplus or wrongly shaped tensors.
+        UnsupportedModelError: quantised ones, or an adapter.
+    """
+    names = StoredNames(checkpoint)
+    if spec.tied:
+        names.unused.discard("lm_head.weight")
+    weights: dict[str, torch.Tensor] = {}
+    wanted = [target for target in targets(spec) if not target.name.endswith(tuple(lacking))]
+    with parts_of(sum(target.size for target in wanted), "reading the weights") as done:
+        for target in wanted:
+            if target.name in elsewhere:
+                for piece, name in chosen_pieces(names, target):
+                    names.checked(name, piece)
+            else:
+                where = torch.device("meta") if shape_only is not None and shape_only.match(target.name) else device
+                weight = _read(names, target, dtype, where)
+                weights.update([(target.name, weight)] if instead is None else instead(target.name, weight))
+                del weight
+            done(target.size)
+    _check_surplus(names)
+    return weights
+
+
+def _read(names: StoredNames, target: Target, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One canonical weight, of which nothing else keeps a reference."""
+    recipe = chosen_pieces(names, target)
+    out = empty(target.shape, dtype, device)
+    for piece, name in recipe:
+        place = out if piece.expert is None else out[piece.expert]
+        if out.is_meta:
+            names.checked(name, piece)
+        else:
+            names.fill(name, piece, place.narrow(0, piece.at, piece.shape[0]))
+    return out
+
+
+def chosen_pieces(names: StoredNames, target: Target) -> list[tuple[StoredTensor, str]]:
+    """The pieces of the first recipe that is stored in full, with their names."""
+    missing: list[str] = []
+    for recipe in target.recipes:
+        found = [(piece, names.find(piece)) for piece in recipe]
+        missing = [piece.names[0] for piece, name in found if name is None]
+        if not missing:
+            return [(piece, name) for piece, name in found if name is not None]
+    _check_foreign(names)
+    raise CheckpointError(
+        f"{names.checkpoint.folder} lacks {some(missing)}; the checkpoint is incomplete or of another architecture"
+    )
+
+
+def _check_foreign(names: StoredNames) -> None:
+    for name in names.unused:
+        for mark, what in FOREIGN.items():
+            if mark in name:
+                raise UnsupportedModelError(f"{names.checkpoint.folder}: {name} belongs to {what}")
+
+
+def _check_surplus(names: StoredNames) -> None:
+    _check_foreign(names)
+    if names.unused:
+        raise CheckpointError(
+            f"{names.checkpoint.folder} holds {some(sorted(names.unused))} which its architecture does not have; "
+            "its configuration and weights do not belong together"
+        )

@@ -1,0 +1,145 @@
+"""One sequence's part of a forward pass: which inputs are fed, at which positions, what they see of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from paceline.errors import ConfigError
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.window_slots import BLOCK
+from paceline.tree import EMPTY_TREE, TokenTree
+
+
+@dataclass(slots=True)
+class Segment:
+    """One sequence's part of a pass.
+
+    Attributes:
+        cache: committed tokens, `length` of them, with room for `inputs` more.
+        inputs: size of the pending input (root and nodes, or a chunk); input i lives in the slot of position length +
+            i.
+        done: the first `done` inputs are in their slots already; rows are fed for the rest.
+        depths: (inputs,) position of each input behind the committed length; None for a chain.
+        sees: (inputs, inputs) bool, which inputs an input attends to, itself included; None for a chain.
+    """
+
+    cache: NativeCache
+    inputs: int
+    done: int = 0
+    depths: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+    sees: np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.inputs - self.done
+
+    def positions(self) -> range | list[int]:
+        """Positions of the fed rows."""
+        length = self.cache.length
+        if self.depths is None:
+            return range(length + self.done, length + self.inputs)
+        return (self.depths[self.done :] + length).tolist()  # type: ignore[no-any-return]  # numpy types tolist as Any
+
+
+def reach(segment: Segment) -> int:
+    """Number of positions from 0 to the deepest fed row."""
+    depth = segment.inputs - 1 if segment.depths is None else int(segment.depths.max())
+    return segment.cache.length + depth + 1
+
+
+def span(segment: Segment, window: int | None) -> tuple[int, int]:
+    """Positions [start, stop) that the fed rows may see, on block borders."""
+    stop = -(-(segment.cache.length + segment.inputs) // BLOCK) * BLOCK
+    if window is None:
+        return 0, stop
+    first = segment.cache.length + (segment.done if segment.depths is None else 0)
+    start = max(0, first - window + 1) // BLOCK * BLOCK
+    return min(start, segment.cache.length // BLOCK * BLOCK), stop
+
+
+def chunk(cache: NativeCache, rows: int) -> Segment:
+    """A chunk of known tokens, with room made for it.
+
+    Raises:
+        ConfigError: no rows, or a released cache.
+    """
+    if rows == 0:
+        raise ConfigError("extend needs at least one token for each sequence, got none; leave that sequence out")
+    cache.reserve(rows)
+    cache.scratch = 0
+    return Segment(cache, rows)
+
+
+def tree_segment(cache: NativeCache, tree: TokenTree, done: int) -> Segment:
+    """A root with its tree, `done` of whose inputs are in scratch already."""
+    if tree is EMPTY_TREE:
+        return Segment(cache, 1)
+    inputs = 1 + len(tree)
+    if tree.is_chain:
+        return Segment(cache, inputs, done)
+    sees = np.zeros((inputs, inputs), np.bool_)
+    sees[:, 0] = True
+    sees[1:, 1:] = tree.ancestor_mask()
+    return Segment(cache, inputs, done, np.concatenate([[0], tree.depths]).astype(np.int64), sees)
+
+
+def fed_tokens(roots: Sequence[int], trees: Sequence[TokenTree], segments: Sequence[Segment]) -> Sequence[int]:
+    """The tokens that are fed, sequence by sequence."""
+    if len(roots) == 1 and segments[0].inputs == 1:
+        return roots
+    tokens: list[int] = []
+    for root, tree, segment in zip(roots, trees, segments, strict=True):
+        tokens.extend([root, *tree.tokens.tolist()][segment.done :])
+    return tokens
+
+
+def offsets(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """Row offsets, as in `Scores.rows`."""
+    found = [0]
+    for segment in segments:
+        found.append(found[-1] + segment.rows)
+    return tuple(found)
+
+
+def run_lengths(segments: Sequence[Segment], chunked: bool) -> list[tuple[int, int]]:
+    """Runs of (rows, sequence length): a row of the prompt counts all of it, a later one the text up to itself.
+
+    Where no prompt was announced, a chunk is one with all that is before it.
+    """
+    found = []
+    for segment in segments:
+        cache = segment.cache
+        prompt = cache.prompt_length or (cache.length + segment.inputs if chunked else 0)
+        runs = groupby(max(prompt, position + 1) for position in segment.positions())
+        found += [(len(list(rows)), length) for length, rows in runs]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPart:
+    """Rows first .. stop - 1 of a segment's inputs, fed in one pass."""
+
+    segment: Segment
+    first: int
+    stop: int
+
+
+def split_into_passes(segments: Sequence[Segment], most: int) -> list[list[SegmentPart]]:
+    """Passes of at most `most` rows that feed all segments in order."""
+    passes: list[list[SegmentPart]] = [[]]
+    room = most
+    for segment in segments:
+        at = segment.done
+        while at < segment.inputs:
+            if room == 0:
+                passes.append([])
+                room = most
+            stop = min(segment.inputs, at + room)
+            passes[-1].append(SegmentPart(segment, at, stop))
+            room -= stop - at
+            at = stop
+    return passes

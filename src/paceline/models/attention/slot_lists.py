@@ -1,0 +1,90 @@
+"""What each row of a pass sees, as lists of cache slots for compiled code.
+
+The order of a row's slots is the order of its positions, whether a chain, a tree or a prompt is fed: so its result has
+the same bits in all of them. Compiled code reads them by models.cpu.visible_slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.models.attention.segments import SegmentPart
+from paceline.models.cpu.pages import address
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.window_slots import SPARE, Ints, WindowSlots
+
+
+class SlotLists:
+    """Lists of slots by position for all sequences of an arena.
+
+    Attributes:
+        start: address of the list of all slots in order.
+        near_start: the same of the slots in layers with a window that give back keys.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena, self._version = arena, -1
+        self._straight: Ints = np.zeros(0, np.int64)
+        self.start = self.near_start = 0
+
+    def refresh(self) -> None:
+        """Follow the arena's growth."""
+        if self._version != self._arena.version:
+            self._straight = np.minimum(np.arange(self._arena.slots + SPARE), self._arena.slots - 1)
+            if self._arena.near is not None:
+                self.near_start = address(self._arena.near.slots)
+            self.start, self._version = address(self._straight), self._arena.version
+
+    def of(self, cache: NativeCache, stop: int, kept: list[Ints]) -> tuple[Ints, int]:
+        """The slots of positions 0 .. stop - 1 and their address; a list made for this call is added to `kept`."""
+        self.refresh()
+        if cache.base >= 0:
+            return self._straight[cache.base :], self.start + 8 * cache.base
+        own = np.concatenate((cache.slot_index(0, stop), np.zeros(SPARE, np.int64)))
+        kept.append(own)
+        return own, address(own)
+
+    def near(self, near: WindowSlots, cache: NativeCache, slots: Ints, kept: list[Ints]) -> tuple[Ints, int]:
+        """The same in layers with a window that give back keys, for what `of` has found."""
+        if cache.base >= 0:
+            return near.slots[cache.base :], self.near_start + 8 * cache.base
+        own = near.slots[slots]
+        kept.append(own)
+        return own, address(own)
+
+
+def fill(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+    """Fill (rows, 4) with address and count of the shared list and of the own list, for one kind of window."""
+    segment, length, start = part.segment, part.segment.cache.length, slots[1]
+    if segment.sees is not None:
+        _fill_tree(part, window, slots, out, kept)
+        return
+    shared = length + part.first
+    if window is None:
+        out[:] = [(start, shared, start + 8 * shared, i) for i in range(1, part.stop - part.first + 1)]
+        return
+    rows = []
+    for stop in range(shared + 1, length + part.stop + 1):
+        low = max(0, stop - window)
+        own = max(shared, low)
+        rows.append((start + 8 * low, own - low, start + 8 * own, stop - own))
+    out[:] = rows
+
+
+def _fill_tree(part: SegmentPart, window: int | None, slots: tuple[Ints, int], out: Ints, kept: list[Ints]) -> None:
+    segment, length = part.segment, part.segment.cache.length
+    assert segment.sees is not None
+    assert segment.depths is not None
+    sees, depths = segment.sees[part.first : part.stop], segment.depths
+    low = np.zeros(len(sees), np.int64)
+    if window is not None:
+        first = length + depths[part.first : part.stop] - window + 1
+        low = np.clip(first, 0, length)
+        sees = sees & (length + depths >= first[:, None])
+    _, column = np.nonzero(sees)
+    counts = sees.sum(1)
+    own = np.concatenate((slots[0][length + column], np.zeros(SPARE, np.int64)))
+    kept.append(own)
+    out[:, 0], out[:, 1] = slots[1] + 8 * low, length - low
+    out[:, 2], out[:, 3] = address(own) + 8 * (np.cumsum(counts) - counts), counts

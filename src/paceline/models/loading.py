@@ -1,0 +1,13 @@
+"""The old place of `paceline.checkpoints`, whose public names may be imported from here for one more release."""
+
+from typing import Any
+
+from paceline import checkpoints
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(checkpoints, name)
+
+
+def __dir__() -> list[str]:
+    return dir(checkpoints)

@@ -1,0 +1,73 @@
+"""What a forward pass is: one protocol for all kinds of passes, and one result."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.models.attention.segments import Segment
+from paceline.models.base import ALL_LAYERS, LayerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a forward pass gives, in the model's dtype.
+
+    Attributes:
+        logits: (picked, v) of the rows whose logits were wanted.
+        states: (r, hidden) behind the last layer that ran; (0, hidden) where they were not wanted.
+        taps: layer -> (r, hidden).
+        best: per row of `logits` its best token, as `Scores.best` has it; None where the pass did not look.
+    """
+
+    logits: torch.Tensor
+    states: torch.Tensor
+    taps: dict[int, torch.Tensor]
+    best: list[int] | None = None
+
+
+class Passes(Protocol):
+    """Forward passes of one model.
+
+    Attributes:
+        name: see `ModelInfo.passes`.
+        row_invariant: built so that a row's bits depend on its own text alone; `models.runners.invariance` puts it to
+            the test.
+    """
+
+    name: str
+    row_invariant: bool
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) embeddings, the family's multiplier included."""
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """(r, v) logits of hidden states (r, hidden), after the final norm unless `norm` is False."""
+
+    def run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        lengths: Sequence[tuple[int, int]],
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        *,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+        added_qkv: torch.Tensor | None = None,
+    ) -> PassResult:
+        """Run the planned layers over all rows of the segments.
+
+        Args:
+            inputs: the rows' tokens, or (r, hidden) states before layer `plan.first` (embeddings if that is 0), not
+                modified.
+            lengths: runs of (rows, sequence length), for rotary kinds that depend on it.
+            taps: layers whose output is wanted; -1 is the embedding, the number of layers the normed output.
+            logits: rows whose logits are wanted, in ascending order; None means all.
+            states: whether the hidden states are wanted.
+            added_qkv: (r, outputs) numbers that are added to the queries, keys and values of every layer that runs,
+                heads in the order of `head_order`: what part of a wider input makes of them.
+        """

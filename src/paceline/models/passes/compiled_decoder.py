@@ -1,0 +1,341 @@
+"""The decoder on the CPU in compiled passes: a drop-in for models.layers.decoder.Decoder where the model and the
+machine allow it.
+
+Weights, workspace and everything that does not change from pass to pass are packed once into the tables that compiled
+code reads (models.cpu.offsets); a pass points them at its rows. Every row of every pass goes through the same code: its
+bits depend on the text before it, not on how it was fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.checkpoints import BlockRows, Blocks, is_quantized
+from paceline.models.attention.segments import Segment, SegmentPart, split_into_passes
+from paceline.models.attention.slot_lists import SlotLists, fill
+from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention_strips import CHUNK, IN_STRIPS, QUERIES
+from paceline.models.cpu.attention_tiles import MAX_QUERIES
+from paceline.models.cpu.block_packing import packer
+from paceline.models.cpu.forward import BEST_BYTES, compiled
+from paceline.models.cpu.latent import compiled_latent
+from paceline.models.cpu.matrix_unit import has_matrix_unit
+from paceline.models.cpu.pages import address
+from paceline.models.cpu.processor import has_fast_bfloat
+from paceline.models.cpu.threads import TeamSize, find_team
+from paceline.models.cpu.tiles import DOT, FULL, HALF, STRIP
+from paceline.models.cpu.vectors import LANES
+from paceline.models.layers.rope import Rotary
+from paceline.models.passes.base import PassResult
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.packing import ROWS, Packing, Table, Weights, Workspace, constants
+from paceline.models.spec import ModelSpec, attention_shape
+from paceline.models.state.arena import Arena
+from paceline.models.state.window_slots import Ints
+from paceline.utils import parts_of
+
+
+def best_kind(dtype: torch.dtype) -> int:
+    """The fastest kind of product that the processor has for weights of a dtype."""
+    if dtype is torch.float32:
+        return FULL
+    return DOT if has_matrix_unit() or has_fast_bfloat() else HALF
+
+
+Lengths = Sequence[tuple[int, int]]
+
+
+class CompiledDecoder:
+    """All layers, the embedding and the head; takes its weights out of `weights` as it packs them.
+
+    Args:
+        kind: of product (models.cpu.tiles); None takes the fastest that this CPU has for the dtype.
+        blocks: matrices that are not among the weights, as they lie in a GGUF file.
+        packed: makes the packed matrices, or has them; None makes them.
+        activation_bits: 8 or 16, of the activations that blocks are multiplied with.
+
+    Attributes:
+        frame, layers, seen, entry, team: the tables of a pass (models.cpu.offsets), what runs them, on which threads.
+    """
+
+    name, row_invariant = "compiled", True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        arena: Arena,
+        *,
+        kind: int | None = None,
+        blocks: Blocks | None = None,
+        packed: PackedWeights | None = None,
+        activation_bits: int = 8,
+    ) -> None:
+        self.spec, self.shape, self._arena = spec, attention_shape(spec), arena
+        self.embedding: torch.Tensor | BlockRows = (blocks or {}).get("embed.weight") or weights[
+            "embed.weight"
+        ].contiguous()
+        self.dtype = arena.kv.dtype
+        self._kind, self._quantized = (
+            best_kind(self.dtype) if kind is None else kind,
+            bool(blocks) or is_quantized(weights),
+        )
+        if self._quantized and self._kind == DOT:
+            self._kind = HALF  # bytes are made of float32 activations
+        packed = packed or PackedWeights()
+        self._packing = Packing(
+            spec, self.shape, weights, kind=self._kind, blocks=blocks or {}, packed=packed,
+            activation_bits=activation_bits,
+        )  # fmt: skip
+        self._rotary = Rotary(spec.ropes, torch.device("cpu"), torch.float32)
+        self.frame, self.layers = Table(at.FRAME_FIELDS), Table(at.LAYER_FIELDS, spec.num_layers)
+        self._ropes = {key: Table(at.ROPE_FIELDS) for key in spec.ropes}
+        self.seen = np.zeros((len(self.shape.windows), ROWS, at.SEEN_FIELDS // at.FIELD), np.int64)
+        self._iota, self._aimed = np.arange(ROWS), False
+        self._row_bytes = spec.hidden_size * self.dtype.itemsize
+        self._made = torch.empty(0)  # embeddings that the pass reads
+        self._no_states = torch.empty(0, spec.hidden_size, dtype=self.dtype)
+        self._planned: LayerPlan | None = None
+        self._rows = np.zeros(
+            (5, ROWS), np.int64
+        )  # addresses of inputs, slots, places in the rope tables, rows of the head, slots in layers that give back
+        self._best = np.zeros(ROWS, np.int64)
+        self._in_strips = IN_STRIPS and self.dtype is torch.bfloat16
+        if blocks and not packed.found:
+            packer()  # which may have to be compiled first
+        with parts_of(spec.num_layers + 1, "packing the weights") as done:
+            self.frame.put(constants(spec, self.dtype, self._kind) | self._packing.ends())
+            done(1)
+            self._pack_layers(spec, done)
+        packed.keep()
+        weights.pop("embed.weight", None)
+        self._slots, self._version, self._table_size = SlotLists(arena), -1, -1
+        self._workspace: Workspace | None = None
+        self._team_size, self._extent = TeamSize(1), (0, 0, 0, 0)
+        self._room, self._scores, self._parts = 0, torch.zeros(0), torch.zeros(0)
+        arena.masked, self._adds = False, False
+        self._fitting = (0, -1, 0)  # threads, version of the arena and positions that `_ready` has prepared for
+        self.entry, self.team = compiled(), find_team()
+        if spec.latent is not None:
+            self.frame.put({at.LATENT: compiled_latent().address})
+        if self.team is not None:
+            self.frame.put({at.THREAD: self.team.thread, at.TEAM: self.team.size, at.BARRIER: self.team.barrier})
+
+    def _pack_layers(self, spec: ModelSpec, done: Callable[[int], None]) -> None:
+        start, size, rows = address(self.seen), self.seen[0].nbytes, address(self._rows)
+        for index, layer in enumerate(spec.layers):
+            rope = 0 if layer.rope is None else self._ropes[layer.rope].address
+            slots = rows + 8 * ROWS * (1 if self._arena.near is None or layer.window is None else 4)
+            in_strips = self._in_strips and layer.window is None  # rows with a window share no list of slots
+            places = {at.ROPE: rope, at.SEEN: start + size * self.shape.kind_of[index], at.SLOT: slots}
+            places[at.IN_STRIPS] = int(in_strips)
+            self.layers.put(self._packing.record(index) | places, index)
+            done(1)
+        self.frame.put({at.BEST: address(self._best), at.SOURCE: rows, at.PICKED: rows + 24 * ROWS})
+        for key, table in self._ropes.items():
+            table.put({at.PLACE: rows + 16 * ROWS, at.TURNED: spec.ropes[key].width or spec.ropes[key].dims})
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) new tensor, the family's multiplier included."""
+        if isinstance(self.embedding, BlockRows):
+            x = self.embedding.values(tokens).to(self.dtype)
+        else:
+            x = self.embedding.index_select(0, torch.tensor(tokens, dtype=torch.int64))
+        scale = self.spec.embedding_multiplier
+        return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=self.dtype).item())
+
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """Logits (r, v) of hidden states (r, hidden), after the final norm unless `norm` is False."""
+        norms = int(self.frame.fields[0, at.FINAL_NORM // at.FIELD])
+        self.frame.put({at.FINAL_NORM: norms if norm else 0})
+        try:
+            return torch.cat([self._outside(part) for part in hidden.split(ROWS)])
+        finally:
+            self.frame.put({at.FINAL_NORM: norms})
+
+    def _outside(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head of given states."""
+        hidden = hidden.to(self.dtype).contiguous()
+        self._ready(0)
+        self._from(hidden, len(hidden))
+        self._planned, self._extent = None, (0, 0, 0, 0)
+        self.frame.put({at.LAYERS: 0, at.RESULT: 0, at.FINAL_TAP: 0})
+        return self._go(range(len(hidden)), len(hidden))[0]
+
+    def run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        lengths: Lengths,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        *,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+        added_qkv: torch.Tensor | None = None,
+    ) -> PassResult:
+        """See `models.passes.base.Passes.run`."""
+        if added_qkv is not None:
+            added_qkv = torch.nn.functional.pad(added_qkv.float(), (0, -added_qkv.shape[1] % STRIP))
+        rows = sum(segment.rows for segment in segments)
+        kept = {layer: torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) for layer in taps}
+        result = torch.empty(rows, self.spec.hidden_size, dtype=self.dtype) if states else self._no_states
+        wanted = range(rows) if logits is None else logits
+        self._ready(max(segment.cache.length + segment.inputs for segment in segments))
+        self._plan(plan)
+        logits_of, best, done = list[torch.Tensor](), list[int](), 0
+        for parts in split_into_passes(segments, ROWS):
+            count = sum(part.stop - part.first for part in parts)
+            self._from(inputs[done : done + count], count)
+            if -1 in kept and plan.first == 0:
+                given = inputs[done : done + count]
+                kept[-1][done : done + count] = given if isinstance(given, torch.Tensor) else self.embed(given)
+            self._targets(kept, result, done)
+            self._add_to_qkv(added_qkv, done)
+            lists = self._place(parts, lengths, done)
+            picked = wanted if count == rows else [row - done for row in wanted if done <= row < done + count]
+            found, tokens = self._go(picked, count)
+            logits_of.append(found)
+            best += tokens
+            del lists
+            done += count
+        return PassResult(logits_of[0] if len(logits_of) == 1 else torch.cat(logits_of), result, kept, best)
+
+    def _ready(self, longest: int) -> None:
+        """Make workspace, cache addresses and score buffers fit."""
+        threads, version = 1 if self.team is None else torch.get_num_threads(), self._arena.version
+        if self._fitting[0] == threads and self._fitting[1] == version and self._fitting[2] >= longest:
+            return
+        self._fitting = (0, -1, 0)
+        if self._workspace is None or self._workspace.threads != threads:
+            self._workspace = Workspace(self.spec, self._kind, threads, quantized=self._quantized)
+            self._team_size = TeamSize(threads)
+            self._parts = torch.zeros(threads * ROWS * BEST_BYTES, dtype=torch.uint8)
+            self.frame.put(self._workspace.fields | {at.PARTS: self._parts.data_ptr(), at.PARTS_ROWS: ROWS})
+            self._room = 0
+        if longest > self._room:
+            self._room = 2 * longest
+            queries = QUERIES if self._in_strips else MAX_QUERIES
+            pitch = ((self._room + STRIP + 2 * LANES) // LANES | 1) * 64  # an odd number of lines
+            packed = -(-self._room // CHUNK) * CHUNK if self._in_strips else 0
+            head_dim = self.spec.head_dim + -(-self.spec.head_dim // STRIP) * STRIP  # values come in whole strips
+            size = queries * pitch + 2 * packed * head_dim
+            self._scores = torch.empty(threads * size + 64, dtype=torch.uint8)
+            start = -(-self._scores.data_ptr() // 64) * 64
+            self.frame.put({at.SCORES: start, at.SCORES_PITCH: pitch, at.SCORES_SIZE: size, at.PACKED: packed})
+        if self._version != version:
+            self._version = version
+            for index, layer in enumerate(self._arena.layers):
+                self.layers.put({at.CACHE: layer.data_ptr()}, index)
+        self._fitting = (threads, version, longest)
+
+    def _plan(self, plan: LayerPlan) -> None:
+        if plan is self._planned:
+            return
+        before, self._planned, count = self._planned, None, self.spec.num_layers
+        stop = count if plan.stop is None else plan.stop
+        self.frame.put({at.PROGRAM: self.layers.address + plan.first * at.LAYER_FIELDS, at.LAYERS: stop - plan.first})
+        self._extent = plan.first, stop, len(plan.skip_attention), len(plan.skip_mlp)
+        same = before and (before.skip_attention, before.skip_mlp) == (plan.skip_attention, plan.skip_mlp)
+        for index in range(0 if same else count):
+            runs = {at.ATTENTION: int(index not in plan.skip_attention), at.MLP: int(index not in plan.skip_mlp)}
+            self.layers.put(runs, index)
+        self._planned = plan
+
+    def _from(self, inputs: Sequence[int] | torch.Tensor, count: int) -> None:
+        """Point at the rows' inputs."""
+        size, scale = self._row_bytes, 1.0
+        if isinstance(inputs, torch.Tensor):
+            self._rows[0, :count] = inputs.data_ptr() + size * np.arange(count)
+        elif isinstance(self.embedding, BlockRows):
+            self._made = self.embed(inputs)
+            self._rows[0, :count] = self._made.data_ptr() + size * np.arange(count)
+        else:
+            first = self.embedding.data_ptr()
+            self._rows[0, :count] = [first + size * token for token in inputs]
+            scale = float(self.spec.embedding_multiplier)
+        self.frame.put({at.ROWS: count, at.SCALE: scale})
+
+    def _add_to_qkv(self, rows: torch.Tensor | None, done: int) -> None:
+        """Point at what is added to the rows' projections."""
+        if rows is not None:
+            pitch = rows.stride(0) * rows.itemsize
+            self.frame.put({at.ADDED_QKV: rows.data_ptr() + done * pitch, at.ADDED_QKV_PITCH: pitch})
+            self._adds = True
+        elif self._adds:
+            self.frame.put({at.ADDED_QKV: 0})
+            self._adds = False
+
+    def _targets(self, kept: dict[int, torch.Tensor], result: torch.Tensor, done: int) -> None:
+        """Point at where taps and states go."""
+        aimed = bool(kept) or len(result) > 0
+        if not aimed and not self._aimed:
+            return
+        offset, last, self._aimed = done * self._row_bytes, self.spec.num_layers, aimed
+        self.layers.fields[:, at.TAP // at.FIELD] = 0
+        for layer, tap in kept.items():
+            if 0 <= layer < last:
+                self.layers.put({at.TAP: tap.data_ptr() + offset}, layer)
+        states = result.data_ptr() + offset if len(result) else 0
+        self.frame.put({at.RESULT: states, at.FINAL_TAP: kept[last].data_ptr() + offset if last in kept else 0})
+
+    def _place(self, parts: Sequence[SegmentPart], lengths: Lengths, done: int) -> list[Ints]:
+        """Slots, visible slots and rotations of the rows; returns what must live until the pass is over."""
+        row = 0
+        lists: list[Ints] = []
+        for part in parts:
+            segment, count = part.segment, part.stop - part.first
+            length = segment.cache.length
+            slots = self._slots.of(segment.cache, length + segment.inputs, lists)
+            self._rows[1, row : row + count] = slots[0][length + part.first : length + part.stop]
+            if segment.depths is None:
+                self._rows[2, row : row + count] = list(range(length + part.first, length + part.stop))
+            else:
+                self._rows[2, row : row + count] = segment.depths[part.first : part.stop] + length
+            near = slots
+            if self._arena.near is not None:
+                near = self._slots.near(self._arena.near, segment.cache, slots[0], lists)
+                self._rows[4, row : row + count] = near[0][length + part.first : length + part.stop]
+            for seen, window in zip(self.seen, self.shape.windows, strict=True):
+                fill(part, window, slots if window is None else near, seen[row : row + count], lists)
+            row += count
+        return self._rotations(row, lengths, done, lists)
+
+    def _rotations(self, count: int, lengths: Lengths, done: int, lists: list[Ints]) -> list[Any]:
+        """Bring the rope records up to date."""
+        positions = self._rows[2, :count]
+        kept: list[Any] = list(lists)
+        self._rotary.reserve(max(positions.tolist()) + 1)
+        if self._table_size != self._rotary.size:
+            self._table_size = self._rotary.size
+            for key, (cos, sin) in self._rotary.tables.items():
+                self._ropes[key].put({at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr()})
+        if self._rotary.depends_on_length:
+            each = [length for rows, length in lengths for _ in range(rows)][done : done + count]
+            for key, (cos, sin) in self._rotary.by_length(positions.tolist(), [(1, length) for length in each]).items():
+                self._ropes[key].put(
+                    {at.COSINE: cos.data_ptr(), at.SINE: sin.data_ptr(), at.PLACE: address(self._iota)}
+                )
+                kept.append((cos, sin))
+        return kept
+
+    def _go(self, picked: Sequence[int], rows: int) -> tuple[torch.Tensor, list[int]]:
+        """Run the pass; returns the logits (picked, v) of the picked rows, and their best tokens."""
+        vocab = self.spec.vocab_size
+        self._rows[3, : len(picked)] = picked
+        out = torch.empty(len(picked), -(-vocab // LANES) * LANES, dtype=self.dtype)
+        self.frame.put({at.HEAD_ROWS: len(picked), at.LOGITS: out.data_ptr()})
+        if self.team is None:
+            self.entry.ctypes(self.frame.address)
+        else:
+            start = perf_counter()
+            self.team.run(self.entry.address, self.frame.address, self._team_size.now)
+            self._team_size.took((rows, *self._extent), perf_counter() - start)
+        best: list[int] = self._best[: len(picked)].tolist()
+        return out if out.shape[1] == vocab else out[:, :vocab].contiguous(), best

@@ -1,0 +1,60 @@
+"""A forward pass by PyTorch's operators: the readable form, the oracle, and what runs wherever compiled passes
+(models.passes.compiled_decoder, with the same arguments) do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from paceline.models.attention.segments import Segment
+from paceline.models.attention.tree_attention import BatchStep, Masks, SequenceStep, Step
+from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.layers.decoder import Decoder
+from paceline.models.layers.rope import Rotary
+from paceline.models.passes.base import PassResult
+
+
+class EagerPasses:
+    """See `Passes`."""
+
+    name = "operators"
+
+    def __init__(self, decoder: Decoder, rotary: Rotary, masks: Masks) -> None:
+        self.decoder, self.rotary, self.masks = decoder, rotary, masks
+        self.embed, self.head, self.row_invariant = decoder.embed, decoder.head, masks.row_invariant
+
+    def run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        lengths: Sequence[tuple[int, int]],
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        *,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+        added_qkv: torch.Tensor | None = None,
+    ) -> PassResult:
+        """See `Passes.run`."""
+        decoder = self.decoder
+        x = inputs.clone() if isinstance(inputs, torch.Tensor) else decoder.embed(inputs)
+        positions = segments[0].positions() if len(segments) == 1 else [p for s in segments for p in s.positions()]
+        kept = decoder.run(x, self._step(segments), self.rotary.at(positions, lengths), plan, taps, added_qkv=added_qkv)
+        if len(decoder.layers) in taps:
+            kept[len(decoder.layers)] = decoder.final_norm(x).contiguous()
+        if logits is None:
+            found = decoder.head(x)
+        elif len(logits) == 1:
+            found = decoder.head(x.narrow(0, logits[0], 1))
+        elif logits:
+            found = decoder.head(x.index_select(0, torch.tensor(logits, device=x.device)))
+        else:
+            found = x.new_empty(0, decoder.spec.vocab_size)
+        return PassResult(found, x if states else x[:0], kept)
+
+    def _step(self, segments: Sequence[Segment]) -> Step:
+        if len(segments) == 1:
+            return SequenceStep(self.decoder.shape, self.masks, segments[0])
+        return BatchStep(self.decoder.shape, self.masks, segments)

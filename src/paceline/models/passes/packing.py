@@ -1,0 +1,341 @@
+"""What compiled passes read: a model's weights, packed once into the tables of models.cpu.offsets, and the memory that
+they work in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from paceline.checkpoints import GROUP, Blocks
+from paceline.models.cpu import offsets as at
+from paceline.models.cpu.attention_strips import BLOCK, CHUNK, ITEM, QUERIES
+from paceline.models.cpu.attention_tiles import MAX_QUERIES
+from paceline.models.cpu.block_packing import in_strips, pack_strips, strip_table
+from paceline.models.cpu.block_products import row_pitch
+from paceline.models.cpu.experts import routing
+from paceline.models.cpu.integer_products import half_pitch
+from paceline.models.cpu.latent import projection
+from paceline.models.cpu.matrix import OWN_ROWS, pack
+from paceline.models.cpu.pages import address
+from paceline.models.cpu.sublayers import CLAMPED, GELU, GELU_TANH, SILU
+from paceline.models.cpu.tiles import ACTIVATION, BLOCKS, BYTES, FINE_BLOCKS, NIBBLES, STRIP
+from paceline.models.cpu.vectors import LANES
+from paceline.models.layers.decoder import head_order
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.spec import AttentionShape, LatentSpec, ModelSpec
+from paceline.models.state.window_slots import Ints
+
+Weights = dict[str, torch.Tensor]
+Maybe = torch.Tensor | None
+
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH, "clamped_swiglu": CLAMPED}
+
+EXPERT_PARTS = {
+    "gate_up": (at.EXPERT_GATE_UP, at.EXPERT_GATE_UP_KIND, at.EXPERT_GATE_UP_BIAS),
+    "down": (at.EXPERT_DOWN, at.EXPERT_DOWN_KIND, at.EXPERT_DOWN_BIAS),
+}
+
+ROWS = 256
+"""Most rows of one pass; more are fed in several."""
+
+
+class Table:
+    """Records of 8-byte fields: integers and float32 by byte offset."""
+
+    def __init__(self, size: int, count: int = 1) -> None:
+        self.fields: Ints = np.zeros((count, size // at.FIELD), np.int64)
+        self.address = address(self.fields)
+        self._floats = self.fields.view(np.float32)
+
+    def put(self, values: Mapping[int, int | float], record: int = 0) -> None:
+        """Set fields by offset; a float goes in as float32."""
+        for offset, value in values.items():
+            if isinstance(value, float):
+                self._floats[record, offset // 4] = value
+            else:
+                self.fields[record, offset // at.FIELD] = value
+
+
+class Packing:
+    """Takes a model's weights out of the mapping one by one, packs them, and keeps them alive.
+
+    Args:
+        kind: of the products with matrices that are not quantised.
+        blocks: matrices that are packed as they lie in a file, and are not among the weights.
+        packed: makes the matrices, or has them; then those among the weights may be on the meta device.
+        activation_bits: 8 or 16, of the activations that blocks are multiplied with.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shape: AttentionShape,
+        weights: Weights,
+        *,
+        kind: int,
+        blocks: Blocks,
+        packed: PackedWeights,
+        activation_bits: int,
+    ) -> None:
+        self._spec, self._weights, self._order, self._kind = spec, weights, head_order(shape), kind
+        self._blocks, self._packed = blocks, packed
+        self._kind_of_blocks = FINE_BLOCKS if activation_bits == 16 else BLOCKS
+        self.kept: list[torch.Tensor | Table] = []
+
+    def record(self, index: int) -> dict[int, int]:
+        """The fields of one layer that hold weights."""
+        name = f"layers.{index}."
+        norm = self._norm(f"{name}attn_norm")
+        return {
+            at.ATTENTION_NORM: norm,
+            **(self._attention(name) if self._spec.latent is None else self._latent(name, self._spec.latent)),
+            at.POST_ATTENTION_NORM: self._norm(f"{name}post_attn_norm"),
+            at.MLP_NORM: norm if self._spec.parallel else self._norm(f"{name}mlp_norm"),
+            at.POST_MLP_NORM: self._norm(f"{name}post_mlp_norm"),
+            **(self._mixture(name) if self._spec.layers[index].moe else self._mlp(name)),
+        }
+
+    def _attention(self, name: str) -> dict[int, int]:
+        outputs = len(self._order) + 2 * self._spec.num_kv_heads * self._spec.head_dim
+        order = torch.cat([self._order, torch.arange(len(self._order), outputs)])
+        q_norm = self._scaled(f"{name}q_norm.weight")
+        if q_norm is not None and self._spec.qk_norm == "full":
+            q_norm = q_norm[self._order]
+        qkv_bias = self._take(f"{name}qkv.bias")
+        return {
+            **self._product(f"{name}qkv", at.QKV_KIND, at.QKV_WEIGHT, order=order),
+            at.QKV_BIAS: self._vector(None if qkv_bias is None else qkv_bias[order]),
+            at.Q_NORM: self._vector(q_norm),
+            at.K_NORM: self._vector(self._scaled(f"{name}k_norm.weight")),
+            at.SINKS: self._sinks(f"{name}sinks"),
+            **self._product(f"{name}o", at.O_KIND, at.O_WEIGHT, heads=True),
+            at.O_BIAS: self._vector(self._take(f"{name}o.bias")),
+        }
+
+    def _latent(self, name: str, latent: LatentSpec) -> dict[int, int]:
+        """Maps of latent attention; with one kv head, heads keep their order."""
+        by_head = self._weights.pop(f"{name}kv_b.weight").view(-1, latent.nope + latent.value, latent.rank)
+        keys, values = by_head.split((latent.nope, latent.value), 1)
+        found = {
+            at.LATENT_NORM: self._vector(self._take(f"{name}kv_norm.weight")),
+            at.TO_LATENT: self._matrix(keys.transpose(1, 2).flatten(0, 1)),
+            at.TO_VALUES: self._matrix(values.flatten(0, 1)),
+        }
+        maps = [("qkv", at.QKV_KIND, at.QKV_WEIGHT), ("o", at.O_KIND, at.O_WEIGHT)]
+        if latent.query_rank is not None:
+            maps.append(("q_b", at.QUERY_KIND, at.QUERY_WEIGHT))
+            found[at.QUERY_NORM] = self._vector(self._take(f"{name}q_norm.weight"))
+        for one, kind, place in maps:
+            found |= self._product(f"{name}{one}", kind, place)
+        return found
+
+    def _mlp(self, name: str) -> dict[int, int]:
+        return {
+            **self._product(f"{name}gate_up", at.GATE_UP_KIND, at.GATE_UP_WEIGHT, paired=self._spec.gated),
+            at.GATE_UP_BIAS: self._vector(self._take(f"{name}gate_up.bias"), paired=self._spec.gated),
+            **self._product(f"{name}down", at.DOWN_KIND, at.DOWN_WEIGHT),
+            at.DOWN_BIAS: self._vector(self._take(f"{name}down.bias")),
+        }
+
+    def _mixture(self, name: str) -> dict[int, int]:
+        moe = self._spec.moe
+        assert moe is not None
+        router, gate = self._weights.pop(f"{name}router.weight"), self._take(f"{name}shared.gate.weight")
+        if gate is not None:
+            router = torch.cat((router, gate))
+        records = Table(at.EXPERT_FIELDS, moe.experts + (1 if moe.shared else 0))
+        self.kept.append(records)
+        for part, (strips, kind, offsets) in EXPERT_PARTS.items():
+            for index, (weight, scale, bias) in enumerate(self._experts(name, part)):
+                found = {
+                    strips: self._matrix(weight, scale, paired=part == "gate_up"), kind: self._kind_of(weight),
+                    offsets: self._vector(bias, paired=part == "gate_up"),
+                    at.EXPERT_INNER: moe.intermediate if index < moe.experts else moe.shared,
+                }  # fmt: skip
+                records.put(found, index)
+        return {
+            at.ROUTER: self._matrix(router.float()), at.ROUTER_BIAS: self._vector(self._take(f"{name}router.bias")),
+            at.EXPERT_RECORDS: records.address,
+        }  # fmt: skip
+
+    def _experts(self, layer: str, part: str) -> Iterator[tuple[torch.Tensor, Maybe, Maybe]]:
+        """One matrix, its scale and bias, of all experts and then of the MLP beside them."""
+        name = f"{layer}experts.{part}"
+        stack, scales, biases = self._weights.pop(name), self._take(f"{name}.scale"), self._take(f"{name}.bias")
+        for index, weight in enumerate(stack):
+            yield weight, None if scales is None else scales[index], None if biases is None else biases[index]
+        if f"{layer}shared.{part}.weight" in self._weights:
+            yield *self._take_matrix(f"{layer}shared.{part}"), None
+
+    def ends(self) -> dict[int, int]:
+        """The fields of the frame that hold the final norm and the head."""
+        norm = {at.FINAL_NORM: self._norm("final_norm")}
+        if self._spec.tied and "head.weight" not in self._weights.keys() | self._blocks.keys():
+            embedding = self._weights["embed.weight"]
+            return norm | {at.HEAD_KIND: self._kind_of(embedding), at.HEAD: self._matrix(embedding)}
+        return norm | self._product("head", at.HEAD_KIND, at.HEAD)
+
+    def _product(
+        self,
+        name: str,
+        kind: int,
+        place: int,
+        *,
+        order: torch.Tensor | None = None,
+        heads: bool = False,
+        paired: bool = False,
+    ) -> dict[int, int]:
+        """The fields `kind` and `place` of a matrix.
+
+        Args:
+            order: of its outputs. heads: its inputs are heads, in the order of heads that attention leaves. paired: see
+                `pack`.
+        """
+        if (rows := self._blocks.get(f"{name}.weight")) is not None:
+            ordered = in_strips(rows if order is None else rows.take(order.numpy()), paired=paired)
+            strips = self._packed.matrix(lambda pages: pack_strips(ordered, pages))
+            table = strip_table(ordered, strips)
+            self.kept += [table, strips]
+            return {kind: self._kind_of_blocks, place: table.data_ptr()}
+        weight, scale = self._take_matrix(name)
+        if order is not None:
+            weight, scale = weight[order], None if scale is None else scale[order]
+        if heads:
+            weight, scale = self._by_group(weight, scale)
+        return {kind: self._kind_of(weight), place: self._matrix(weight, scale, paired=paired)}
+
+    def _kind_of(self, weight: torch.Tensor) -> int:
+        return {torch.int8: BYTES, torch.uint8: NIBBLES}.get(weight.dtype, self._kind)
+
+    def _take(self, name: str) -> torch.Tensor | None:
+        return self._weights.pop(name, None)
+
+    def _take_matrix(self, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._weights.pop(f"{name}.weight"), self._take(f"{name}.scale")
+
+    def _by_group(self, weight: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A weight whose inputs are heads, in the order of heads that attention leaves."""
+        if scale is None or scale.dim() == 1:
+            return weight[:, self._order], scale
+        order = self._order[::GROUP] // GROUP
+        return weight.view(len(weight), -1, GROUP // 2)[:, order].flatten(1), scale[:, order]
+
+    def _norm(self, name: str) -> int:
+        """Address of a norm's weights, behind which those of a layer norm have a bias (`constants`), 0 for none."""
+        weight, bias = self._scaled(f"{name}.weight"), self._take(f"{name}.bias")
+        if weight is not None and self._spec.norm == "layer":
+            bias = torch.zeros_like(weight) if bias is None else bias
+            padding = weight.new_zeros(-len(weight) % STRIP)
+            weight = torch.cat((weight, padding, bias))
+        return self._vector(weight)
+
+    def _scaled(self, name: str) -> torch.Tensor | None:
+        weight = self._take(name)
+        return weight.float() + 1.0 if weight is not None and self._spec.norm_offset else weight
+
+    def _sinks(self, name: str) -> int:
+        """Address of sinks in the order of heads, over the scale that scores are multiplied by."""
+        sinks = self._take(name)
+        if sinks is None:
+            return 0
+        heads = self._order[:: self._spec.head_dim] // self._spec.head_dim
+        return self._vector(sinks.float()[heads] / self._spec.scale)
+
+    def _matrix(self, weight: torch.Tensor, scale: torch.Tensor | None = None, *, paired: bool = False) -> int:
+        strips = self._packed.matrix(lambda pages: pack(weight, pages, paired=paired, scale=scale).strips)
+        self.kept.append(strips)
+        return strips.data_ptr()
+
+    def _vector(self, vector: torch.Tensor | None, *, paired: bool = False) -> int:
+        """Address of float32 values padded to whole strips, 0 for none."""
+        if vector is None:
+            return 0
+        if paired:
+            gate, up = (
+                torch.nn.functional.pad(half, (0, -len(half) % 32)).view(-1, 32)
+                for half in vector.split(len(vector) // 2)
+            )
+            vector = torch.cat((gate, up), 1).flatten()
+        own = torch.zeros(-(-len(vector) // STRIP) * STRIP)
+        own[: len(vector)] = vector
+        self.kept.append(own)
+        return own.data_ptr()
+
+
+def constants(spec: ModelSpec, dtype: torch.dtype, kind: int) -> dict[int, int | float]:
+    """The frame's fields that follow from the model's shape."""
+    return {
+        at.KIND: kind, at.NARROW: int(dtype is torch.bfloat16),
+        at.HIDDEN: spec.hidden_size, at.INTERMEDIATE: spec.intermediate_size, at.VOCAB: spec.vocab_size,
+        at.HEADS: spec.num_heads, at.KV_HEADS: spec.num_kv_heads, at.HEAD_DIM: spec.head_dim,
+        at.SLOT_PITCH: 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        at.VALUES: 0 if spec.latent else spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        at.ATTENDED_SIZE: spec.attended_size,
+        at.ATTENTION_SCALE: float(spec.scale), at.EPSILON: float(spec.norm_eps),
+        at.HEAD_EPSILON: float(spec.qk_norm_eps or spec.norm_eps),
+        at.NORM_BIAS: -(-spec.hidden_size // STRIP) * STRIP * 4 if spec.norm == "layer" else 0,
+        at.RESIDUAL: float(spec.residual_multiplier), at.PARALLEL: int(spec.parallel), at.GATED: int(spec.gated),
+        at.ALPHA: float(spec.swiglu_alpha), at.LIMIT: float(spec.swiglu_limit),
+        at.LOGIT_SCALE: float(spec.logit_multiplier), at.ACTIVATE: ACTIVATIONS[spec.activation],
+        at.ATTENTION_CAP: float(spec.attention_softcap or 0.0), at.LOGIT_CAP: float(spec.logit_softcap or 0.0),
+        at.WHOLE_NORM: int(spec.qk_norm == "full"),
+    } | projection(spec) | ({} if spec.moe is None else routing(spec.moe))  # fmt: skip
+
+
+class Workspace:
+    """Memory for the activations of a pass, in one piece; `threads` copies of what each thread has for itself."""
+
+    def __init__(self, spec: ModelSpec, kind: int, threads: int, *, quantized: bool) -> None:
+        item, inner, self.threads = ACTIVATION[kind], max(spec.inner_sizes), threads
+        heads, latent = spec.num_heads * spec.head_dim, spec.latent
+        qkv = heads + 2 * spec.num_kv_heads * spec.head_dim
+        widest = max(spec.hidden_size, 0 if latent is None else latent.query_rank or 0)
+        widths = {
+            at.X: 4 * widest, at.NORMED: item * widest, at.MIXED: item * heads,
+            at.QKV: 4 * max(qkv, spec.hidden_size), at.INNER: item * inner,
+        }  # fmt: skip
+        if latent is not None:
+            given, queries = projection(spec), spec.num_heads * (latent.rope + latent.nope)
+            made = max(4 * given[at.PROJECTED_SIZE], given[at.LATENT_QUERIES] + 4 * queries)
+            widths[at.PROJECTED] = int(max(made, item * spec.attended_size))
+            widths[at.NORMED] = item * max(widest, latent.nope)
+        # An odd number of lines: rows of one column spread over the sets of the first-level cache.
+        pitches = {field: (-(-width // 256) * 4 + 1) * 64 for field, width in widths.items()}
+        if quantized:
+            longest = max(widest, spec.attended_size, inner)
+            pitches[at.NORMED] = 2 * max(half_pitch(longest), row_pitch(longest))
+        spare = (ROWS if spec.moe or latent else OWN_ROWS) * pitches[at.NORMED]
+        own = spare + pitches[at.X] + (spare if spec.moe else 0)
+        sums = ROWS * 4 * STRIP * (1 + quantized)
+        query = max(
+            MAX_QUERIES * (4 * spec.head_dim + 128 + 64),
+            QUERIES * (ITEM * spec.head_dim + 4 * STRIP + 64) + 8 * BLOCK + 2 * CHUNK * max(STRIP, spec.head_dim),
+        )
+        sizes = {field: ROWS * pitch for field, pitch in pitches.items()}
+        sizes |= {at.OWN_NORMED: threads * own, at.SUMS: threads * sums, at.QUERY: threads * query}
+        if spec.moe is not None:
+            experts = -(-(spec.moe.experts + spec.moe.shared_gate) // STRIP) * STRIP
+            chosen = ROWS * (spec.moe.top_k + (1 if spec.moe.shared else 0))
+            choice = -(-(8 * (experts + 2) + 32 * chosen + 4 * (experts + LANES)) // 64) * 64
+            sizes |= {at.INNER: chosen * pitches[at.INNER], at.ROUTE: ROWS * 4 * experts, at.CHOICE: threads * choice}
+        self._memory = torch.zeros(sum(sizes.values()) + 64, dtype=torch.uint8)
+        self.fields: dict[int, int] = {}
+        start = -(-self._memory.data_ptr() // 64) * 64
+        for field, size in sizes.items():
+            self.fields[field] = start
+            start += size
+        for field, pitch, own_field in (
+            (at.PROJECTED, at.PROJECTED_PITCH, at.QKV), (at.ATTENDED, at.ATTENDED_PITCH, at.MIXED),
+        ):  # fmt: skip
+            buffer = own_field if latent is None else at.PROJECTED
+            self.fields |= {field: self.fields[buffer], pitch: pitches[buffer]}
+        pitch_of = {at.X: at.X_PITCH, at.NORMED: at.NORMED_PITCH, at.QKV: at.QKV_PITCH, at.MIXED: at.MIXED_PITCH}
+        self.fields |= {other: pitches[field] for field, other in pitch_of.items()} | {
+            at.INNER_PITCH: pitches[at.INNER]
+        }
+        if spec.moe is not None:
+            self.fields |= {at.ROUTE_PITCH: 4 * experts, at.CHOICE_SIZE: choice}
+        self.fields |= {at.OWN_SIZE: own, at.SPARE: spare, at.SUMS_SIZE: sums, at.QUERY_SIZE: query}

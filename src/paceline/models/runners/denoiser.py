@@ -1,0 +1,155 @@
+"""The native denoiser: one readable transformer for all families of diffusion language models.
+
+Calls of one `forward` are computed one by one, each with its own shapes, so that the bits of a canvas do not depend on
+its company. Where attention is block-causal, rows keep their bits whatever the number of other rows, and every block's
+attention is a product of its own, over keys in the order of their slots: a block's bits are the same whether the blocks
+before it are computed in the same pass or read from a cache, so decoding with the exact block cache is bit-equal to
+decoding without.
+
+Weights have the names of `checkpoints.weights`; besides, a mixture of experts may have `layers.N.router.bias` (e,),
+`layers.N.shared.gate_up.weight` and `layers.N.shared.down.weight`. Angles are computed in float64 from float32
+frequencies, and applied in float32 (float64 for a float64 model), so that long canvases lose nothing to bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+
+import numpy as np
+import torch
+
+from paceline.models.attention.canvas_attention import attend, view_of
+from paceline.models.denoiser_base import Call, Ints, SlotCache
+from paceline.models.layers.denoiser import DenoiserLayer, embed, head, norm, rotation
+from paceline.models.layers.linear import RowInvariance
+from paceline.models.spec import DenoiserSpec
+from paceline.models.state.slot_cache import NativeSlotCache
+
+
+class NativeDenoiser:
+    """A `Denoiser` of any family.
+
+    Args:
+        spec: the shape.
+        weights: under the names of `checkpoints.weights` and `models.runners.denoiser`, on one device, in one dtype.
+    """
+
+    def __init__(self, spec: DenoiserSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        self.spec = spec
+        model = spec.model
+        self.vocab_size = model.vocab_size
+        self.mask_token_id, self.eos_token_ids = spec.mask_token_id, spec.eos_token_ids
+        self.max_length, self.attention, self.block_length = model.max_context, spec.attention, spec.block_length
+        self.needs_left = spec.shifted
+        self._table = weights["embed.weight"]
+        self.device, self.dtype = self._table.device, self._table.dtype
+        self._never = torch.tensor([spec.mask_token_id], device=self.device)
+        invariant: RowInvariance = "proven" if spec.block_length is not None else True
+        self._layers = [DenoiserLayer(spec, index, weights, invariant) for index in range(model.num_layers)]
+        self._norm = norm(weights["final_norm.weight"], model.norm_eps)
+        self._head = head(self._table if model.tied else weights["head.weight"], invariant)
+
+    def without(self, ids: Sequence[int]) -> NativeDenoiser:
+        """The same model, by which some ids are never written: their logits are -inf, as the mask token's is."""
+        other = copy(self)
+        other._never = torch.tensor([self.mask_token_id, *ids], device=self.device)
+        return other
+
+    @property
+    def slot_bytes(self) -> int:
+        """Keys and values of one slot, all layers."""
+        model = self.spec.model
+        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * self.dtype.itemsize
+
+    def new_cache(self, length: int) -> NativeSlotCache:
+        """An empty cache for a canvas of at most `length` slots."""
+        model = self.spec.model
+        return NativeSlotCache(
+            model.num_layers, length, model.num_kv_heads, model.head_dim, dtype=self.dtype, device=self.device
+        )
+
+    @torch.inference_mode()
+    def forward(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """Logits (q, vocab_size) of each call, see `Denoiser.forward`."""
+        return [self._logits(self._hidden(call), call) for call in calls]
+
+    def _hidden(self, call: Call) -> torch.Tensor:
+        """The normed states (q, hidden) of a call's rows; stores keys and values if it says so."""
+        cache = _cache_of(call)
+        slots = torch.from_numpy(call.slots).to(self.device)
+        view = view_of(call, self.block_length, self.device)
+        model = self.spec.model
+        by = rotation(model.ropes["default"], slots, self.dtype)
+        x = embed(torch.from_numpy(call.ids).to(self.device), self._table, model.embedding_multiplier)
+        for index, layer in enumerate(self._layers):
+            q, k, v = layer.open(x, by)
+            keys, values = k, v
+            if view.read is not None and cache is not None:
+                keys = torch.cat((cache.keys[index].index_select(0, view.read), k))
+                values = torch.cat((cache.values[index].index_select(0, view.read), v))
+            if view.order is not None:
+                keys, values = keys.index_select(0, view.order), values.index_select(0, view.order)
+            if call.write and cache is not None:
+                cache.keys[index].index_copy_(0, slots, k)
+                cache.values[index].index_copy_(0, slots, v)
+            x = layer.close(x, attend(q, keys, values, view.groups, model.scale))
+        if call.write and cache is not None:
+            cache.mark(call.slots)
+        return self._norm(x)
+
+    def _logits(self, states: torch.Tensor, call: Call) -> torch.Tensor:
+        if call.wanted is not None and not call.wanted.size:
+            return torch.empty(
+                0, self.vocab_size, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device
+            )
+        if not self.needs_left:
+            return self._finish(self._head(states if call.wanted is None else self._rows(states, call.wanted)))
+        left = left_rows(call.slots)
+        left = left if call.wanted is None else left[call.wanted]
+        known = torch.from_numpy(left >= 0).to(self.device)
+        out = self._finish(self._head(self._rows(states, np.maximum(left, 0))))
+        out[~known] = torch.nan
+        return out
+
+    def _rows(self, states: torch.Tensor, rows: Ints) -> torch.Tensor:
+        return states[torch.from_numpy(rows).to(self.device)]
+
+    def _finish(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.spec.model.logit_multiplier != 1.0:
+            logits = logits * self.spec.model.logit_multiplier
+        return logits.index_fill_(1, self._never, -torch.inf)
+
+
+def _cache_of(call: Call) -> NativeSlotCache | None:
+    """The call's cache, after a look at what it asks of it."""
+    cache: SlotCache | None = call.cache
+    reads = call.read is not None and call.read.size > 0
+    unique = np.unique(call.slots).size == call.slots.size
+    assert unique or (call.mask is not None and not call.write), "copies of a slot need a mask, and are never stored"
+    assert cache is not None or not (reads or call.write), "reading and storing need a cache"
+    if cache is None:
+        return None
+    assert isinstance(cache, NativeSlotCache), "a cache belongs to the denoiser that made it"
+    assert call.read is None or cache.holds(call.read), "only stored slots are read"
+    assert call.read is None or not np.isin(call.read, call.slots).any(), "a slot is read or computed, not both"
+    return cache
+
+
+def left_rows(slots: Ints) -> Ints:
+    """For each row the row of the slot at its left: the one just before it, else the only one at that slot.
+
+    -1 where there is none.
+
+    Slot 0, which has no left neighbour, keeps its own row, as Dream's own sampler does.
+    """
+    rows = np.full(slots.size, -1, np.int64)
+    for row, slot in enumerate(slots):
+        if slot == 0:
+            rows[row] = row
+        elif row and slots[row - 1] == slot - 1:
+            rows[row] = row - 1
+        else:
+            found = np.flatnonzero(slots == slot - 1)
+            rows[row] = found[0] if found.size == 1 else -1
+    return rows

@@ -1,0 +1,414 @@
+"""The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of
+ModelSpec.
+
+It keeps the promise of `models.base.Runner` with all capabilities, and adds passes over parts of the stack
+(`run_layers`) and from given hidden states, and the head on any hidden state. Runners that do some of this another way
+hold one (`models.runners.grouped`, `models.runners.longrope`).
+
+Rotary angles may depend on the length of a text, which its prompt counts for as one pass, in whatever chunks it comes
+(`open`). *Dynamic* ones: the base grows with every token beyond the declared context, and what is cached keeps its
+angles. Tokens of the prompt have those of its full length, later ones count one by one, as in transformers. A prompt
+within the declared context does not outgrow it (`ModelInfo.rope_border`): one pass over the whole text would find other
+logits. Keys that depend on more than the text before them are shared by no two sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
+from paceline.errors import ConfigError
+from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
+from paceline.models.attention.tree_attention import Masks
+from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, check_extend, check_score, check_tokens
+from paceline.models.layers.decoder import Decoder, Weights
+from paceline.models.layers.linear import RowInvariance
+from paceline.models.layers.rope import Rotary
+from paceline.models.passes.base import Passes, PassResult
+from paceline.models.passes.eager import EagerPasses
+from paceline.models.passes.eligibility import fits
+from paceline.models.passes.graphs import ScoringGraphs
+from paceline.models.passes.packed_weights import PackedWeights
+from paceline.models.passes.strict import StrictPasses
+from paceline.models.spec import ModelSpec
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.window_slots import windows_of
+from paceline.tree import Scores, TokenTree
+
+Lengths = Callable[[Sequence[Segment], bool], Sequence[tuple[int, int]]]
+"""Of segments, and whether these are chunks of known text: runs of (rows, length) for the rotary kinds that depend on
+it.
+"""
+
+
+class NativeRunner:
+    """One decoder-only model behind the operations of `models.base.Runner`.
+
+    Args:
+        spec: the model's shape.
+        weights: canonical weights on `device` in `dtype`; taken out of the mapping as they are packed.
+        name: folder or hub id, for messages.
+        max_context: most tokens of a sequence; None takes the checkpoint's.
+        cache_slots: cache slots allocated at first; the cache grows by doubling.
+        row_invariant: a row keeps its bits whatever number of rows is scored with it, where the CPU allows it; False is
+            faster for tiny float32 models, such as drafts. Compiled passes always keep it.
+        compiled: run in compiled passes (models.cpu) where the model and the CPU allow it (models.passes.eligibility),
+            else by PyTorch's operators.
+        copy_limit: forked sequences up to this length are copied when they part; longer ones share their prefix and
+            gather.
+        let_go: layers with a sliding window give back the keys that are behind it, for sequences that say so
+            (models.state.window_slots).
+        blocks: matrices that are not among the weights, as they lie in a GGUF file; for compiled passes
+            (models.passes.eligibility).
+        packed: packed matrices of an earlier process, where it has found any, or what keeps those of this one
+            (models.passes.packed_weights).
+        lengths: how long a text counts as for rotary angles that depend on it.
+        strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
+            (models.passes.eager).
+    """
+
+    capabilities = Capabilities(
+        trees=True,
+        taps=True,
+        layer_subsets=True,
+        early_exit=True,
+        head=True,
+        input_embeddings=True,
+        fork=True,
+        blocks=True,
+    )
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_context: int | None = None,
+        cache_slots: int = 2048,
+        copy_limit: int = 1024,
+        row_invariant: bool = True,
+        compiled: bool = True,
+        strict: bool = False,
+        let_go: bool = True,
+        blocks: Blocks | None = None,
+        packed: PackedWeights | None = None,
+        activation_bits: int = 8,
+        lengths: Lengths = run_lengths,
+    ) -> None:
+        read = sum(rows.nbytes for name, rows in (blocks or {}).items() if name != "embed.weight")
+        weight_bytes = bytes_read(spec, weights) + read
+        quantization, mixed = BLOCKS if blocks else form_of(weights), is_mixed(weights)
+        table = (blocks or {}).get("embed.weight", weights.get("embed.weight"))
+        self._rows = 0 if table is None else len(table)
+        self.passes: Passes
+        self.graphs: ScoringGraphs | None
+        self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
+        if self.rotary.depends_on_length:
+            self.capabilities = replace(self.capabilities, blocks=False)
+        with torch.inference_mode():
+            self.arena = Arena(
+                spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
+                copy_limit=copy_limit,
+                windows=windows_of(spec, device, max_context) if let_go else (),
+            )  # fmt: skip
+            self.memory = ArenaMemory(self.arena)
+            if blocks:
+                from paceline.models.passes.compiled_decoder import CompiledDecoder
+
+                passes = CompiledDecoder(
+                    spec, weights, self.arena, blocks=blocks, packed=packed, activation_bits=activation_bits
+                )
+                self.passes, self.graphs = passes, None
+            else:
+                invariant: RowInvariance = "proven" if strict else row_invariant
+                self.passes, self.graphs = self._prepare(
+                    weights, dtype, device, invariant, compiled=compiled, packed=packed
+                )
+        self.info = ModelInfo(
+            name=name,
+            family=spec.family,
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            max_context=max_context or spec.max_context,
+            declared_context=spec.max_context,
+            rope_border=_dynamic_border(spec),
+            device=device,
+            dtype=dtype,
+            weight_bytes=weight_bytes,
+            fingerprint=fingerprint(spec, dtype)
+            + (
+                f"-{'+'.join(kinds_of(blocks))}-a{activation_bits}"
+                if blocks
+                else f"-{quantization}"
+                if quantization
+                else ""
+            )
+            + ("-mixed" if mixed else ""),
+            quantization=quantization,
+            stored_rows=spec.stored_rows,
+            passes=self.passes.name,
+        )
+
+    def _prepare(
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        row_invariant: RowInvariance,
+        *,
+        compiled: bool,
+        packed: PackedWeights | None,
+    ) -> tuple[Passes, ScoringGraphs | None]:
+        """Pack the weights for the way this model runs here."""
+        if compiled and fits(self.spec, dtype, device, quantization=form_of(weights)):
+            from paceline.models.passes.compiled_decoder import CompiledDecoder
+
+            return CompiledDecoder(self.spec, weights, self.arena, packed=packed), None
+        decoder = Decoder(self.spec, weights, row_invariant=row_invariant)
+        graphs = None
+        if device.type == "cuda" and self.spec.moe is None:  # choosing experts needs the host, so it cannot be captured
+            graphs = ScoringGraphs(decoder, self.rotary, self.arena, capture=True)
+        if row_invariant == "proven":
+            passes = EagerPasses(decoder, self.rotary, Masks(dtype, device, row_invariant=True))
+            return StrictPasses(passes, self.spec), graphs
+        return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
+
+    def open(self, prompt_length: int = 0) -> NativeCache:
+        """See `Runner.open`."""
+        return NativeCache(self.arena, prompt_length)
+
+    @torch.inference_mode()
+    def extend(
+        self,
+        caches: Sequence[NativeCache],
+        tokens: Sequence[Sequence[int]],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """See `Runner.extend`.
+
+        Raises:
+            ConfigError: an empty list of tokens, a released cache, or more tokens than the context holds.
+        """
+        fed = tokens[0] if len(tokens) == 1 else [t for own in tokens for t in own]
+        return self._extend(caches, [len(own) for own in tokens], fed, taps, all_logits)
+
+    @torch.inference_mode()
+    def extend_embeddings(
+        self,
+        caches: Sequence[NativeCache],
+        embeddings: Sequence[torch.Tensor],
+        *,
+        taps: Sequence[int] = (),
+        all_logits: bool = False,
+    ) -> Scores:
+        """`extend` with input embeddings (rows, hidden), as `embed` returns them, instead of tokens."""
+        x = torch.cat([own.to(self.info.dtype) for own in embeddings])
+        return self._extend(caches, [len(own) for own in embeddings], x, taps, all_logits)
+
+    def _extend(
+        self,
+        caches: Sequence[NativeCache],
+        rows: Sequence[int],
+        inputs: Sequence[int] | torch.Tensor,
+        taps: Sequence[int],
+        all_logits: bool,
+    ) -> Scores:
+        check_extend(self.info, caches, rows)
+        if not isinstance(inputs, torch.Tensor):
+            check_tokens(self.info, inputs, self._rows)
+        segments = [chunk(cache, count) for cache, count in zip(caches, rows, strict=True)]
+        at = offsets(segments)
+        wanted = None if all_logits else [stop - 1 for stop in at[1:]]
+        found = self._pass(segments, inputs, taps=taps, chunked=True, logits=wanted)
+        for segment in segments:
+            segment.cache.length += segment.inputs
+        rows = at if all_logits else tuple(range(len(segments) + 1))
+        return Scores(found.logits, rows, found.taps, found.best)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> Scores:
+        """See `Runner.score`.
+
+        Raises:
+            ConfigError: a released cache, `computed` does not fit the previous call, or a path is longer than the
+                context.
+        """
+        check_score(self.info, caches, trees)
+        self._check_fed(roots, trees)
+        segments = self._segments(caches, trees, computed)
+        if self.graphs is not None:
+            fed = [
+                fed_tokens([root], [tree], [segment])
+                for root, tree, segment in zip(roots, trees, segments, strict=True)
+            ]
+            if (result := self.graphs.run(segments, fed, taps)) is not None:
+                return Scores(result[0], offsets(segments), result[1])
+        found = self._pass(segments, fed_tokens(roots, trees, segments), taps=taps)
+        return Scores(found.logits, offsets(segments), found.taps, found.best)
+
+    def _check_fed(self, roots: Sequence[int], trees: Sequence[TokenTree]) -> None:
+        check_tokens(self.info, roots, self._rows)
+        for tree in trees:
+            if len(tree):
+                check_tokens(self.info, tree.tokens.tolist(), self._rows)
+
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        caches: Sequence[NativeCache],
+        roots: Sequence[int],
+        trees: Sequence[TokenTree],
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        hidden: torch.Tensor | None = None,
+        taps: Sequence[int] = (),
+        computed: Sequence[int] | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """See `RunsLayers.run_layers`.
+
+        Raises:
+            ConfigError: a pass that begins at a later layer without hidden states, or hidden states of the wrong shape.
+        """
+        if hidden is None:
+            self._check_fed(roots, trees)
+        segments = self._segments(caches, trees, computed)
+        rows = sum(segment.rows for segment in segments)
+        if hidden is None and plan.first:
+            raise ConfigError(
+                f"run_layers: a pass that begins at layer {plan.first} needs hidden states, got None; pass hidden="
+            )
+        if hidden is not None and hidden.shape != (rows, self.info.hidden_size):
+            raise ConfigError(
+                f"run_layers: hidden must be ({rows}, {self.info.hidden_size}), got {tuple(hidden.shape)}"
+            )
+        given = fed_tokens(roots, trees, segments) if hidden is None else hidden.to(self.info.dtype)
+        found = self._pass(segments, given, plan=plan, taps=taps, logits=(), states=True)
+        return found.states, found.taps
+
+    @torch.inference_mode()
+    def run_states(
+        self,
+        caches: Sequence[NativeCache],
+        trees: Sequence[TokenTree],
+        computed: Sequence[int],
+        hidden: torch.Tensor,
+        *,
+        added_qkv: torch.Tensor | None = None,
+        picked: Sequence[int] | None = None,
+    ) -> PassResult:
+        """A pass of all layers over states (r, hidden) in place of tokens, for heads that are given a target's.
+
+        Args:
+            caches, trees, computed: as for `score`; tokens are not looked at.
+            added_qkv: as of `Passes.run`. picked: rows whose logits are wanted, ascending; None means all.
+        Returns:
+            Logits (picked, v) and states (r, hidden) behind the last layer.
+        """
+        segments = self._segments(caches, trees, computed)
+        return self._pass(segments, hidden.contiguous(), logits=picked, states=True, added_qkv=added_qkv)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """(r, hidden) input embeddings of tokens, the family's multiplier included."""
+        return self.passes.embed(tokens)
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
+        """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
+        return self.passes.head(hidden, norm=norm)
+
+    def commit(self, caches: Sequence[NativeCache], paths: Sequence[Sequence[int]]) -> None:
+        """See `Runner.commit`; only a path that leaves the order of the slots moves anything."""
+        for cache, path in zip(caches, paths, strict=True):
+            cache.keep(path)
+
+    def truncate(self, cache: NativeCache, length: int) -> None:
+        """See `Runner.truncate`."""
+        cache.truncate(length)
+
+    def fork(self, cache: NativeCache) -> NativeCache:
+        """See `Runner.fork`."""
+        return cache.fork()
+
+    def release(self, cache: NativeCache) -> None:
+        """See `Runner.release`; a second release does nothing."""
+        cache.release()
+
+    def _segments(
+        self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None
+    ) -> list[Segment]:
+        segments = []
+        for i, (cache, tree) in enumerate(zip(caches, trees, strict=True)):
+            done = computed[i] if computed is not None else 0
+            if not 0 <= done <= min(cache.scratch, len(tree)):
+                raise ConfigError(
+                    f"computed[{i}] must lie in 0..{min(cache.scratch, len(tree))} (inputs already scored, one left), "
+                    f"got {done}"
+                )
+            segment = tree_segment(cache, tree, done)
+            cache.reserve(segment.inputs)
+            cache.scratch = segment.inputs
+            segments.append(segment)
+        return segments
+
+    def _pass(
+        self,
+        segments: Sequence[Segment],
+        inputs: Sequence[int] | torch.Tensor,
+        *,
+        plan: LayerPlan = ALL_LAYERS,
+        taps: Collection[int] = (),
+        chunked: bool = False,
+        logits: Sequence[int] | None = None,
+        states: bool = False,
+        added_qkv: torch.Tensor | None = None,
+    ) -> PassResult:
+        lengths: Sequence[tuple[int, int]] = ()
+        if self.rotary.depends_on_length:
+            lengths = self._lengths(segments, chunked)
+        return self.passes.run(segments, inputs, lengths, plan, taps, logits=logits, states=states, added_qkv=added_qkv)
+
+
+def _dynamic_border(spec: ModelSpec) -> int | None:
+    """See `ModelInfo.rope_border`."""
+    return min((rope.max_position for rope in spec.ropes.values() if rope.kind == "dynamic"), default=None)
+
+
+def bytes_read(spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of weights that one pass of one row reads: all but the embedding (unless tied) and the experts left out."""
+    total = 0
+    for name, weight in weights.items():
+        share = 1.0
+        if name == "embed.weight" and (not spec.tied or is_quantized(weights)):
+            continue
+        if ".experts." in name and spec.moe is not None:
+            share = spec.moe.top_k / spec.moe.experts
+        total += int(weight.nbytes * share)
+    return total
+
+
+def fingerprint(spec: ModelSpec, dtype: torch.dtype) -> str:
+    """Names the shape and type of a model: what costs that were measured belong to."""
+    experts = f"-{spec.moe.experts}x{spec.moe.intermediate}" if spec.moe else ""
+    heads = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
+    sizes = f"{spec.intermediate_size}{experts}-{spec.stored_rows or spec.vocab_size}"
+    return f"{spec.family}-{spec.hidden_size}x{spec.num_layers}-{heads}-{sizes}-{str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,254 @@
+"""The shape of a model, a decoder or a denoiser, in one vocabulary for all families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+LATENT_EPS: Final = 1e-6
+"""Of the norms of latent vectors, whatever those of layers have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """One rotary table.
+
+    Attributes:
+        theta: base.
+        dims: rotated dimensions of each head (even); the others pass unchanged (partial rotary).
+        kind: default, linear, dynamic, yarn, longrope or llama3, as in transformers.
+        scaling: that kind's parameters under transformers 5's names (factor, original_max_position_embeddings, ...).
+        max_position: max_position_embeddings of the checkpoint.
+        interleaved: the checkpoint pairs dimensions 2i and 2i + 1; its rows are reordered as they are read
+            (checkpoints.weights), so that everything else sees pairs (i, i + dims / 2).
+        width: of the tables, where that is more than `dims`: pairs (i, i + width / 2) are rotated for i < dims / 2, and
+            the others pass unchanged (models.passes.padding).
+    """
+
+    theta: float
+    dims: int
+    kind: str = "default"
+    scaling: Mapping[str, object] = field(default_factory=dict)
+    max_position: int = 2048
+    interleaved: bool = False
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A sparse mixture of experts in place of the MLP.
+
+    Attributes:
+        experts, top_k: number of experts, and of those that each token uses.
+        intermediate: inner width of one expert.
+        norm_top_k: renormalise the chosen experts' probabilities to sum to 1.
+        bias: router and experts have biases.
+        shared: inner width of an MLP that every token goes through beside its experts, or 0.
+        shared_gate: what that MLP gives is multiplied by the sigmoid of a linear map of its input.
+        scaling: factor on the chosen experts' probabilities.
+        groups: experts lie in the first number of groups, of which only the second number of best ones are used.
+    """
+
+    experts: int
+    top_k: int
+    intermediate: int
+    norm_top_k: bool
+    bias: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+    scaling: float = 1.0
+    groups: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Keys and values of all heads made of one latent vector, see models.layers.latent.
+
+    Attributes:
+        rank: size of that vector.
+        nope, rope: dimensions of a head's queries and keys without and with a rotary embedding.
+        value: dimensions of a head's values.
+        query_rank: size of the latent vector that queries are made of, or None.
+    """
+
+    rank: int
+    nope: int
+    rope: int
+    value: int
+    query_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What differs from layer to layer.
+
+    Attributes:
+        rope: key into `ModelSpec.ropes`, or None for no positional encoding (NoPE).
+        window: sliding window in tokens (a query sees itself and window - 1 before it), or None for full attention.
+        moe: this layer's MLP is the mixture of experts.
+    """
+
+    rope: str | None = "default"
+    window: int | None = None
+    moe: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer.
+
+    Attributes:
+        norm: "rms", or "layer" (mean and variance), whose weights have a bias beside them if `norm_bias`.
+        norm_placement: "pre" (Llama), "post" (OLMo-2: each sub-layer's output is normed before it is added), "sandwich"
+            (Gemma: before and after).
+        parallel: attention and MLP read the same normed state, and both outputs are added to it (Cohere).
+        norm_offset: weights are stored as w - 1 (Gemma), used as 1 + w.
+        qk_norm: None, "head" (over each head: Qwen3, Gemma 3) or "full" (over all heads: OLMo-2), before the rotary
+            embedding; `qk_norm_eps` where its epsilon is another than `norm_eps`.
+        attention_scale: factor on q.k.
+        attention_softcap, logit_softcap: cap * tanh(x / cap), or None.
+        embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on each sub-layer's output
+            before it is added, and on the final logits (Granite's logits_scaling is its reciprocal).
+        latent: multi-head latent attention: one kv head, whose dimensions are `latent.rope` and then `latent.rank`.
+        attention_sinks: each head has a logit of its own in the softmax, which belongs to no position (gpt-oss).
+        gated: the MLP multiplies act(gate) * up; without, it is act(up).
+        activation: "silu", "gelu" or "gelu_tanh" on the gate; or "clamped_swiglu", in full gate * sigmoid(swiglu_alpha
+            * gate) * (up + 1), with the gate at most swiglu_limit and up within it (gpt-oss).
+        max_context: longest sequence that the checkpoint declares.
+        dtype: the checkpoint's ("float32", "bfloat16", "float16").
+        stored_rows: of embedding and head in the files, where those from `vocab_size` on, which are no tokens, are left
+            out; else None.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    layers: tuple[LayerSpec, ...]
+    ropes: Mapping[str, RopeSpec]
+    max_context: int
+    dtype: str = "float32"
+    norm_eps: float = 1e-6
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_offset: bool = False
+    parallel: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    qk_norm_eps: float | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    gated: bool = True
+    activation: Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"] = "silu"
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    attention_sinks: bool = False
+    latent: LatentSpec | None = None
+    logit_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    tied: bool = False
+    moe: MoeSpec | None = None
+    stored_rows: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """Inner widths of the MLP, of experts and of the MLP beside them."""
+        return (self.intermediate_size, *((self.moe.intermediate, self.moe.shared) if self.moe else ()))
+
+    @property
+    def attended_size(self) -> int:
+        """Inputs of the projection behind attention."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What all layers share, and the window of each: `windows` lists the kinds, `kind_of[layer]` indexes it."""
+
+    groups: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    windows: tuple[int | None, ...]
+    kind_of: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        return self.groups * self.kv_heads
+
+
+def attention_shape(spec: ModelSpec) -> AttentionShape:
+    """The spec's attention, layers sorted into window kinds."""
+    windows = tuple(dict.fromkeys(layer.window for layer in spec.layers))
+    return AttentionShape(
+        groups=spec.num_heads // spec.num_kv_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        softcap=spec.attention_softcap,
+        windows=windows,
+        kind_of=tuple(windows.index(layer.window) for layer in spec.layers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingSpec:
+    """How a mixture of experts chooses, where it is not by a plain softmax; `ModelSpec.moe` says how many there are.
+
+    Scores are sigmoids. A bias of each expert is added for choosing, not for weighing; experts stand in groups, of
+    which those with the highest sums of two best scores may be chosen from. Source: Ling 2.0 and LLaDA2.0
+    (arXiv:2512.15745).
+
+    Attributes:
+        groups, top_groups: groups of experts, and how many of them a token may use.
+        scale: factor on the weights of the chosen experts.
+        shared: inner width of an MLP that every token goes through besides; 0 for none.
+    """
+
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoiserSpec:
+    """A bidirectional or block-causal transformer over slots.
+
+    Attributes:
+        model: the transformer: pre-norm, without windows and soft-caps.
+        mask_token_id: what stands at a masked slot.
+        eos_token_ids: tokens that end a text.
+        block_length: slots of a block where attention is block-causal; None where every slot sees every other.
+        shifted: the logits of a slot come from the pass at the slot left of it.
+        routing: of the mixture of experts; None is a softmax over all of them.
+    """
+
+    model: ModelSpec
+    mask_token_id: int
+    eos_token_ids: tuple[int, ...] = ()
+    block_length: int | None = None
+    shifted: bool = False
+    routing: RoutingSpec | None = None
+
+    @property
+    def attention(self) -> Literal["full", "block"]:
+        return "full" if self.block_length is None else "block"

@@ -1,0 +1,210 @@
+"""The memory of a model's caches as the engine sees it: how many blocks there may be, who needs more, which prefixes
+are kept. Who runs, waits or shares is for the engine to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from paceline.errors import ConfigError
+from paceline.models.state.arena import Arena, blocks_for, pieces_of
+from paceline.models.state.cache import NativeCache
+from paceline.models.state.free_memory import available
+from paceline.models.state.window_slots import BLOCK, WindowSlots
+
+MEMORY_SHARE = 0.6
+"""Default limit as a share of the free memory: while a cache grows, old and new are held, half as much again."""
+
+
+UNLIMITED = 2**40
+
+
+KEPT_BYTES = 2**30
+"""Bytes of kept prefixes where the user gave no limit."""
+
+STEP_BLOCKS = 6
+"""Blocks that a sequence has beside those of its window: for the borders of both and the tree of a step."""
+
+LENGTHS = 4
+"""Blocks for one place, where not the windows of all sequences fit."""
+
+LEAST_BYTES = 256
+"""What counting a block costs at least, where no layer keeps all keys."""
+
+
+class ArenaMemory:
+    """See `models.base.CacheMemory`."""
+
+    block_size = BLOCK
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._left, self._chunk = (-1, 0), 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Keys and values of one block, all layers."""
+        arena = self._arena
+        return arena.kv.nbytes // (arena.slots // BLOCK) + (0 if arena.near is None else _place_bytes(arena.near))
+
+    @property
+    def capacity(self) -> int:
+        """Most blocks that sequences may hold together."""
+        return UNLIMITED if self._arena.limit is None else self._arena.limit - 1
+
+    @property
+    def changes(self) -> int:
+        """A number that changes whenever blocks change hands."""
+        return self._arena.pool.changes
+
+    @property
+    def widest(self) -> int:
+        """Most inputs that a step of one sequence has had so far."""
+        return self._arena.widest
+
+    def limit(self, size: int | None, sequences: int = 1, chunk: int = 0) -> None:
+        """See `models.base.CacheMemory.limit`.
+
+        Raises:
+            ConfigError: not even two blocks fit.
+        """
+        arena, block = self._arena, self.block_bytes
+        if size is None:
+            free = int(MEMORY_SHARE * (available(arena.kv.device) + arena.nbytes))
+            arena.limit = max(len(arena.pool.counts), self._blocks_in(free, sequences, chunk))
+            arena.prefixes.most = min(self.capacity // 2, KEPT_BYTES // block)
+            return
+        if size < 3 * block:
+            raise ConfigError(
+                f"kv_cache_memory_bytes must be at least {3 * block}, which holds {2 * BLOCK} tokens, got {size}"
+            )
+        arena.limit, arena.prefixes.most = self._blocks_in(size, sequences, chunk), None
+        arena.shrink(arena.limit)
+
+    def _blocks_in(self, size: int, sequences: int, chunk: int) -> int:
+        """Blocks that fit into so many bytes.
+
+        Layers with a window get places for the windows of all sequences, as far as these leave others room for texts
+        LENGTHS times as long; the rest is for the other layers. Where not even one window fits, each block costs what
+        all layers need.
+        """
+        near, block = self._arena.near, self.block_bytes
+        if near is None:
+            return size // block
+        place = _place_bytes(near)
+        rest, self._chunk = max(block - place, LEAST_BYTES), 1 + blocks_for(chunk)
+        one = blocks_for(near.window) + STEP_BLOCKS
+        places = max(self._chunk + one, min(self._chunk + sequences * one, size // (place + LENGTHS * rest)))
+        blocks = (size - places * place) // rest
+        if blocks <= places:
+            blocks = places = size // block
+        near.most = places
+        return blocks
+
+    def windows_fit(self, lengths: Iterable[int]) -> bool:
+        """Whether layers with a sliding window have room for sequences of so many tokens side by side."""
+        near = self._arena.near
+        if near is None or near.most > self.capacity:
+            return True
+        one = blocks_for(near.window) + STEP_BLOCKS
+        return self._chunk + sum(min(one, blocks_for(length + self.widest)) for length in lengths) <= near.most
+
+    @property
+    def used(self) -> int:
+        """See `models.base.CacheMemory.used`."""
+        pool = self._arena.pool
+        return len(pool.counts) - pool.reserved - pool.unheld
+
+    def spare(self) -> int:
+        """Blocks that can be taken at no cost: free ones, those by which the cache may grow."""
+        pool = self._arena.pool
+        return self.capacity + 1 - len(pool.counts) + pool.free
+
+    def left(self) -> int:
+        """Blocks that can be taken: spare ones and those of kept prefixes."""
+        pool = self._arena.pool
+        pool.recount()
+        if self._left[0] != pool.changes:
+            counts = pool.counts.copy()
+            np.subtract.at(counts, np.asarray(self._arena.prefixes.blocks, np.int64), 1)
+            self._left = (pool.changes, self.capacity + 1 - len(counts) + int((counts == 0).sum()))
+        return self._left[1]
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return blocks_for(tokens)
+
+    def let_go(self, cache: NativeCache) -> None:
+        """Layers with a sliding window may forget what is behind that of a sequence's committed tokens."""
+        cache.lets_go = True
+
+    @property
+    def windowed(self) -> bool:
+        """Whether there are layers with a sliding window that give back what is behind it."""
+        return self._arena.near is not None
+
+    def present(self, cache: NativeCache, blocks: int) -> int:
+        """With how many of the first blocks of a sequence another one can begin."""
+        near = self._arena.near
+        return blocks if near is None else near.usable(cache.blocks[:blocks])
+
+    def need(self, cache: NativeCache, inputs: int) -> int:
+        """Blocks that a sequence must take for `inputs` more tokens."""
+        first, held = cache.length // BLOCK, len(cache.blocks)
+        shared = first < held and bool(self._arena.pool.counts[cache.blocks[first]] > 1)
+        return max(0, blocks_for(cache.length + inputs) - held) + int(shared)
+
+    def trim(self, cache: NativeCache, inputs: int) -> None:
+        """Give back what a sequence holds beyond its next `inputs` tokens."""
+        cache.trim(inputs)
+
+    def save(self, lean: bool) -> None:
+        """Whether sequences shall take single blocks, or runs in which they can grow."""
+        self._arena.lean = lean
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The full blocks of a text, to be looked up."""
+        return pieces_of(tokens)
+
+    def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
+        """How many blocks of a text's beginning are kept."""
+        return self._arena.prefixes.known(tenant, pieces)
+
+    def adopt(self, tenant: str, pieces: Sequence[bytes]) -> NativeCache:
+        """A new sequence that begins with the kept blocks of this text."""
+        cache, arena = NativeCache(self._arena), self._arena
+        arena.begin()
+        blocks = arena.prefixes.find(tenant, pieces)
+        if arena.near is not None:
+            arena.near.touch(blocks)
+        arena.pool.share(blocks)
+        cache.blocks, cache.length = blocks, BLOCK * len(blocks)
+        arena.pool.end()
+        cache.locate()
+        cache.lets_go = True
+        return cache
+
+    def share(self, cache: NativeCache, blocks: int) -> NativeCache:
+        """A new sequence that begins with the first blocks of another."""
+        other = cache.beginning(BLOCK * blocks)
+        other.lets_go = True
+        return other
+
+    def keep(self, cache: NativeCache, tenant: str, pieces: Sequence[bytes]) -> None:
+        """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""
+        self._arena.begin()
+        self._arena.prefixes.add(tenant, pieces, cache.blocks[: cache.length // BLOCK])
+        self._arena.pool.end()
+
+    def forget(self) -> None:
+        """Give up all kept prefixes."""
+        self._arena.begin()
+        self._arena.prefixes.clear()
+        self._arena.pool.end()
+
+
+def _place_bytes(near: WindowSlots) -> int:
+    """Keys and values of one block in the layers with a window."""
+    return near.kv.nbytes // near.places
