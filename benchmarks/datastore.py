@@ -26,7 +26,6 @@ import numpy as np
 from common import RESULTS, save
 from decoding import add_model, model_of
 
-from paceline.bench import timed
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.lookup import AdedDrafter
 from paceline.drafters.retrieval import (
@@ -42,6 +41,7 @@ from paceline.drafters.retrieval import (
 )
 from paceline.models.loading import Tokenizer
 from paceline.tree import EMPTY_TREE, Budget
+from paceline.utils import timed
 
 HELD_OUT = 20
 NODES, DEPTH, LOOKUPS, MOST = 16, 8, 2000, 128

@@ -32,11 +32,11 @@ from common import save
 from lark import Lark
 
 import paceline
-from paceline.bench import timed
 from paceline.diffusion import Canvas, ConfiguredMethod, GrammarCheck, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
 from paceline.models.denoiser import Call
 from paceline.models.loading import Tokenizer
+from paceline.utils import timed
 
 FLAT = {
     "type": "object",

@@ -37,9 +37,10 @@ from common import RESULTS, kept, pyplot, ratio, read_bandwidth, save
 from real_models import smollm2
 
 from paceline import LLM, SamplingParams
-from paceline.bench import in_turn, model_folder, time_in_turn
+from paceline.bench import model_folder
 from paceline.bench.peers import Peer, PeerError, open_peer
 from paceline.tree import TokenTree
+from paceline.utils import in_turn, time_in_turn
 
 PROMPT = [(37 * i) % 5000 + 100 for i in range(16)]
 CONTEXT = 64

@@ -45,7 +45,7 @@ ALLOWED = {
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
     | {"grammar"},
-    "training": METHODS | {"bench", "llm", "models", "drafters", "sampling", "codebooks"},
+    "training": METHODS | {"llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
     | {"bench", "codebooks", "profiles", "search"},

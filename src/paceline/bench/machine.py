@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.timing import repeated
+from paceline.utils import repeated
 from paceline.version import __version__
 
 if TYPE_CHECKING:

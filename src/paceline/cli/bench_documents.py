@@ -110,8 +110,8 @@ def _verdict(below: Sequence[ComparedLine], number: int, limit: float) -> str:
 def _show_comparison(found: Comparison) -> None:
     from rich.console import Console
 
-    from paceline.bench import ENOUGH
     from paceline.bench.report import comparison_table
+    from paceline.utils import ENOUGH
 
     console = Console(highlight=False)
     for one in comparison_table(found, console.width):

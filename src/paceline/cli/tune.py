@@ -330,7 +330,7 @@ def _table(found: Tuning) -> list[str]:
 
 def _verdict(found: Tuning) -> list[str]:
     """What was chosen, what it gains, with which confidence."""
-    from paceline.bench import ENOUGH
+    from paceline.utils import ENOUGH
 
     lines = []
     if found.interrupted:
@@ -380,7 +380,7 @@ def gain_words(gain: Mapping[str, Any], batch_size: int) -> str:
     Raises:
         KeyError, TypeError, ValueError: they are none.
     """
-    from paceline.bench import ENOUGH, no_interval
+    from paceline.utils import ENOUGH, no_interval
 
     one, several = ("prompt", "prompts") if batch_size == 1 else ("batch", "batches")
     ends = f"95 % interval {gain['low']:.2f} to {gain['high']:.2f}"

@@ -14,9 +14,10 @@ from bench.browser import FOUND, look, picture
 from bench.documents import cell, difference, document, equality, estimate, load_run, peer, row, withheld
 from bench.replays import NASTY
 
-from paceline.bench import ENOUGH, Axis, Line, inline
+from paceline.bench import Axis, Line, inline
 from paceline.bench.report import REPORT_MARK, document_remarks, report_html, write_report
 from paceline.bench.run import check_document
+from paceline.utils import ENOUGH
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
 HOSTILE = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>{{ 7 * 7 }}\ud800"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Turn, in_turn
 from paceline.bench.tune import Arm, Trial, salted, tuning
+from paceline.utils import Turn, in_turn
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 5}

@@ -14,9 +14,8 @@ import numpy as np
 from paceline.bench.diffusion.harness import DiffusionBench, Progress, timing_figures
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
-from paceline.bench.stats import FloatArray, bootstrap, median_ratio, wilson
-from paceline.bench.timing import in_turn, time_in_turn
 from paceline.diffusion import Deviation, Outcome, Parts, deviation, options_of, part, pooled
+from paceline.utils import FloatArray, bootstrap, in_turn, median_ratio, time_in_turn, wilson
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {
     "prefix": {"cache": "prefix"},

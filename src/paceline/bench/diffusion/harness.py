@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench import stats
 from paceline.bench.diffusion.lines import DiffusionLine
 from paceline.bench.diffusion.tasks import TASKS, Item, items
-from paceline.bench.timing import in_turn, repeated
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
@@ -35,7 +33,7 @@ from paceline.diffusion import (
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.models.loading import Tokenizer
-from paceline.utils import integer, need
+from paceline.utils import in_turn, integer, need, repeated, stats
 
 Progress = Callable[[str, int, int], None]
 Table = Sequence[Sequence[float]] | stats.FloatArray

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from paceline.bench.stats import FloatArray, interval_apart
+from paceline.utils import FloatArray, interval_apart
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench import stats
-from paceline.bench.stats import Estimate, FloatArray
 from paceline.errors import ConfigError
+from paceline.utils import Estimate, FloatArray, stats
 
 ERROR = 0.05
 Key = tuple[str, str, float, int]

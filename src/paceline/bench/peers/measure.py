@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench import stats
 from paceline.bench.judge import tokens as equality
 from paceline.bench.peers.peer import PeerRun, agreement_with
 from paceline.bench.peers.wanted import Lane, WantedPeer, lanes_of
@@ -29,9 +28,9 @@ from paceline.bench.run import aggregate
 from paceline.bench.run.measures import quantiles
 from paceline.bench.run.records import Cell, Piece, Run, waking
 from paceline.bench.run.settings import Setting
-from paceline.bench.timing import timed
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
+from paceline.utils import stats, timed
 
 UNITS = 4.0
 """Units in the last place of the best logit within which two tokens count as tied for a peer (`compare.epsilon_of`)."""

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench import stats
 from paceline.bench.explain.page import rendered
 from paceline.bench.peers import measure
 from paceline.bench.report import figures
 from paceline.bench.report.table import NOTHING, grouped, interval, length, milliseconds, percent, place_name, same
 from paceline.bench.run.document import write_whole
-from paceline.bench.stats import ENOUGH, rates_differ
+from paceline.utils import ENOUGH, rates_differ, stats
 
 Record = Mapping[str, Any]
 MOST_ROWS = 40

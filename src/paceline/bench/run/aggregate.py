@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench import stats
 from paceline.bench.judge import tokens as equality
 from paceline.bench.run.measures import histogram, quantiles
 from paceline.bench.run.records import Cell, Piece, Run, seed_of
 from paceline.models import Runner
+from paceline.utils import stats
 
 Matrices = tuple[stats.FloatArray, stats.FloatArray]
 

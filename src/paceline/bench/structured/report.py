@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline.bench.explain.page import rendered
 from paceline.bench.report.figures import COLOURS, Bars, bars
 from paceline.bench.report.table import NOTHING, milliseconds, new_table
-from paceline.bench.stats import ENOUGH
 from paceline.bench.structured.measure import FREE, LONGEST, SHOWN
+from paceline.utils import ENOUGH
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceline.bench.stats import wilson
 from paceline.bench.structured.measure import FREE, Found, MeasuredSet
 from paceline.bench.structured.sets import Case
+from paceline.utils import wilson
 
 Rows = Sequence[tuple[Case, Mapping[str, Found]]]
 KINDS: Final = 5

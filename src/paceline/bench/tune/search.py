@@ -20,7 +20,7 @@ from statistics import median
 
 import numpy as np
 
-from paceline.bench import stats
+from paceline.utils import stats
 
 Pull = Callable[[int, int], float]
 """`pull(arm, item)`: speed of the arm over speed of the baseline, measured in turn. May raise RejectedError or

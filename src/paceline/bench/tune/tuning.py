@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from paceline.bench.judge.tokens import first_difference
-from paceline.bench.timing import in_turn, timed
 from paceline.bench.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
 from paceline.bench.tune.search import (
     LEAST_ARMS,
@@ -44,6 +43,7 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.models.loading import digest_of, resolve
 from paceline.profiles import Conditions, Profile
+from paceline.utils import in_turn, timed
 
 LEAST_TOKENS: Final = 16
 """Runs are not made shorter than this: what a step takes shows in the steps after the first ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.bench import stats
+from paceline.utils import stats
 
 
 def speeds(rng: np.random.Generator, factor: float, prompts: int = 12, repeats: int = 4) -> tuple[np.ndarray, ...]:

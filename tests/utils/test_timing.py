@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import DifferentOutputError, in_turn, repeated, time_in_turn, timed
+from paceline.utils import DifferentOutputError, in_turn, repeated, time_in_turn, timed
 
 
 def test_every_setting_has_one_turn_on_every_item_of_every_repeat() -> None:

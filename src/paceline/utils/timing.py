@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from paceline.bench.stats import FloatArray
+from paceline.utils.stats import FloatArray
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
