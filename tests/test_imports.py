@@ -40,15 +40,16 @@ ALLOWED = {
     "claims": LOW,
     "llm": METHODS | {"arguments", "diffusion", "engine", "models", "sampling", "search", "verifiers", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
-    "serving": METHODS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "models", "sampling"},
+    "serving": METHODS | {"async_llm", "diffusion", "engine", "explain", "grammar", "llm", "models", "sampling"},
     "batch": LOW,
+    "explain": METHODS | {"controllers", "engine", "llm", "models", "verifiers"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
-    | {"grammar"},
+    | {"explain", "grammar"},
     "training": METHODS | {"llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "codebooks", "profiles", "search"},
+    | {"bench", "codebooks", "explain", "profiles", "search"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.browser import FOUND, look, picture
+from browser import FOUND, look, picture
 from tools.toy_vector import P, Q
 
 from paceline.bench.judge import Analysis, analyze_acceptance

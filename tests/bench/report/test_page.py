@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.browser import FOUND, look, picture
 from bench.documents import cell, difference, document, equality, estimate, load_run, peer, row, withheld
-from bench.replays import NASTY
+from browser import FOUND, look, picture
+from explain.replays import NASTY
 
 from paceline.bench import Axis, Line, inline
 from paceline.bench.report import REPORT_MARK, document_remarks, report_html, write_report

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.browser import FOUND, look
+from browser import FOUND, look
 from controllers.steps import granted, outcome
 
 from benchmarks.stand_ins import random_head

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.bench.drawing import Axis, Line
-from paceline.bench.explain.page import rendered
 from paceline.bench.judge.acceptance_rules import BLOCK, WITH, WITHOUT
 from paceline.bench.report.figures import COLOURS, Figure, Table, figure
+from paceline.explain import rendered
 
 if TYPE_CHECKING:
     from paceline.bench.judge.acceptance_rules import Analysis
@@ -50,7 +51,7 @@ def acceptance_html(found: Analysis, note: str) -> str:
     ]
     setup = f"Mean of {found.positions} place{'s' if found.positions > 1 else ''}"
     return rendered(
-        "acceptance.html",
+        Path(__file__).with_name("acceptance.html"),
         ACCEPTANCE_MARK,
         title="Acceptance of drafts",
         setup=setup,

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.explain.page import rendered
 from paceline.bench.peers import measure
 from paceline.bench.report import figures
 from paceline.bench.report.table import NOTHING, grouped, interval, length, milliseconds, percent, place_name, same
 from paceline.bench.run.document import write_whole
+from paceline.explain import rendered
 from paceline.utils import ENOUGH, rates_differ, stats
 
 Record = Mapping[str, Any]
@@ -285,7 +285,7 @@ def write_report(document: Record, path: Path) -> None:
 
 def report_html(document: Record) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
-    page = rendered("report.html", REPORT_MARK, **view(document))
+    page = rendered(Path(__file__).with_name("report.html"), REPORT_MARK, **view(document))
     return re.sub(r"[\ud800-\udfff]", "\ufffd", page)  # half a surrogate pair cannot be written as UTF-8
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.bench.explain.page import embedded, rendered
 from paceline.bench.report.figures import Table
+from paceline.explain import embedded, rendered
 
 if TYPE_CHECKING:
     from paceline.bench.tune import StaticTree, TreeTuning
@@ -25,7 +26,7 @@ def tree_html(found: TreeTuning) -> str:
 
     race = found.tuning
     return rendered(
-        "static_tree.html",
+        Path(__file__).with_name("static_tree.html"),
         TREE_MARK,
         title="Static tree",
         setup=f"{found.drafter['method']} for {race.model}, {race.dtype} on {race.device}, {race.threads} threads",

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.bench.explain.page import rendered
 from paceline.bench.report.figures import COLOURS, Bars, bars
 from paceline.bench.report.table import NOTHING, milliseconds, new_table
 from paceline.bench.structured.measure import FREE, LONGEST, SHOWN
+from paceline.explain import rendered
 from paceline.utils import ENOUGH
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def structured_html(document: Found) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
     made = document["provenance"]
     return rendered(
-        "structured.html",
+        Path(__file__).with_name("structured.html"),
         STRUCTURED_MARK,
         title="Structured outputs compared",
         setup=f"{document['model']['name']}, {made['machine']['cpu']}; {made['date'][:10]}",

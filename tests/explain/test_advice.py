@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from bench.replays import SECONDS, explained, node, replay, step
+from explain.replays import SECONDS, explained, node, replay, step
 
 from paceline import LLM, SamplingParams
-from paceline.bench.explain import summarize_replay
+from paceline.explain import summarize_replay
 from paceline.llm import BUNDLED
 
 
@@ -163,7 +163,7 @@ def test_one_disturbed_step_says_nothing_of_the_others(monkeypatch: pytest.Monke
     disturbed[0]["drafters"][0]["seconds"] = 3.0
     assert advice(*disturbed) == advice(*quiet)
     assert summarize_replay(replay(disturbed))["found"][3] == summarize_replay(replay(quiet))["found"][3]
-    monkeypatch.setattr("paceline.bench.explain.page.median", lambda values: fmean(list(values)))
+    monkeypatch.setattr("paceline.explain.page.median", lambda values: fmean(list(values)))
     assert advice(*disturbed) != advice(*quiet)
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench.explain import LIKELIEST, Recorder, places, summarize_replay, untried_siblings
-from paceline.bench.explain import recorder as replay
 from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
 from paceline.engine import drafter_set, loop
 from paceline.errors import ConfigError
+from paceline.explain import LIKELIEST, Recorder, places, summarize_replay, untried_siblings
+from paceline.explain import recorder as replay
 from paceline.llm import BUNDLED
 from paceline.sampling import Rules
 from paceline.tree import Budget, TokenTree, Trial

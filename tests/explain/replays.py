@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.bench.explain import Recorder, Replay, warm_up
 from paceline.engine import RequestMetrics
+from paceline.explain import Recorder, Replay, warm_up
 
 NASTY = [
     "</script><script>window.broken = true</script>",

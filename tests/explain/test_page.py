@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.browser import FOUND, look, picture
-from bench.replays import NASTY, explained, node, step, wide
-from bench.replays import replay as made
+from browser import FOUND, look, picture
+from explain.replays import NASTY, explained, node, step, wide
+from explain.replays import replay as made
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.bench.explain import EXPLAIN_MARK, PAGES, Recorder, Replay, embedded, warm_up
 from paceline.engine import watching
+from paceline.explain import EXPLAIN_MARK, PAGES, Recorder, Replay, embedded, warm_up
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
 

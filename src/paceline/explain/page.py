@@ -354,25 +354,28 @@ WARM_UP: Final = 48
 APART: Final = "paceline explain: warm-up"
 """The tenant of that run."""
 
-PAGES = Path(__file__).parent.parent / "pages"
+PAGES = Path(__file__).parent / "pages"
 EXPLAIN_MARK = '<meta name="generator" content="paceline explain">'
 """Stands in every page, so that one may be told from a file that is something else."""
 
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
-def rendered(template: str, mark: str, **shown: Any) -> str:
-    """A page of `bench/pages`, in which names may break behind signs.
+def rendered(template: Path, mark: str, **shown: Any) -> str:
+    """A page, in which names may break behind signs.
 
     Args:
+        template: may use those beside it and those of PAGES.
         mark: a line that tells whose page it is. shown: by the template.
     """
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup, escape
 
-    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages = Environment(
+        loader=FileSystemLoader([template.parent, PAGES]), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     pages.filters["breakable"] = lambda name: Markup(re.sub("([_+(,=])", r"\1<wbr>", str(escape(name))))
-    return pages.get_template(template).render(mark=Markup(mark), **shown)
+    return pages.get_template(template.name).render(mark=Markup(mark), **shown)
 
 
 class Replay:
@@ -406,7 +409,7 @@ class Replay:
         """
         from markupsafe import Markup
 
-        return rendered("explain.html", EXPLAIN_MARK, data=Markup(embedded(self.data)))
+        return rendered(PAGES / "explain.html", EXPLAIN_MARK, data=Markup(embedded(self.data)))
 
 
 def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
@@ -418,7 +421,7 @@ def warm_up(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     Raises:
         ConfigError, PromptError: as `Recorder.run`.
     """
-    from paceline.bench.explain.recorder import check
+    from paceline.explain.recorder import check
 
     check(params)
     apart = (
