@@ -43,13 +43,14 @@ ALLOWED = {
     "serving": METHODS | {"async_llm", "diffusion", "engine", "explain", "grammar", "llm", "models", "sampling"},
     "batch": LOW,
     "explain": METHODS | {"controllers", "engine", "llm", "models", "verifiers"},
+    "verify": METHODS | {"engine", "llm", "models", "profiles", "sampling"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
-    | {"explain", "grammar"},
+    | {"explain", "grammar", "verify"},
     "training": METHODS | {"llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "codebooks", "explain", "profiles", "search"},
+    | {"bench", "codebooks", "explain", "profiles", "search", "verify"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

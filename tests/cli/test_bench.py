@@ -12,7 +12,7 @@ import tiny_checkpoint
 from command import ENDS, Command, arrive
 
 from paceline import LLM, bench
-from paceline.bench.judge import Difference, tokens
+from paceline.verify import Difference, tokens
 
 PROMPTS = '{"prompt": "one two one two one", "task": "a"}\n{"prompt": "Hello there", "task": "b"}\n'
 

@@ -13,7 +13,6 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM, SamplingParams
-from paceline.bench.judge import Pair
 from paceline.bench.peers import (
     TRIES,
     PeerError,
@@ -29,6 +28,7 @@ from paceline.bench.report import document_remarks, document_tables, report_html
 from paceline.bench.run import Harness, Options, Setting, build_document, check_document
 from paceline.errors import ConfigError
 from paceline.utils import Conversation, Workload
+from paceline.verify import Pair
 
 TALKS = tuple(Conversation(id=name, task="t", turns=(f"one two {name} one two",)) for name in ("a", "b", "c", "d"))
 WORK = Workload(name="talks", format="jsonl", source="t", conversations=TALKS)

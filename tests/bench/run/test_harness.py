@@ -11,8 +11,7 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM
-from paceline.bench.judge import compare_documents
-from paceline.bench.report import document_remarks
+from paceline.bench.report import compare_documents, document_remarks
 from paceline.bench.run import (
     Harness,
     Options,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.credulous import believe_chains
+from credulous import believe_chains
 
 from paceline import LLM, registry
 from paceline.bench.tune import (

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.judge import tokens as equality
 from paceline.bench.peers.peer import PeerRun, agreement_with
 from paceline.bench.peers.wanted import Lane, WantedPeer, lanes_of
 from paceline.bench.run import aggregate
@@ -31,6 +30,7 @@ from paceline.bench.run.settings import Setting
 from paceline.config import GREEDY_EPSILON
 from paceline.llm import LLM
 from paceline.utils import stats, timed
+from paceline.verify import tokens as equality
 
 UNITS = 4.0
 """Units in the last place of the best logit within which two tokens count as tied for a peer (`compare.epsilon_of`)."""

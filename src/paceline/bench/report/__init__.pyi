@@ -1,6 +1,6 @@
-from .acceptance import ACCEPTANCE_MARK as ACCEPTANCE_MARK
-from .acceptance import acceptance_html as acceptance_html
-from .acceptance import marks as marks
+from .compare import ComparedLine as ComparedLine
+from .compare import Comparison as Comparison
+from .compare import compare_documents as compare_documents
 from .page import REPORT_MARK as REPORT_MARK
 from .page import report_html as report_html
 from .page import write_report as write_report

@@ -10,7 +10,7 @@ from paceline.utils import ENOUGH, rates_differ, shown_faster
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.judge.compare import ComparedLine, Comparison
+    from paceline.bench.report.compare import ComparedLine, Comparison
 
 Cell = Mapping[str, Any]
 NOTHING = "-"

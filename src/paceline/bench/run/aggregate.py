@@ -1,6 +1,6 @@
 """From raw runs to the figures of the document.
 
-A speed is given only where the outputs stay within the claimed exactness class (`paceline.bench.judge`); otherwise
+A speed is given only where the outputs stay within the claimed exactness class (`paceline.verify`); otherwise
 every speed and every time of the cell that invites comparison is null, `comparable` is false and `reason` names
 the first difference.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.judge import tokens as equality
 from paceline.bench.run.measures import histogram, quantiles
 from paceline.bench.run.records import Cell, Piece, Run, seed_of
 from paceline.models import Runner
 from paceline.utils import stats
+from paceline.verify import tokens as equality
 
 Matrices = tuple[stats.FloatArray, stats.FloatArray]
 

@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from paceline.bench.judge.tokens import first_difference
 from paceline.bench.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
 from paceline.bench.tune.search import (
     LEAST_ARMS,
@@ -44,6 +43,7 @@ from paceline.llm import LLM
 from paceline.models.loading import digest_of, resolve
 from paceline.profiles import Conditions, Profile
 from paceline.utils import in_turn, timed
+from paceline.verify import first_difference
 
 LEAST_TOKENS: Final = 16
 """Runs are not made shorter than this: what a step takes shows in the steps after the first ones."""

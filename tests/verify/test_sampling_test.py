@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline import LLM
-from paceline.bench.judge import uniform_test, verify
 from paceline.llm import BUNDLED
+from paceline.verify import uniform_test, verify
 
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE", "Janet has 3 apples. She buys"]
 DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 4}

@@ -7,13 +7,13 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from paceline.bench.acceptance.rules import BLOCK, WITH, WITHOUT
 from paceline.bench.drawing import Axis, Line
-from paceline.bench.judge.acceptance_rules import BLOCK, WITH, WITHOUT
 from paceline.bench.report.figures import COLOURS, Figure, Table, figure
 from paceline.explain import rendered
 
 if TYPE_CHECKING:
-    from paceline.bench.judge.acceptance_rules import Analysis
+    from paceline.bench.acceptance.rules import Analysis
 
 ACCEPTANCE_MARK: Final = '<meta name="generator" content="paceline analyze">'
 """Stands in every page, so that one may be told from a file that is something else."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench.judge import ComparedLine, compare_documents
+from paceline.bench.report import ComparedLine, compare_documents
 from paceline.errors import ConfigError
 
 

@@ -8,8 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline import registry
-from paceline.bench.judge.sampling_test import SamplingTest, integral_values, uniform_test
-from paceline.bench.judge.tokens import (
+from paceline.config import SamplingParams, SpeculativeConfig
+from paceline.engine import RequestOutput, split_options
+from paceline.llm import LLM
+from paceline.profiles import DEFAULT
+from paceline.verify.sampling_test import SamplingTest, integral_values, uniform_test
+from paceline.verify.tokens import (
     APPROXIMATE,
     BIT_EQUAL,
     CLASSES,
@@ -20,10 +24,6 @@ from paceline.bench.judge.tokens import (
     differences,
     gaps,
 )
-from paceline.config import SamplingParams, SpeculativeConfig
-from paceline.engine import RequestOutput, split_options
-from paceline.llm import LLM
-from paceline.profiles import DEFAULT
 
 if TYPE_CHECKING:
     import torch

@@ -11,17 +11,17 @@ from tools.random_drafts import random_distribution
 from tools.toy_vector import P, Propose, Q, Weights, acceptance_rate, drawn
 from toys import ToyRunner
 
-from paceline.bench.judge import (
+from paceline.bench.acceptance import (
     BLOCK,
     RULES,
     WITH,
     WITHOUT,
-    acceptance_rules,
     analyze_acceptance,
     block_tokens,
     rows_of,
     tokens_within,
 )
+from paceline.bench.acceptance import rules as acceptance_rules
 from paceline.errors import ConfigError
 from paceline.tree import ROOT, TokenTree
 from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from bench.credulous import believe_chains
+from credulous import believe_chains
 
 from paceline import LLM
-from paceline.bench.judge import (
+from paceline.controllers import Controller
+from paceline.engine import Exactness
+from paceline.llm import BUNDLED
+from paceline.sampling import KeyedDraws
+from paceline.tree import Scores
+from paceline.verifiers import GreedyVerifier
+from paceline.verify import (
     APPROXIMATE,
     BIT_EQUAL,
     IN_DISTRIBUTION,
@@ -24,12 +30,6 @@ from paceline.bench.judge import (
     drafting,
     verify,
 )
-from paceline.controllers import Controller
-from paceline.engine import Exactness
-from paceline.llm import BUNDLED
-from paceline.sampling import KeyedDraws
-from paceline.tree import Scores
-from paceline.verifiers import GreedyVerifier
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE"]

@@ -9,8 +9,8 @@ import pytest
 from tools.random_drafts import random_distribution
 from tools.toy_vector import P, Q, Weights
 
-from paceline.bench.judge import greedy_draft_acceptance, optimal_acceptance, without_replacement
-from paceline.bench.judge import optimum as module
+from paceline.bench.acceptance import greedy_draft_acceptance, optimal_acceptance, without_replacement
+from paceline.bench.acceptance import optimum as module
 
 Tuples = dict[tuple[int, ...], float]
 

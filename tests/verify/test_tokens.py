@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.judge import Agreement, Difference, Sampling, differences, first_difference
 from paceline.sampling import KeyedDraws, draw_seed
+from paceline.verify import Agreement, Difference, Sampling, differences, first_difference
 
 SIZE = 8
 PROMPT = [1, 2]

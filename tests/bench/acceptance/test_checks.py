@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tools.random_drafts import random_distribution
 
-from paceline.bench.judge import (
+from paceline.bench.acceptance import (
     BOUNDS,
     REJECTION_WITH,
     REJECTION_WITHOUT,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from paceline.bench.judge.optimum import greedy_draft_acceptance, optimal_acceptance
+from paceline.bench.acceptance.optimum import greedy_draft_acceptance, optimal_acceptance
 from paceline.errors import ConfigError, NumericsError
 from paceline.utils import need
 

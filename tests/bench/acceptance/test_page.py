@@ -12,8 +12,7 @@ import pytest
 from browser import FOUND, look, picture
 from tools.toy_vector import P, Q
 
-from paceline.bench.judge import Analysis, analyze_acceptance
-from paceline.bench.report import ACCEPTANCE_MARK, acceptance_html, marks
+from paceline.bench.acceptance import ACCEPTANCE_MARK, Analysis, acceptance_html, analyze_acceptance, marks
 
 NOTE = "What <b>it</b> means."
 

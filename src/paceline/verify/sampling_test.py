@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from paceline.bench.judge.tokens import rescore
 from paceline.models import Runner
+from paceline.verify.tokens import rescore
 
 if TYPE_CHECKING:
     import torch
