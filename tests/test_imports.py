@@ -42,6 +42,7 @@ ALLOWED = {
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
     "serving": METHODS | {"async_llm", "diffusion", "engine", "explain", "grammar", "llm", "models", "sampling"},
     "batch": LOW,
+    "doctor": METHODS | {"controllers", "engine", "llm", "models", "profiles"},
     "explain": METHODS | {"controllers", "engine", "llm", "models", "verifiers"},
     "verify": METHODS | {"engine", "llm", "models", "profiles", "sampling"},
     "bench": METHODS
@@ -50,7 +51,7 @@ ALLOWED = {
     "training": METHODS | {"llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "codebooks", "explain", "profiles", "search", "verify"},
+    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "verify"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

@@ -16,16 +16,15 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import registry
-from paceline.bench.demo import BUNDLED_DRAFT, BUNDLED_TARGET
-from paceline.bench.doctor.checks import Diagnosis, diagnose
-from paceline.bench.doctor.facts import DraftedToken, DraftFacts, Facts, MachineFacts, ProbeFacts, TargetFacts
-from paceline.bench.doctor.passes import pass_facts
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Controller, Plan, Signal
+from paceline.doctor.checks import Diagnosis, diagnose
+from paceline.doctor.facts import DraftedToken, DraftFacts, Facts, MachineFacts, ProbeFacts, TargetFacts
+from paceline.doctor.passes import pass_facts
 from paceline.engine import Probe as PassTimer
 from paceline.engine import StepRecord, watching
 from paceline.errors import PacelineError
-from paceline.llm import LLM
+from paceline.llm import BUNDLED, LLM
 from paceline.models import Runner
 from paceline.models.loading import Tokenizer, resolve
 from paceline.tree import NO_BUDGET, Budget, Verdict
@@ -316,7 +315,9 @@ def visit(
         ConfigError: a configuration that is no configuration.
     """
     parsed = SpeculativeConfig.parse(config)
-    drafts = [open_draft(name) for name in draft_names(parsed, bundled=Path(llm.runner.info.name) == BUNDLED_TARGET)]
+    drafts = [
+        open_draft(name) for name in draft_names(parsed, bundled=Path(llm.runner.info.name) == BUNDLED / "target")
+    ]
     probes: list[ProbeFacts] = []
     error = ""
     try:
@@ -339,7 +340,7 @@ def draft_names(config: SpeculativeConfig | None, *, bundled: bool) -> list[str]
     entries = [config] if isinstance(config.method, str) else list(config.method)
     named = [entry.model for entry in entries if entry.model is not None and entry.method not in ("tli", "slem")]
     own = (
-        [str(BUNDLED_DRAFT)]
+        [str(BUNDLED / "draft")]
         if bundled and any(e.model is None and e.method in ("auto", "draft_model") for e in entries)
         else []
     )

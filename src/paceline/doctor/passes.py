@@ -16,7 +16,7 @@ from typing import Final, cast
 
 import torch
 
-from paceline.bench.doctor.facts import FormFacts, PassFacts
+from paceline.doctor.facts import FormFacts, PassFacts
 from paceline.engine import Probe as PassTimer
 from paceline.models import ModelSpec, Runner, available
 from paceline.models.cpu import eligibility

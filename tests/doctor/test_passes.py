@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_llama import CPU, spec_of, tiny_llama, weights_of
 
-from paceline.bench.doctor import passes
+from paceline.doctor import passes
 from paceline.models import LayerSpec, MoeSpec
 from paceline.models.cpu import eligibility
 from paceline.models.decoder import NativeRunner

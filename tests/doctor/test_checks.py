@@ -16,7 +16,8 @@ import torch
 from tiny_checkpoint import edit_json, edit_weights
 
 from paceline import LLM
-from paceline.bench.doctor import (
+from paceline.config import SpeculativeConfig
+from paceline.doctor import (
     CHECKS,
     DraftedToken,
     DraftFacts,
@@ -33,7 +34,6 @@ from paceline.bench.doctor import (
     gather,
     visit,
 )
-from paceline.config import SpeculativeConfig
 from paceline.llm import BUNDLED
 from paceline.models.loading import Tokenizer
 

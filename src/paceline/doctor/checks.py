@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from paceline.bench.doctor.facts import Complaint, DraftedToken, DraftFacts, Facts, FormFacts, ProbeFacts
+from paceline.doctor.facts import Complaint, DraftedToken, DraftFacts, Facts, FormFacts, ProbeFacts
 from paceline.errors import PacelineError
 from paceline.models.cpu import eligibility
 from paceline.models.loading import Tokenizer, same_tokenizer
