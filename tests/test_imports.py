@@ -44,6 +44,7 @@ ALLOWED = {
     "batch": LOW,
     "doctor": METHODS | {"controllers", "engine", "llm", "models", "profiles"},
     "explain": METHODS | {"controllers", "engine", "llm", "models", "verifiers"},
+    "tune": METHODS | {"controllers", "engine", "explain", "llm", "models", "profiles", "verify"},
     "verify": METHODS | {"engine", "llm", "models", "profiles", "sampling"},
     "bench": METHODS
     | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
@@ -51,7 +52,7 @@ ALLOWED = {
     "training": METHODS | {"llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}
-    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "verify"},
+    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "tune", "verify"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }

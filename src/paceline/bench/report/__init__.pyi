@@ -4,8 +4,6 @@ from .compare import compare_documents as compare_documents
 from .page import REPORT_MARK as REPORT_MARK
 from .page import report_html as report_html
 from .page import write_report as write_report
-from .static_tree import TREE_MARK as TREE_MARK
-from .static_tree import tree_html as tree_html
 from .table import comparison_table as comparison_table
 from .table import document_remarks as document_remarks
 from .table import document_tables as document_tables

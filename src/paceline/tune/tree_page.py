@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from paceline.bench.report.figures import Table
 from paceline.explain import embedded, rendered
 
 if TYPE_CHECKING:
-    from paceline.bench.tune import StaticTree, TreeTuning
+    from paceline.tune.static_trees import StaticTree, TreeTuning
 
 TREE_MARK: Final = '<meta name="generator" content="paceline tune --tree">'
 """Stands in every page, so that one may be told from a file that is something else."""
 
 ROOT: Final = "root"
 """Key of the text before the tree, beside ranks, which are the keys of its nodes."""
+
+
+class Table(NamedTuple):
+    """Of texts."""
+
+    head: Sequence[str]
+    rows: list[Sequence[str]]
 
 
 def tree_html(found: TreeTuning) -> str:

@@ -17,13 +17,12 @@ from controllers.steps import granted, outcome
 
 from benchmarks.stand_ins import random_head
 from paceline import LLM, SamplingParams
-from paceline.bench.report import TREE_MARK, tree_html
-from paceline.bench.tune import Calibration, TreeTuning, drafter_of, static_methods, tune_tree
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import Costs
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, PRIOR, TokenTree, Verdict, best_shapes
+from paceline.tune import TREE_MARK, Calibration, TreeTuning, drafter_of, static_methods, tree_html, tune_tree
 
 Ranks = tuple[int, ...]
 CHANCES = np.array([[0.6, 0.22, 0.06], [0.5, 0.25, 0.05], [0.55, 0.1, 0.05]])

@@ -14,7 +14,11 @@ import torch
 from credulous import believe_chains
 
 from paceline import LLM, registry
-from paceline.bench.tune import (
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.llm import BUNDLED
+from paceline.models import Capabilities
+from paceline.models.decoder import NativeRunner
+from paceline.tune import (
     FIXED_UP_TO,
     LEAST_ARMS,
     LEAST_TOKENS,
@@ -29,10 +33,6 @@ from paceline.bench.tune import (
     tune,
     with_request_drafters,
 )
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.llm import BUNDLED
-from paceline.models import Capabilities
-from paceline.models.decoder import NativeRunner
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
 PROMPTS = [
@@ -71,11 +71,11 @@ class Passes:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six settings instead of many."""
-    monkeypatch.setattr("paceline.bench.tune.candidates.auto_configs", lambda drafts: [])
-    monkeypatch.setattr("paceline.bench.tune.search.MAX_PAIRS", 3 * MIN_PAIRS)
-    monkeypatch.setattr("paceline.bench.tune.search.FIRST_LOOKS", 1.0)
-    monkeypatch.setattr("paceline.bench.tune.candidates.OPTIONS", {})
-    monkeypatch.setattr("paceline.bench.tune.candidates.TOKENS", (5,))
+    monkeypatch.setattr("paceline.tune.candidates.auto_configs", lambda drafts: [])
+    monkeypatch.setattr("paceline.tune.search.MAX_PAIRS", 3 * MIN_PAIRS)
+    monkeypatch.setattr("paceline.tune.search.FIRST_LOOKS", 1.0)
+    monkeypatch.setattr("paceline.tune.candidates.OPTIONS", {})
+    monkeypatch.setattr("paceline.tune.candidates.TOKENS", (5,))
     drafters = {name: registry.DRAFTERS[name] for name in ("ngram", "draft_model")}
     monkeypatch.setattr(registry, "FAMILIES", {**registry.FAMILIES, "drafters": drafters})
 
@@ -161,11 +161,9 @@ def test_a_choice_needs_an_interval_without_1_and_enough_runs(
     run: Run, monkeypatch: pytest.MonkeyPatch, low: float, high: float, pairs: int, chosen: str | None
 ) -> None:
     monkeypatch.setattr(
-        "paceline.bench.tune.tuning.interval", lambda measured: Interval(1.1, low, high, 0.9, len(measured), 4)
+        "paceline.tune.tuning.interval", lambda measured: Interval(1.1, low, high, 0.9, len(measured), 4)
     )
-    monkeypatch.setattr(
-        "paceline.bench.tune.tuning.confirm", lambda *_, **__: ([Gain(0, 1.1) for _ in range(pairs)], False)
-    )
+    monkeypatch.setattr("paceline.tune.tuning.confirm", lambda *_, **__: ([Gain(0, 1.1) for _ in range(pairs)], False))
     found = run(budget=10.0)
     assert found.chosen == {"best": found.best, "plain": Arm(None, found.threads), None: None}[chosen]
     assert (found.profile is None) == (chosen is None)
@@ -225,7 +223,7 @@ def test_a_budget_is_kept_by_shorter_runs_and_an_early_end_of_the_search(
     assert LEAST_TOKENS <= kept.max_tokens < 40
     assert kept.seconds < 1.3 * 800
     for hook in ("shorten", "hurry"):
-        monkeypatch.setattr(f"paceline.bench.tune.tuning.Trial.{hook}", lambda *_: None)
+        monkeypatch.setattr(f"paceline.tune.tuning.Trial.{hook}", lambda *_: None)
     late = run(budget=800.0, max_tokens=96, prompts=prompts)
     assert (late.max_tokens, late.seconds > 1.3 * 800) == (96, True)
 
@@ -253,8 +251,8 @@ def test_a_fixed_number_is_for_small_batches(run: Run, monkeypatch: pytest.Monke
 
 def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("paceline.bench.tune.tuning.set_threads", calls.append)
-    monkeypatch.setattr("paceline.bench.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
+    monkeypatch.setattr("paceline.tune.tuning.set_threads", calls.append)
+    monkeypatch.setattr("paceline.tune.tuning.thread_counts", lambda now, cores, device: [now, 7])
     found = run(budget=1100.0, max_tokens=4)
     assert 7 in calls
     assert calls[-1] == found.threads == torch.get_num_threads()
@@ -262,7 +260,7 @@ def test_threads_are_tried_and_given_back(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_candidates_are_what_the_registry_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.tune.candidates.MAX_CANDIDATES", 1000)
+    monkeypatch.setattr("paceline.tune.candidates.MAX_CANDIDATES", 1000)
     found = find_candidates(ALL, drafts=[DRAFT], threads=[2, 1])
     words = [setting.words(2) for setting in found.settings]
     assert words[:2] == ["auto (draft)", "ngram + draft_model (draft), controller auto"]

@@ -19,6 +19,8 @@ from .static_trees import calibrate as calibrate
 from .static_trees import drafter_of as drafter_of
 from .static_trees import static_methods as static_methods
 from .static_trees import tune_tree as tune_tree
+from .tree_page import TREE_MARK as TREE_MARK
+from .tree_page import tree_html as tree_html
 from .tuning import FIXED_UP_TO as FIXED_UP_TO
 from .tuning import LEAST_TOKENS as LEAST_TOKENS
 from .tuning import Trial as Trial

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.bench.tune import Arm, Trial, salted, tuning
+from paceline.tune import Arm, Trial, salted, tuning
 from paceline.utils import Turn, in_turn
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]

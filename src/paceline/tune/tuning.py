@@ -24,24 +24,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from paceline.bench.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
-from paceline.bench.tune.search import (
-    LEAST_ARMS,
-    MIN_PAIRS,
-    Gain,
-    Interval,
-    Race,
-    RejectedError,
-    confirm,
-    interval,
-    race,
-)
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.models.loading import digest_of, resolve
 from paceline.profiles import Conditions, Profile
+from paceline.tune.candidates import Arm, Candidates, find_candidates, thread_counts, with_request_drafters
+from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RejectedError, confirm, interval, race
 from paceline.utils import in_turn, timed
 from paceline.verify import first_difference
 

@@ -23,8 +23,6 @@ import numpy as np
 import torch
 
 from paceline import registry
-from paceline.bench.tune.candidates import TREE, Arm, Candidates, auto_configs
-from paceline.bench.tune.tuning import APART, Progress, Tuning, groups_of, tune
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Outcome, Plan, Signal
 from paceline.controllers.auto import Costs
@@ -32,6 +30,8 @@ from paceline.controllers.policies import CHOICE_STEPS, EXPLORATION_STEPS, PPDCo
 from paceline.engine import Probe, limited
 from paceline.errors import ConfigError
 from paceline.tree import PRIOR, Choice, RankAcceptance, Shape, best_shapes, expected_rates
+from paceline.tune.candidates import TREE, Arm, Candidates, auto_configs
+from paceline.tune.tuning import APART, Progress, Tuning, groups_of, tune
 from paceline.utils import need
 
 if TYPE_CHECKING:
