@@ -23,6 +23,7 @@ from paceline.models.cpu import features
 from paceline.utils import bootstrap, median_ratio, time_in_turn
 
 RESULTS = Path(__file__).parent / "results"
+sys.path.append(str(Path(__file__).parents[1]))  # of the laboratory
 AVX2 = {
     "NUMBA_CPU_NAME": "haswell",
     "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2",

@@ -13,7 +13,7 @@ large    the 291M Llama with random weights in bfloat16; its greedy text repeats
 Each part is one run of `paceline bench`, whose document and report go to --documents (megabytes; a temporary folder by
 default). `results/peers.json` keeps of every part and batch size how our plain decoding does against the fastest plain
 peer, our fastest speculative setting against the fastest setting of every peer, and how many tokens a pass
-of the target yields under each. Make the peers first: `paceline bench peers install all`.
+of the target yields under each. Make the peers first: `python -m lab peers install all`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from common import RESULTS, kept, save
 from decoding import Model, add_model, model_of
 from methods import FILES
 
-from paceline.bench.peers import fastest_setting, peer_ratio
+from paceline.bench.report import fastest_setting, peer_ratio
 from paceline.bench.run import load_document
 from paceline.cli.main import main as paceline
 

@@ -14,6 +14,7 @@ from .tokens import Agreement as Agreement
 from .tokens import Difference as Difference
 from .tokens import Pair as Pair
 from .tokens import Sampling as Sampling
+from .tokens import baseline_pairs as baseline_pairs
 from .tokens import compare_pairs as compare_pairs
 from .tokens import difference as difference
 from .tokens import differences as differences

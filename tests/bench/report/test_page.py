@@ -30,7 +30,7 @@ def full() -> dict[str, Any]:
         [*others, cell("plain", temperature=0.8), withheld("ngram", "3 of 8 outputs differ", temperature=0.8)],
         load=[load_run(name, rate) for name in ("plain", "ngram") for rate in (1.0, 4.0)],
         peers=[peer("llama.cpp"), peer("transformers", "ngram", 150.0)],
-        peers_skipped=[{"name": "vllm", "why": "no environment; run `paceline bench peers install vllm`"}],
+        peers_skipped=[{"name": "vllm", "why": "no environment; run `python -m lab peers install vllm`"}],
         bandwidth={"bytes_per_second": 4e10, "method": "a sum", "samples": [4e10]},
     )
     check_document(found)
@@ -97,7 +97,7 @@ def test_everything_of_a_document_is_in_the_page() -> None:
         "80 [72, 88]",
         "Our fastest setting here: ngram.",
         "5.00 (of 1)",
-        "paceline bench peers install vllm",
+        "python -m lab peers install vllm",
         "40.0 GB/s (a sum)",
     ):
         assert text.replace("'", "&#39;") in page, text

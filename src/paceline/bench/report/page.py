@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.peers import measure
 from paceline.bench.report import figures
+from paceline.bench.report.peers import fastest_setting, peer_ratio
 from paceline.bench.report.table import NOTHING, grouped, interval, length, milliseconds, percent, place_name, same
 from paceline.bench.run.document import write_whole
 from paceline.explain import rendered
@@ -409,10 +409,10 @@ def _sweeps(document: Record, palette: figures.Palette) -> Iterator[tuple[str, f
 def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
     for name, peers in grouped(document["peers"], place_name).items():
         ours = [cell for cell in document["cells"] if place_name(cell) == name]
-        best = measure.fastest_setting(
+        best = fastest_setting(
             [cell for cell in ours if cell["setting"] == document["baseline"] or _usable(document, cell)]
         )
-        gains = [None if best is None else measure.peer_ratio(best, peer) for peer in peers]
+        gains = [None if best is None else peer_ratio(best, peer) for peer in peers]
         table = [
             [*row[:3], NOTHING if g is None else interval(g.to_dict()), *row[3:]]
             for row, g in zip(peers_table(peers), gains, strict=True)

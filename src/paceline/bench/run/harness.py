@@ -40,10 +40,19 @@ Turn = Callable[[int, int], None]
 
 
 class Peers(Protocol):
-    """Others that decode the same groups in turn with the settings."""
+    """Others that decode the same groups in turn with the settings.
+
+    Attributes:
+        skipped: {"name", "why"} of what cannot run here.
+    """
+
+    skipped: list[dict[str, str]]
 
     def turns(self, base: Cell) -> list[Turn]:
         """Warmed-up calls (group, repeat), which decode a group of plain decoding's cell and keep the result."""
+
+    def entries(self, seed: int) -> list[dict[str, Any]]:
+        """The document's `peers`; `seed` is the run's."""
 
 
 class Harness:
