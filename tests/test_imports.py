@@ -46,9 +46,7 @@ ALLOWED = {
     "explain": METHODS | {"controllers", "engine", "llm", "models", "verifiers"},
     "tune": METHODS | {"controllers", "engine", "explain", "llm", "models", "profiles", "verify"},
     "verify": METHODS | {"engine", "llm", "models", "profiles", "sampling"},
-    "bench": METHODS
-    | {"diffusion", "llm", "engine", "drafters", "models", "verifiers", "controllers", "sampling", "profiles"}
-    | {"explain", "grammar", "verify"},
+    "bench": METHODS | {"drafters", "engine", "explain", "llm", "models", "sampling", "verifiers", "verify"},
     "training": METHODS | {"llm", "models", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters", "models"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from lab.commands import bench, peers, structured
+from lab.commands import bench, diffusion, peers, structured
 
 app = typer.Typer(
     name="lab",
@@ -15,3 +15,4 @@ app = typer.Typer(
 app.add_typer(peers.app, name="peers")
 app.command("bench")(bench.command)
 app.command("structured")(structured.command)
+app.command("diffusion")(diffusion.command)

@@ -28,7 +28,7 @@ from paceline.utils import timed
 from paceline.verify import UP_TO_NEAR_TIES, Pair, compare_pairs
 
 UNITS = 4.0
-"""Units in the last place of the best logit within which two tokens count as tied for a peer (`compare.epsilon_of`)."""
+"""Units in the last place of the best logit within which two tokens count as tied for a peer."""
 
 Progress = Callable[[str, int, int], None]
 

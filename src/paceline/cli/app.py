@@ -53,6 +53,7 @@ INSTEAD = {
     "command 'complete'": "use generate or chat",
     "command 'peers'": "run `python -m lab peers` in the repository",
     "command 'structured'": "run `python -m lab structured` in the repository",
+    "command 'diffusion'": "run `python -m lab diffusion` in the repository",
     "option: --peers": IN_LAB,
     "option: --peer-url": IN_LAB,
     "option: --peer-model": IN_LAB,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import bench_diffusion, bench_documents
+from paceline.cli import bench_documents
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
 from paceline.cli.options import engine_options, reject_diffusion, with_flags
@@ -361,5 +361,4 @@ def _by_reason(remarks: Iterable[str]) -> list[str]:
 
 
 app.command("compare")(bench_documents.compare)
-app.command("diffusion")(bench_diffusion.command)
 app.command("report")(bench_documents.report)

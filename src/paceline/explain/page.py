@@ -382,7 +382,7 @@ class Replay:
     """What happened in one generation.
 
     Args:
-        data: the layout of `Recorder`; `summary` (see `advice.summarize`) is added.
+        data: the layout of `Recorder`; `summary` (see `summarize_replay`) is added.
     """
 
     def __init__(self, data: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from .stats import no_interval as no_interval
 from .stats import rates_differ as rates_differ
 from .stats import shown_faster as shown_faster
 from .stats import speedup as speedup
+from .stats import speedup_total as speedup_total
 from .stats import tokens_per_second as tokens_per_second
 from .stats import wilson as wilson
 from .store import Store as Store

@@ -295,7 +295,7 @@ def compare_pairs(
 
     Args:
         claimed: exactness class at this temperature.
-        units: of rounding that a near tie may be wide (see `bench.compare.epsilon_of`); more for another engine.
+        units: of rounding that a near tie may be wide (see `epsilon_of`); more for another engine.
     """
     found = Equality(claimed)
     if claimed == IN_DISTRIBUTION:

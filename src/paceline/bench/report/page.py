@@ -276,7 +276,7 @@ def write_report(document: Record, path: Path) -> None:
     """Write the report in one piece: a reader sees the old file or the new one.
 
     Args:
-        document: checked, as from `document.load`.
+        document: checked, as from `load_document`.
     Raises:
         OSError: the file cannot be written.
     """

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Fast
 
-from paceline.bench import pyplot
-from paceline.bench.diffusion import (
+from lab.diffusion import (
     Case,
     DiffusionBench,
     DiffusionOptions,
@@ -25,6 +24,7 @@ from paceline.bench.diffusion import (
     points,
     score_methods,
 )
+from paceline.bench import pyplot
 from paceline.diffusion import TokenTexts
 from paceline.models.denoiser import load_denoiser
 from paceline.models.loading import Tokenizer

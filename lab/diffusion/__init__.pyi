@@ -1,3 +1,6 @@
+from .cache_deviation import Deviation as Deviation
+from .cache_deviation import deviation as deviation
+from .cache_deviation import pooled as pooled
 from .caches_and_constraints import CACHE_ROWS as CACHE_ROWS
 from .caches_and_constraints import CASES as CASES
 from .caches_and_constraints import Case as Case

@@ -1,4 +1,4 @@
-"""`paceline bench diffusion`: methods of decoding diffusion language models on tasks with exact answers.
+"""`python -m lab diffusion`: methods of decoding diffusion language models on tasks with exact answers.
 
 It says how long it will take before it starts, and each result as soon as it is there; Ctrl-C keeps what is there (exit
 code 130). Exit code 1 where a line that claims to be lossless is not, a text of a constrained run does not parse, or a
@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paceline.cli import outputs
-from paceline.cli.bench_documents import Output
-from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
-from paceline.cli.options import with_log_level
-from paceline.cli.terminal import progress_bar
+from paceline.cli import (
+    INTERRUPTED,
+    Output,
+    TerminatedToo,
+    must_be_writable,
+    progress_bar,
+    raise_from_now_on,
+    with_log_level,
+    writing,
+)
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.diffusion import DiffusionBench, DiffusionLine, DiffusionOptions
+    from lab.diffusion import DiffusionBench, DiffusionLine, DiffusionOptions
 
 Part = Literal["methods", "caches", "constrained"]
 BUNDLED_NAMES = ("diffusion", "block_diffusion")
@@ -64,10 +69,10 @@ def command(
     """Measure how well and how fast methods decode a diffusion language model."""
     for flag, path in (("--json (or --output)", output), ("--plot", plot)):
         if path is not None:
-            outputs.must_be_writable(flag, path)
+            must_be_writable(flag, path)
     if plot is not None:
         _check_plot(plot, part)
-    from paceline.bench.diffusion import TASKS, DiffusionOptions
+    from lab.diffusion import TASKS, DiffusionOptions
 
     chosen = {"tasks": tuple(task)} if task else {}
     timed = min(timed, count * len(chosen.get("tasks", TASKS)))
@@ -101,7 +106,7 @@ def _open(model: str, options: DiffusionOptions, *, dtype: str, device: str, thr
 
     import torch
 
-    from paceline.bench.diffusion import DiffusionBench
+    from lab.diffusion import DiffusionBench
     from paceline.diffusion import TokenTexts
     from paceline.llm import BUNDLED
     from paceline.models.denoiser import load_denoiser
@@ -152,14 +157,14 @@ def _measure(bench: DiffusionBench, part: Part, methods: list[str], screen: _Scr
     """The document, and whether something is wrong with it."""
     from paceline.bench import provenance
 
-    come = {"kind": f"diffusion {part}", "provenance": provenance(seed=bench.options.seed)}
+    come = {"kind": f"diffusion {part}", "provenance": provenance(bench.options.seed, program="python -m lab")}
     measure = {"methods": _methods, "caches": _caches, "constrained": _constrained}[part]
     document, wrong = measure(bench, methods, screen)
     return come | document, wrong
 
 
 def _methods(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
-    from paceline.bench.diffusion import (
+    from lab.diffusion import (
         broken_methods,
         score_methods,
         text_seconds,
@@ -186,7 +191,7 @@ def _methods(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tupl
 
 
 def _caches(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
-    from paceline.bench.diffusion import CACHE_ROWS, measure_caches, with_cache_times
+    from lab.diffusion import CACHE_ROWS, measure_caches, with_cache_times
 
     texts = 4 * CACHE_ROWS[bench.denoiser.attention] * len(bench.asked)  # with and without, and both once more
     _expect_static(bench, "cache policies", texts, screen)
@@ -201,7 +206,7 @@ def _caches(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple
 
 
 def _constrained(bench: DiffusionBench, methods: list[str], screen: _Screen) -> tuple[dict[str, Any], bool]:
-    from paceline.bench.diffusion import CASES, broken_constrained, measure_constrained
+    from lab.diffusion import CASES, broken_constrained, measure_constrained
 
     texts = 2 * len(CASES) * bench.options.count
     _expect_static(bench, "constraints", texts, screen)
@@ -211,7 +216,7 @@ def _constrained(bench: DiffusionBench, methods: list[str], screen: _Screen) -> 
 
 
 def _expect_static(bench: DiffusionBench, what: str, texts: int, screen: _Screen) -> None:
-    from paceline.bench.diffusion import DiffusionLine, text_seconds
+    from lab.diffusion import DiffusionLine, text_seconds
 
     static = DiffusionLine.of("static", bench.options.block_length)
     screen.expect(f"{what} on {len(bench.asked)} prompts", texts, text_seconds(bench, static))
@@ -230,7 +235,7 @@ def _collected(rows: Iterator[tuple[str, dict[str, Any]]], screen: _Screen) -> t
 
 
 def _lines(bench: DiffusionBench, methods: list[str]) -> tuple[list[DiffusionLine], list[dict[str, str]]]:
-    from paceline.bench.diffusion import default_lines, must_fit, parse_lines
+    from lab.diffusion import default_lines, must_fit, parse_lines
 
     size, canvas = bench.options.block_length, bench.canvas(bench.asked[0].prompt)
     if not methods:
@@ -243,7 +248,7 @@ def _lines(bench: DiffusionBench, methods: list[str]) -> tuple[list[DiffusionLin
 def _show(document: dict[str, Any], part: Part) -> None:
     from rich.console import Console
 
-    from paceline.bench.diffusion import caches_table, constrained_table, diffusion_remarks, methods_table
+    from lab.diffusion import caches_table, constrained_table, diffusion_remarks, methods_table
 
     console = Console(highlight=False)
     if part != "methods":
@@ -264,11 +269,11 @@ def _write(document: dict[str, Any], output: Path | None, plot: Path | None, mod
     if output is not None:
         from paceline.bench.run import write_whole
 
-        with outputs.writing("--json (or --output)", output):
+        with writing("--json (or --output)", output):
             write_whole(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
     if plot is not None:
+        from lab.diffusion import draw_methods
         from paceline.bench import pyplot
-        from paceline.bench.diffusion import draw_methods
 
-        with outputs.writing("--plot", plot):
+        with writing("--plot", plot):
             draw_methods(document, plot, Path(model).name, pyplot())

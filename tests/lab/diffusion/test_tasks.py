@@ -6,7 +6,7 @@ from math import factorial
 import numpy as np
 import pytest
 
-from paceline.bench.diffusion import (
+from lab.diffusion import (
     TASKS,
     Item,
     is_latin,

@@ -1,4 +1,4 @@
-"""`paceline bench diffusion`: tables, documents, plots, exit codes."""
+"""`python -m lab diffusion`: tables, documents, plots, exit codes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from command import ENDS, Command, arrive
 
-from paceline.bench.diffusion import DiffusionBench
-from tests.bench.diffusion.test_caches_and_constraints import folder_of
+from lab.diffusion import DiffusionBench
+from tests.lab.diffusion.test_caches_and_constraints import folder_of
 
 SMALL = ("--task", "copy", "--count", "1", "--timed", "1", "--repeats", "1", "--length", "8", "--threads", "1")
 
@@ -31,7 +31,6 @@ def test_a_run_prints_a_table_and_writes_a_document_and_a_plot(run: Command, mod
     pytest.importorskip("matplotlib")
     where = ("-o", tmp_path / "run.json", "--plot", tmp_path / "run.svg")
     found = run(
-        "bench",
         "diffusion",
         "-m",
         model,
@@ -80,7 +79,7 @@ def test_a_signal_keeps_what_is_there(
         return decode(self, *given)
 
     monkeypatch.setattr(DiffusionBench, "decode", interrupted)
-    found = run("bench", "diffusion", "-m", model, *SMALL, "-s", "threshold", "-o", tmp_path / "run.json")
+    found = run("diffusion", "-m", model, *SMALL, "-s", "threshold", "-o", tmp_path / "run.json")
     assert found.code == code
     assert ("answers" in found.out) is shown
     assert "interrupted: the figures are of what was done until then." in found.out
@@ -89,8 +88,8 @@ def test_a_signal_keeps_what_is_there(
 
 
 def test_the_other_parts(run: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.bench.diffusion.caches_and_constraints.RULES", ("static",))
-    found = run("bench", "diffusion", "-m", model, *SMALL, "--part", "caches")
+    monkeypatch.setattr("lab.diffusion.caches_and_constraints.RULES", ("static",))
+    found = run("diffusion", "-m", model, *SMALL, "--part", "caches")
     assert found.code == 0, found.err
     assert found.out.count("static, dual, renewed") == 2
 
@@ -99,7 +98,7 @@ def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monke
     monkeypatch.setattr(
         "paceline.diffusion.verification.FreeDave.choose", lambda self, drafts, predictions: len(predictions) - 1
     )
-    found = run("bench", "diffusion", "-m", model, *SMALL, "--length", "16", "-s", "freedave")
+    found = run("diffusion", "-m", model, *SMALL, "--length", "16", "-s", "freedave")
     assert found.code == 1, found.out
     assert "freedave is not lossless here (0 of 1 canvases); its speed is withheld" in found.out
 
@@ -119,6 +118,6 @@ def test_a_lossless_line_that_differs_is_exit_1(run: Command, model: Path, monke
     ],
 )
 def test_one_line_for_wrong_use(run: Command, model: Path, more: tuple[str, ...], told: str) -> None:
-    found = run("bench", "diffusion", "-m", model, *SMALL, *more)
+    found = run("diffusion", "-m", model, *SMALL, *more)
     assert found.code == 2, found.out
     assert told in found.line

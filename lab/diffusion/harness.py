@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.diffusion.lines import DiffusionLine
-from paceline.bench.diffusion.tasks import TASKS, Item, items
+from lab.diffusion.lines import DiffusionLine
+from lab.diffusion.tasks import TASKS, Item, items
 from paceline.diffusion import (
     BitsToRounds,
     Canvas,
@@ -33,10 +33,10 @@ from paceline.diffusion import (
 from paceline.errors import PacelineError
 from paceline.models.denoiser import Denoiser
 from paceline.models.loading import Tokenizer
-from paceline.utils import in_turn, integer, need, repeated, stats
+from paceline.utils import FloatArray, bootstrap, in_turn, integer, need, repeated, speedup, speedup_total, wilson
 
 Progress = Callable[[str, int, int], None]
-Table = Sequence[Sequence[float]] | stats.FloatArray
+Table = Sequence[Sequence[float]] | FloatArray
 """Seconds by prompt and repeat."""
 
 
@@ -95,7 +95,7 @@ def summarize_samples(samples: Sequence[Sample], baseline: Sequence[Sample]) -> 
 
 
 def _share(samples: Sequence[Sample]) -> dict[str, Any] | None:
-    return stats.wilson(sum(s.right for s in samples), len(samples)) if samples else None
+    return wilson(sum(s.right for s in samples), len(samples)) if samples else None
 
 
 def _raw(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def difference(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[st
     apart = np.array(
         [[float(ours.right) - float(theirs.right)] for ours, theirs in zip(samples, baseline, strict=True)]
     )
-    found = stats.bootstrap([apart], lambda values: np.asarray(values.mean((-2, -1))))
+    found = bootstrap([apart], lambda values: np.asarray(values.mean((-2, -1))))
     return None if found is None else found.to_dict()
 
 
@@ -125,8 +125,8 @@ def timing_figures(baseline: Table, seconds: Table) -> dict[str, Any]:
         over line, with their intervals; all seconds.
     """
     theirs, ours = np.array(baseline), np.array(seconds)
-    total = stats.speedup_total(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
-    middle = stats.speedup(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
+    total = speedup_total(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
+    middle = speedup(np.ones_like(theirs), theirs, np.ones_like(ours), ours)
     return {
         "seconds": float(np.median(ours, axis=1).mean()),
         "over_static": None if total is None else total.to_dict(),
@@ -135,7 +135,7 @@ def timing_figures(baseline: Table, seconds: Table) -> dict[str, Any]:
     }
 
 
-def _rows(values: stats.FloatArray) -> list[str]:
+def _rows(values: FloatArray) -> list[str]:
     """A line of seconds for each prompt, one for each repeat."""
     return [" ".join(f"{value:.5f}" for value in row) for row in values]
 

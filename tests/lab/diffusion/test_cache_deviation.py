@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, deviation, pooled
+from lab.diffusion import deviation, pooled
+from paceline.diffusion import Canvas
 from paceline.models.denoiser import Call
 from tests.diffusion.decoding import Planned, fill
 from tests.diffusion.toys import Toy, t4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from paceline.bench.diffusion import TASKS, items
+from lab.diffusion import TASKS, items
 from paceline.llm import BUNDLED
 from paceline.models.denoiser import Call
 from paceline.models.loading import Tokenizer

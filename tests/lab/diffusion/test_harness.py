@@ -1,4 +1,4 @@
-"""`bench.diffusion`: what is measured of decoding methods, on a denoiser that knows the answers."""
+"""`lab.diffusion`: what is measured of decoding methods, on a denoiser that knows the answers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from bench.answering import Answering
 
-from paceline.bench.diffusion import (
+from lab.diffusion import (
     DiffusionBench,
     DiffusionLine,
     DiffusionOptions,
@@ -27,6 +26,7 @@ from paceline.bench.diffusion import (
     with_method_times,
 )
 from paceline.errors import ConfigError
+from tests.lab.diffusion.answering import Answering
 
 LENGTH = 16
 TASKS = ("copy", "shuffle")

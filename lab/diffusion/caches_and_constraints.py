@@ -11,10 +11,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from paceline.bench.diffusion.harness import DiffusionBench, Progress, timing_figures
-from paceline.bench.diffusion.lines import DiffusionLine
-from paceline.bench.diffusion.tasks import TASKS, Item, items
-from paceline.diffusion import Deviation, Outcome, Parts, deviation, options_of, part, pooled
+from lab.diffusion.cache_deviation import Deviation, deviation, pooled
+from lab.diffusion.harness import DiffusionBench, Progress, timing_figures
+from lab.diffusion.lines import DiffusionLine
+from lab.diffusion.tasks import TASKS, Item, items
+from paceline.diffusion import Outcome, Parts, options_of, part
 from paceline.utils import FloatArray, bootstrap, in_turn, median_ratio, time_in_turn, wilson
 
 APPROXIMATE: Mapping[str, Mapping[str, Any]] = {

@@ -7,7 +7,7 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.report.table import NOTHING, interval, new_table
+from paceline.bench.report import NOTHING, interval, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table

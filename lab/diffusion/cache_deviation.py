@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.diffusion.base import Setting, Verification
-from paceline.diffusion.cache import NoCache
-from paceline.diffusion.canvas import Canvas
-from paceline.diffusion.loop import Outcome, decode
-from paceline.diffusion.methods import ConfiguredMethod
-from paceline.diffusion.predictions import Predictions
+from paceline.diffusion import Canvas, ConfiguredMethod, NoCache, Outcome, Predictions, Setting, Verification, decode
 from paceline.models.denoiser import Call, Denoiser
 
 
