@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 
 from paceline import LLM
+from paceline.assembly import DraftModels
 from paceline.bench import BUNDLED_TARGET, DEVIATION
-from paceline.engine import DraftModels
 from paceline.models import ModelSpec, Runner
 from paceline.models.decoder import NativeRunner
 from paceline.models.loading import GenerationDefaults, Tokenizer, targets

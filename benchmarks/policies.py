@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ class Group:
 
 def _controlled(llm: LLM, controller: Any) -> LLM:
     """The same engine under another controller."""
-    llm.engine.parts = replace(llm.engine.parts, controller=controller)
+    llm.engine.use_controller(controller)
     return llm
 
 

@@ -16,21 +16,13 @@ from agents import (
     handoff,
     set_tracing_disabled,
 )
-from calls import ADDRESS, KEY, MODEL, RESULT, SECONDS, TOKENS, Trip, call, expect, run, text
+from calls import ASK_TEXT, HELLO_TEXT, MODEL, OPENAI, PLAN_TEXT, TOKENS, Trip, call, expect, get_weather, run, text
 
 set_tracing_disabled(True)
-client = openai.AsyncOpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY, max_retries=0, timeout=SECONDS)
+client = openai.AsyncOpenAI(**OPENAI)
 KINDS: dict[str, Any] = {"response": OpenAIResponsesModel, "chat": OpenAIChatCompletionsModel}
-HELLO, ASK = "Say hello.", "What is the weather in Paris, in celsius?"
 BRIEF = "Answer in one sentence."
-BRIEF = "Answer in one sentence."
-PLAN = "Plan a trip to Paris for John, who is 30. Answer in JSON."
-
-
-@function_tool
-def get_weather(city: str, unit: str) -> str:
-    """Get the weather of a city."""
-    return f"{city}: {RESULT}, {unit}"
+WEATHER = function_tool(get_weather)
 
 
 def agent(kind: str, settings: dict[str, Any] | None = None, **more: Any) -> Agent[Any]:
@@ -50,13 +42,13 @@ def kinds(found: Any) -> list[str]:
 
 
 async def plain(kind: str) -> str:
-    found = await Runner.run(agent(kind), HELLO)
+    found = await Runner.run(agent(kind), HELLO_TEXT)
     expect(found.context_wrapper.usage.output_tokens > 0, found.context_wrapper.usage)
     return text(found.final_output)
 
 
 async def streamed(kind: str) -> str:
-    found, said = Runner.run_streamed(agent(kind), HELLO), ""
+    found, said = Runner.run_streamed(agent(kind), HELLO_TEXT), ""
     async for event in found.stream_events():
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
             said += event.data.delta
@@ -67,7 +59,7 @@ async def streamed(kind: str) -> str:
 
 async def auto(kind: str) -> str:
     """`function_tool` makes strict tools."""
-    found = await Runner.run(agent(kind, tools=[get_weather]), ASK, max_turns=20)
+    found = await Runner.run(agent(kind, tools=[WEATHER]), ASK_TEXT, max_turns=20)
     text(found.final_output)
     return "call" if "tool_call_item" in kinds(found) else "text"
 
@@ -75,7 +67,7 @@ async def auto(kind: str) -> str:
 async def loop(kind: str) -> str:
     """A call that is asked for, its result, and the answer."""
     settings = {"tool_choice": "required", "parallel_tool_calls": False}
-    found = await Runner.run(agent(kind, settings, tools=[get_weather]), ASK, max_turns=20)
+    found = await Runner.run(agent(kind, settings, tools=[WEATHER]), ASK_TEXT, max_turns=20)
     expect({"tool_call_item", "tool_call_output_item"} <= set(kinds(found)), found.new_items)
     text(found.final_output)
     return "call"
@@ -83,7 +75,7 @@ async def loop(kind: str) -> str:
 
 async def streamed_loop(kind: str) -> str:
     settings = {"tool_choice": "get_weather", "parallel_tool_calls": False}
-    found = Runner.run_streamed(agent(kind, settings, tools=[get_weather]), ASK, max_turns=20)
+    found = Runner.run_streamed(agent(kind, settings, tools=[WEATHER]), ASK_TEXT, max_turns=20)
     names = [event.name async for event in found.stream_events() if event.type == "run_item_stream_event"]
     expect({"tool_called", "tool_output", "message_output_created"} <= set(names), names)
     text(found.final_output)
@@ -91,22 +83,22 @@ async def streamed_loop(kind: str) -> str:
 
 
 async def parsed(kind: str) -> str:
-    found = await Runner.run(agent(kind, output_type=Trip), PLAN)
+    found = await Runner.run(agent(kind, output_type=Trip), PLAN_TEXT)
     expect(isinstance(found.final_output, Trip), found)
     return "parsed"
 
 
 async def parsed_with_tools(kind: str) -> str:
-    found = await Runner.run(agent(kind, tools=[get_weather], output_type=Trip), PLAN, max_turns=20)
+    found = await Runner.run(agent(kind, tools=[WEATHER], output_type=Trip), PLAN_TEXT, max_turns=20)
     expect(isinstance(found.final_output, Trip), found)
     return "call" if "tool_call_item" in kinds(found) else "parsed"
 
 
 async def parsed_after_call(kind: str) -> str:
     settings = {"tool_choice": "required", "parallel_tool_calls": False}
-    built = agent(kind, settings, tools=[get_weather], output_type=Trip)
+    built = agent(kind, settings, tools=[WEATHER], output_type=Trip)
     try:
-        found = await Runner.run(built, PLAN, max_turns=4)
+        found = await Runner.run(built, PLAN_TEXT, max_turns=4)
     except MaxTurnsExceeded:  # the model may call for ever
         return "call"
     expect("tool_call_item" in kinds(found) and isinstance(found.final_output, Trip), found.new_items)
@@ -115,7 +107,7 @@ async def parsed_after_call(kind: str) -> str:
 
 async def handed_off(kind: str) -> str:
     other, settings = agent(kind), {"tool_choice": "required", "parallel_tool_calls": False}
-    found = await Runner.run(agent(kind, settings, handoffs=[handoff(other)]), HELLO, max_turns=20)
+    found = await Runner.run(agent(kind, settings, handoffs=[handoff(other)]), HELLO_TEXT, max_turns=20)
     expect(found.last_agent is other, found.new_items)
     text(found.final_output)
     return "call"
@@ -123,7 +115,7 @@ async def handed_off(kind: str) -> str:
 
 async def wrong(kind: str) -> str:
     try:
-        await Runner.run(agent(kind, {"extra_body": {"colour": 1}}), HELLO)
+        await Runner.run(agent(kind, {"extra_body": {"colour": 1}}), HELLO_TEXT)
     except openai.BadRequestError as error:
         expect(error.param == "colour", f"param is {error.param!r}: {error}")
         return "error"

@@ -7,7 +7,7 @@ from typing import Any
 
 import instructor
 import openai
-from calls import ADDRESS, KEY, MODEL, PLAN, SECONDS, TOKENS, GetTime, GetWeather, Trip, call, expect, run
+from calls import MODEL, OPENAI, PLAN, TOKENS, GetTime, GetWeather, Trip, call, expect, run
 from instructor import Mode
 from instructor.core import InstructorRetryException
 
@@ -16,8 +16,7 @@ CHAT: Any = {"model": MODEL, "temperature": 0, "frequency_penalty": 1, "max_toke
 
 
 def client(mode: Mode) -> Any:
-    plain = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY, max_retries=0, timeout=SECONDS)
-    return instructor.from_openai(plain, mode=mode)
+    return instructor.from_openai(openai.OpenAI(**OPENAI), mode=mode)
 
 
 def made(mode: Mode, **more: Any) -> str:

@@ -6,17 +6,18 @@ from typing import Any
 
 import openai
 from calls import (
-    ADDRESS,
     AGAIN,
-    KEY,
+    ASK_TEXT,
+    HELLO_TEXT,
     MODEL,
-    RESULT,
-    SECONDS,
+    OPENAI,
+    PLAN_TEXT,
     TOKENS,
     Trip,
     call,
     expect,
     functions,
+    get_weather,
     run,
     text,
     validated,
@@ -27,23 +28,15 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-HELLO, ASK = "Say hello.", "What is the weather in Paris, in celsius?"
-PLAN = "Plan a trip to Paris for John, who is 30. Answer in JSON."
+WEATHER = tool(get_weather)
 
 
 def chat(**more: Any) -> ChatOpenAI:
-    given: Any = {"temperature": 0, "max_tokens": TOKENS, "max_retries": 0, "timeout": SECONDS} | more
-    return ChatOpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY, model=MODEL, **given)
+    return ChatOpenAI(model=MODEL, **OPENAI | {"temperature": 0, "max_tokens": TOKENS} | more)
 
 
 llm, responses = chat(), chat(use_responses_api=True)
 one_by_one = chat(model_kwargs={"parallel_tool_calls": False})
-
-
-@tool
-def get_weather(city: str, unit: str) -> str:
-    """Get the weather of a city."""
-    return f"{city}: {RESULT}, {unit}"
 
 
 def called(message: Any, *, fits: bool = True) -> str:
@@ -70,12 +63,12 @@ def whole(stream: Any) -> Any:
 
 @call("chat")
 def invoke() -> str:
-    return text(llm.invoke(HELLO).text)
+    return text(llm.invoke(HELLO_TEXT).text)
 
 
 @call("chat, streamed, with usage")
 def stream() -> str:
-    return text(whole(chat(stream_usage=True).stream(HELLO)).text)
+    return text(whole(chat(stream_usage=True).stream(HELLO_TEXT)).text)
 
 
 @call("tools, auto")
@@ -85,12 +78,12 @@ def auto() -> str:
 
 @call("tools, any")
 def required() -> str:
-    return called(llm.bind_tools(functions(), tool_choice="any").invoke(ASK))
+    return called(llm.bind_tools(functions(), tool_choice="any").invoke(ASK_TEXT))
 
 
 @call("tools, named")
 def by_name() -> str:
-    message = llm.bind_tools(functions(), tool_choice="get_weather").invoke(ASK)
+    message = llm.bind_tools(functions(), tool_choice="get_weather").invoke(ASK_TEXT)
     expect([one["name"] for one in message.tool_calls] == ["get_weather"], message)
     return called(message)
 
@@ -103,7 +96,7 @@ def strict_auto() -> str:
 @call("tools, strict, any, one at a time")
 def strict_required() -> str:
     given: Any = {"strict": True, "tool_choice": "any", "parallel_tool_calls": False}
-    message = llm.bind_tools(functions(), **given).invoke(ASK)
+    message = llm.bind_tools(functions(), **given).invoke(ASK_TEXT)
     expect(len(message.tool_calls) == 1, message)
     return called(message)
 
@@ -115,45 +108,47 @@ def stream_auto() -> str:
 
 @call("tools, streamed, any")
 def stream_required() -> str:
-    return called(whole(chat(stream_usage=True).bind_tools(functions(), tool_choice="any").stream(ASK)))
+    return called(whole(chat(stream_usage=True).bind_tools(functions(), tool_choice="any").stream(ASK_TEXT)))
 
 
 @call("tool loop")
 def loop() -> str:
     given: Any = {"tool_choice": "get_weather", "parallel_tool_calls": False}
-    first = llm.bind_tools([get_weather], **given).invoke(ASK)
+    first = llm.bind_tools([WEATHER], **given).invoke(ASK_TEXT)
     expect(len(first.tool_calls) == 1, first)
-    result = get_weather.invoke(first.tool_calls[0])
+    result = WEATHER.invoke(first.tool_calls[0])
     expect(isinstance(result, ToolMessage), result)
-    last = llm.bind_tools([get_weather]).invoke([HumanMessage(ASK), first, result])
+    last = llm.bind_tools([WEATHER]).invoke([HumanMessage(ASK_TEXT), first, result])
     return called_or_said(last)
 
 
 @call("agent (create_agent)")
 def agent() -> str:
-    found = create_agent(llm, [get_weather], system_prompt="Be brief.").invoke(
-        {"messages": [HumanMessage(ASK)]}, {"recursion_limit": 50}
+    found = create_agent(llm, [WEATHER], system_prompt="Be brief.").invoke(
+        {"messages": [HumanMessage(ASK_TEXT)]}, {"recursion_limit": 50}
     )
     return text(found["messages"][-1].text)
 
 
 @call("agent with structured output (ToolStrategy)")
 def agent_tool() -> str:
-    found = create_agent(one_by_one, [], response_format=ToolStrategy(Trip)).invoke({"messages": [HumanMessage(PLAN)]})
+    found = create_agent(one_by_one, [], response_format=ToolStrategy(Trip)).invoke(
+        {"messages": [HumanMessage(PLAN_TEXT)]}
+    )
     expect(isinstance(found["structured_response"], Trip), found)
     return "parsed"
 
 
 @call("agent with structured output and tools (ProviderStrategy)")
 def agent_provider() -> str:
-    built = create_agent(one_by_one, [get_weather], response_format=ProviderStrategy(Trip))
-    found = built.invoke({"messages": [HumanMessage(PLAN)]}, {"recursion_limit": 50})
+    built = create_agent(one_by_one, [WEATHER], response_format=ProviderStrategy(Trip))
+    found = built.invoke({"messages": [HumanMessage(PLAN_TEXT)]}, {"recursion_limit": 50})
     expect(isinstance(found["structured_response"], Trip), found)
     return "parsed"
 
 
 def structured(method: str, **more: Any) -> str:
-    found = llm.with_structured_output(Trip, method=method, **more).invoke(PLAN)
+    found = llm.with_structured_output(Trip, method=method, **more).invoke(PLAN_TEXT)
     expect(isinstance(found, Trip), found)
     return "parsed"
 
@@ -180,20 +175,20 @@ def function_calling_strict() -> str:
 
 @call("structured output (json_mode)")
 def json_mode() -> str:
-    found = llm.with_structured_output(Trip, method="json_mode", include_raw=True).invoke(PLAN)
+    found = llm.with_structured_output(Trip, method="json_mode", include_raw=True).invoke(PLAN_TEXT)
     return text(found["raw"].text)
 
 
 @call("structured output, streamed (json_schema)")
 def structured_stream() -> str:
-    found = list(llm.with_structured_output(Trip, method="json_schema").stream(PLAN))
+    found = list(llm.with_structured_output(Trip, method="json_schema").stream(PLAN_TEXT))
     expect(found and isinstance(found[-1], Trip), found[-1:])
     return "parsed"
 
 
 @call("tools with structured output (bind_tools, response_format)")
 def both() -> str:
-    message = llm.bind_tools(functions(strict=True), response_format=Trip, strict=True).invoke(ASK)
+    message = llm.bind_tools(functions(strict=True), response_format=Trip, strict=True).invoke(ASK_TEXT)
     if message.tool_calls:
         return called(message)
     expect(isinstance(message.additional_kwargs.get("parsed"), Trip), message)
@@ -202,30 +197,30 @@ def both() -> str:
 
 @call("response")
 def response() -> str:
-    return text(responses.invoke(HELLO).text)
+    return text(responses.invoke(HELLO_TEXT).text)
 
 
 @call("response, streamed")
 def response_stream() -> str:
-    return text(whole(responses.stream(HELLO)).text)
+    return text(whole(responses.stream(HELLO_TEXT)).text)
 
 
 @call("response, tools, any, strict")
 def response_required() -> str:
-    return called(responses.bind_tools(functions(), tool_choice="any", strict=True).invoke(ASK))
+    return called(responses.bind_tools(functions(), tool_choice="any", strict=True).invoke(ASK_TEXT))
 
 
 @call("response, tool loop")
 def response_loop() -> str:
-    first = responses.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(ASK)
+    first = responses.bind_tools([WEATHER], tool_choice="any", parallel_tool_calls=False).invoke(ASK_TEXT)
     expect(len(first.tool_calls) == 1, first)
-    result = get_weather.invoke(first.tool_calls[0])
-    return called_or_said(responses.bind_tools([get_weather]).invoke([HumanMessage(ASK), first, result]))
+    result = WEATHER.invoke(first.tool_calls[0])
+    return called_or_said(responses.bind_tools([WEATHER]).invoke([HumanMessage(ASK_TEXT), first, result]))
 
 
 @call("response, structured output")
 def response_structured() -> str:
-    found = responses.with_structured_output(Trip).invoke(PLAN)
+    found = responses.with_structured_output(Trip).invoke(PLAN_TEXT)
     expect(isinstance(found, Trip), found)
     return "parsed"
 
@@ -233,7 +228,7 @@ def response_structured() -> str:
 @call("error names the field")
 def wrong() -> str:
     try:
-        chat(extra_body={"colour": 1}).invoke(HELLO)
+        chat(extra_body={"colour": 1}).invoke(HELLO_TEXT)
     except openai.BadRequestError as error:
         expect(error.param == "colour", f"param is {error.param!r}: {error}")
         return "error"

@@ -6,16 +6,14 @@ from typing import Any
 
 import openai
 from calls import (
-    ADDRESS,
     AGAIN,
     ASK,
     FUNCTIONS,
     HELLO,
-    KEY,
     MODEL,
+    OPENAI,
     PLAN,
     RESULT,
-    SECONDS,
     TOKENS,
     Trip,
     call,
@@ -28,7 +26,7 @@ from calls import (
     validated,
 )
 
-client = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY, max_retries=0, timeout=SECONDS)
+client = openai.OpenAI(**OPENAI)
 CHAT: Any = {"model": MODEL, "temperature": 0, "max_completion_tokens": TOKENS}
 RESPONSE: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": TOKENS}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather"}}

@@ -29,6 +29,9 @@ SECONDS = 120
 TOKENS = 300
 """That an answer may have."""
 
+OPENAI: Any = {"base_url": f"{ADDRESS}/v1", "api_key": KEY, "max_retries": 0, "timeout": SECONDS}
+"""Of OpenAI's clients."""
+
 MESSAGE = 600
 """Characters that are kept of what went wrong."""
 
@@ -92,6 +95,12 @@ def turn(city: str) -> list[Any]:
 
 ASK: list[Any] = [asked("Paris")]
 AGAIN: list[Any] = [*(message for city in CITIES for message in turn(city)), asked("Paris")]
+HELLO_TEXT, ASK_TEXT, PLAN_TEXT = (messages[0]["content"] for messages in (HELLO, ASK, PLAN))
+
+
+def get_weather(city: str, unit: str) -> str:
+    """Get the weather of a city."""
+    return f"{city}: {RESULT}, {unit}"
 
 
 def call(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

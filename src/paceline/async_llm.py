@@ -12,17 +12,17 @@ from typing import Any, Self
 from paceline.config import SamplingParams
 from paceline.diffusion import DiffusionEngine
 from paceline.engine import (
-    Assembly,
-    Driver,
+    DecodingWorker,
+    EngineDriver,
     EngineWorker,
     Mailbox,
     OneByOneWorker,
+    OutputAssembly,
     Prompt,
     ReadPrompt,
     Request,
     RequestOutput,
     StreamChunk,
-    Worker,
 )
 from paceline.errors import ConfigError
 from paceline.llm import LLM
@@ -50,7 +50,7 @@ class AsyncLLM:
         if isinstance(model, LLM) and arguments:
             raise ConfigError(f"AsyncLLM takes no arguments beside an LLM, got {', '.join(arguments)}")
         self.llm = model if isinstance(model, LLM) else LLM(model, **arguments)
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, DecodingWorker] = {}
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, owner: str = ""
@@ -98,7 +98,7 @@ class AsyncLLM:
         text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
         return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params))
 
-    async def _chunks(self, request: Request, decoder: Driver | DiffusionEngine) -> AsyncGenerator[StreamChunk]:
+    async def _chunks(self, request: Request, decoder: EngineDriver | DiffusionEngine) -> AsyncGenerator[StreamChunk]:
         worker, mailbox = self._worker(decoder), Mailbox(request)
         worker.submit(mailbox)
         try:
@@ -107,17 +107,19 @@ class AsyncLLM:
         finally:
             worker.cancel(request)
 
-    async def _assembled(self, request: Request, decoder: Driver | DiffusionEngine) -> AsyncGenerator[RequestOutput]:
-        assembly = Assembly(request.params.output_kind)
+    async def _assembled(
+        self, request: Request, decoder: EngineDriver | DiffusionEngine
+    ) -> AsyncGenerator[RequestOutput]:
+        assembly = OutputAssembly(request.params.output_kind)
         async with aclosing(self._chunks(request, decoder)) as chunks:
             async for chunk in chunks:
                 if (found := assembly.add(chunk)) is not None:
                     yield found
 
-    def _worker(self, decoder: Driver | DiffusionEngine) -> Worker:
+    def _worker(self, decoder: EngineDriver | DiffusionEngine) -> DecodingWorker:
         found = self._workers.get(id(decoder))
         if found is None:
-            found = EngineWorker(decoder) if isinstance(decoder, Driver) else OneByOneWorker(decoder.stream)
+            found = EngineWorker(decoder) if isinstance(decoder, EngineDriver) else OneByOneWorker(decoder.stream)
             self._workers[id(decoder)] = found
         return found
 

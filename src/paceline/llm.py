@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from paceline.arguments import ATTRIBUTES, CALLS, IDLE_CALLS, translated
+from paceline.assembly import DraftModels, Exactness, build_parts, check_methods, find_exactness
 from paceline.config import ALL_DRAFTS, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
 from paceline.diffusion import DiffusionEngine, check_autoregressive, check_kind
 from paceline.engine import (
-    DraftModels,
-    Driver,
     Engine,
-    Exactness,
+    EngineDriver,
     Prompt,
     ReadPrompt,
     Request,
@@ -31,10 +30,7 @@ from paceline.engine import (
     StreamChunk,
     Turns,
     as_list,
-    build_parts,
-    check_methods,
     check_prompt,
-    find_exactness,
     one_prompt,
     params_for,
     read_prompt,
@@ -107,7 +103,7 @@ class LLM(metaclass=Named):
     profile: Profile | None = None
     closed = False
     diffusion: DiffusionEngine | None = None
-    _predicting: Driver | None = None  # beside a profile that reads no predictions
+    _predicting: EngineDriver | None = None  # beside a profile that reads no predictions
 
     def __init__(
         self,
@@ -256,7 +252,7 @@ class LLM(metaclass=Named):
         self.engine = Engine(
             parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids, models=self.models
         )
-        self._driver = Driver(self.engine, self._turns)
+        self._driver = EngineDriver(self.engine, self._turns)
 
     def with_speculative_config(self, speculative_config: GivenConfig) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""
@@ -398,9 +394,9 @@ class LLM(metaclass=Named):
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
 
-        def submit(prompt: Prompt) -> tuple[Request, Driver]:
+        def submit(prompt: Prompt) -> tuple[Request, EngineDriver]:
             request, driver = self.request(prompt, params)
-            assert isinstance(driver, Driver)
+            assert isinstance(driver, EngineDriver)
             return request, driver
 
         return RolloutPool(
@@ -457,7 +453,7 @@ class LLM(metaclass=Named):
 
     def request(
         self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None
-    ) -> tuple[Request, Driver | DiffusionEngine]:
+    ) -> tuple[Request, EngineDriver | DiffusionEngine]:
         """A request, checked and not begun, and what decodes it.
 
         Args:
@@ -558,7 +554,7 @@ class LLM(metaclass=Named):
                 f"{what} is only available for autoregressive models, and {self.folder} is a diffusion language model"
             )
 
-    def _serving(self, requests: Sequence[Request]) -> Driver:
+    def _serving(self, requests: Sequence[Request]) -> EngineDriver:
         """Who decodes these together. A profile is the machine's choice and was made without predictions: where its
         methods read none, requests with some are drafted for from these alone. Methods that the user chose are used as
         they are.

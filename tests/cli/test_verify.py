@@ -10,8 +10,8 @@ import pytest
 from command import Command
 
 from paceline import llm
+from paceline.assembly import Exactness
 from paceline.cli.verify import words
-from paceline.engine import Exactness
 from paceline.verify import Difference, SamplingTest, VerifyReport
 from paceline.verify import proof as bench
 

@@ -13,10 +13,11 @@ from toy_models import ToyModels, letters, nested
 from toys import ToyRunner
 
 from paceline import registry
+from paceline.assembly import ExactJudge
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs
-from paceline.engine import DrafterSet, Engine, ExactJudge, Parts
+from paceline.engine import DrafterSet, Engine, EngineParts
 from paceline.verifiers import GreedyVerifier
 
 VOCAB = 11
@@ -71,7 +72,7 @@ def verifier(name: str) -> Any:
 
 def engine(drafters: Sequence[Any], sampled: Any, *, runner: ToyRunner | None = None, nodes: int = NODES) -> Engine:
     runner = runner or target()
-    parts = Parts(
+    parts = EngineParts(
         runner,
         DrafterSet(drafters, runner.info.vocab_size),
         FixedController(nodes if drafters else 0),

@@ -8,11 +8,11 @@ import pytest
 from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
+from paceline.assembly import PARTS
 from paceline.config import SamplingParams
 from paceline.controllers import Controller, Outcome, Plan, Share, Signal, StepTimes
 from paceline.drafters import DrafterArgs
 from paceline.drafters.lookup import NgramDrafter
-from paceline.engine import PARTS
 from paceline.tree import NO_BUDGET, Budget, TokenTree, Verdict, merge
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]

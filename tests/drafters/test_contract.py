@@ -17,9 +17,9 @@ from toys import ToyCache, ToyRunner
 
 from benchmarks.stand_ins import adapter_weights, head_weights, written_adapter, written_head
 from paceline import registry
+from paceline.assembly import ExactJudge
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
-from paceline.engine import ExactJudge
 from paceline.models.heads import HeadConfig
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict
 

@@ -13,10 +13,10 @@ from tools.gtest import ERROR, independence
 from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
+from paceline.assembly import build_parts
 from paceline.config import SpeculativeConfig
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.self import LayerSkipDrafter
-from paceline.engine import build_parts
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models import Capabilities
 from paceline.models.decoder import LayerPlan

@@ -138,8 +138,8 @@ def test_options_go_to_the_method_that_was_named(plain: LLM, tmp_path: Path) -> 
 
 def test_every_published_setting_is_one_that_the_method_takes() -> None:
     """Keys of a method that nobody has would be an error at the first use."""
+    from paceline.assembly import check_methods
     from paceline.config import SpeculativeConfig
-    from paceline.engine import check_methods
 
     for name, entry in registry.DRAFTERS.items():
         check_methods(SpeculativeConfig.parse(name))

@@ -24,10 +24,10 @@ from toys import ToyRunner
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import registry
+from paceline.assembly import ExactJudge
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import best_tokens, draft_rows
-from paceline.engine import ExactJudge
 from paceline.errors import ConfigError, DrafterError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig

@@ -14,13 +14,14 @@ import safetensors
 import safetensors.numpy
 from toys import ToyRunner
 
+from paceline.assembly import build_parts
 from paceline.config import SpeculativeConfig
 from paceline.drafters import DrafterArgs
 from paceline.drafters.common import Arrays, Tables
 from paceline.drafters.diffusion import SMALLEST, TrigramCounts
 from paceline.drafters.lookup import CandidateTable, TrigramTable
 from paceline.drafters.suffix import SuffixCache
-from paceline.engine import DrafterSet, build_parts
+from paceline.engine import DrafterSet
 from paceline.errors import ConfigError, DrafterError
 
 

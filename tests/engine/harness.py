@@ -9,7 +9,7 @@ from toys import ToyRunner
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
-from paceline.engine import DrafterSet, Engine, Parts, Request, check_prompt, truncated
+from paceline.engine import DrafterSet, Engine, EngineParts, Request, check_prompt, truncated
 from paceline.verifiers import GreedyVerifier, RecursiveRejection
 
 
@@ -26,7 +26,7 @@ def engine(
     drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
     controller = controller or FixedController(tokens, drafters=drafter_set.names)
     controller.drafters = len(drafter_set.names)
-    parts = Parts(runner, drafter_set, controller, GreedyVerifier(), sampled or RecursiveRejection())
+    parts = EngineParts(runner, drafter_set, controller, GreedyVerifier(), sampled or RecursiveRejection())
     return Engine(parts, EngineConfig(**sizes), eos_ids=(0,))
 
 

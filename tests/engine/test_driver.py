@@ -13,7 +13,7 @@ from engine.harness import engine
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.engine import Driver, Request, Turns
+from paceline.engine import EngineDriver, Request, Turns
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 PROMPTS = [[i, i + 1, 2] for i in range(8)]
@@ -23,8 +23,8 @@ def request(name: str, prompt: list[int]) -> Request:
     return Request(name, None, prompt, PARAMS, 7, 40)
 
 
-def driver(runner: ToyRunner) -> Driver:
-    return Driver(engine(runner), Turns())
+def driver(runner: ToyRunner) -> EngineDriver:
+    return EngineDriver(engine(runner), Turns())
 
 
 def together(*works: Callable[[], Any]) -> None:
@@ -81,7 +81,7 @@ def test_without_turns_threads_get_in_each_other_s_way(monkeypatch: pytest.Monke
     monkeypatch.setattr(runner, "score", watched)
     for turns, together_at_most in ((None, 2), (Turns(), 1)):
         most = 0
-        own = [Driver(engine(runner), turns or Turns()) for _ in range(2)]
+        own = [EngineDriver(engine(runner), turns or Turns()) for _ in range(2)]
         together(*(lambda d=d: d.run([request("x", [1, 2, 3])]) for d in own))
         assert most == together_at_most
 
@@ -139,7 +139,7 @@ def test_a_step_that_raises_ends_all_that_took_part() -> None:
     assert after.outputs[0].token_ids == runner.greedy([1, 2], 40)
 
 
-def step_often(desk: Driver) -> None:
+def step_often(desk: EngineDriver) -> None:
     for _ in range(60):
         desk.step()
 

@@ -19,7 +19,7 @@ from paceline.engine import Scheduler
 from paceline.models.decoder import Arena, NativeCache
 
 FILES = ("engine/scheduler.py", "engine/cache_room.py", "engine/prefix_cache.py", "engine/loop.py",
-         "engine/drafter_set.py", "engine/driver.py",
+         "engine/planning.py", "engine/scoring.py", "engine/drafter_set.py", "engine/driver.py",
          "models/decoder/cache.py", "models/decoder/arena.py", "models/decoder/cache_memory.py",
          "models/decoder/native.py", "drafters/draft_model/drafter.py", "drafters/common/draft_state.py")  # fmt: skip
 pytestmark = pytest.mark.filterwarnings(

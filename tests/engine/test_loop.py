@@ -15,7 +15,7 @@ from paceline.config import SamplingParams
 from paceline.controllers import Outcome, Plan
 from paceline.controllers.policies import FixedController
 from paceline.drafters import Context, Drafter
-from paceline.engine import drafter_set, loop
+from paceline.engine import drafter_set, step_clock
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 1, 2, 3], [3, 3]]
@@ -93,7 +93,7 @@ def test_the_equality_catches_a_verifier_that_keeps_a_wrong_guess() -> None:
 
     runner = ToyRunner(16, order=None)
     wrong = engine(runner, [Guess(runner)], 5)
-    wrong.parts = replace(wrong.parts, greedy=Credulous(wrong.parts.greedy))  # type: ignore[arg-type]
+    wrong.parts.greedy = Credulous(wrong.parts.greedy)  # type: ignore[assignment]
     assert tokens(run(wrong, PROMPTS, GREEDY)) != tokens(run(engine(runner), PROMPTS, GREEDY))
 
 
@@ -273,7 +273,7 @@ def test_that_a_sequence_ends_is_not_charged_to_its_last_step(monkeypatch: pytes
         def observe(self, outcome: Outcome) -> None:
             told.append(outcome.times.other + outcome.times.verify + outcome.seconds)
 
-    for module in (loop, drafter_set):
+    for module in (step_clock, drafter_set):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     runner = ToyRunner(16, order=None)
     live = engine(runner, [Slow(runner)], controller=Listens(3))

@@ -19,7 +19,7 @@ from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters import Ahead, DraftedToken, DrafterArgs
 from paceline.drafters.draft_model import PearlDrafter
-from paceline.engine import NOTHING, Beside, Helper, Task, with_longer_draft, with_none
+from paceline.engine import SCORING_ALONE, AheadTask, DraftingAhead, Helper, with_longer_draft, with_none
 from paceline.errors import DrafterError
 from paceline.sampling import KeyedDraws
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -30,6 +30,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 FILES = (
     "engine/overlap.py",
     "engine/loop.py",
+    "engine/scoring.py",
     "engine/drafter_set.py",
     "draft_model/pearl.py",
     "draft_model/pearl_state.py",
@@ -48,14 +49,14 @@ class Working(Adversary):
         return Ahead(lambda: [self.work() for _ in states], self.threads)
 
 
-def beside(drafter: Any, trees: list[TokenTree], dropped: list[Any], helper: Helper | None = None) -> Beside:
-    task = Task(
+def beside(drafter: Any, trees: list[TokenTree], dropped: list[Any], helper: Helper | None = None) -> DraftingAhead:
+    task = AheadTask(
         0,
         drafter,
         {i: object() for i in range(len(trees))},
         lambda position, error: dropped.append((position, str(error))),
     )
-    return Beside(helper or Helper(), [task], trees, VOCAB)
+    return DraftingAhead(helper or Helper(), [task], trees, VOCAB)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_both_go_on_at_the_same_time_and_the_end_waits() -> None:
     assert worked.is_set()
     assert sorted(around.longer) == [0, 1]
     assert around.billed((1.0,), 0.5) == (1.5,)
-    assert NOTHING.billed((1.0,), 0.5) == (1.0,)
+    assert SCORING_ALONE.billed((1.0,), 0.5) == (1.0,)
 
 
 def test_an_error_of_the_pass_waits_for_the_work_too(threads: int) -> None:
@@ -202,7 +203,7 @@ def test_ctrl_c_at_any_bytecode_leaves_nothing_behind(threads: int) -> None:
         assert torch.get_num_threads() == threads
         assert tokens(run(made, prompts, GREEDY)) == want
         assert draft.open_caches == 0
-    assert any("Beside" in position or "Helper" in position for position in positions)
+    assert any("DraftingAhead" in position or "Helper" in position for position in positions)
     assert len(positions) > 10
 
 

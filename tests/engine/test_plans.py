@@ -171,6 +171,23 @@ def test_an_abort_ends_the_plan_with_its_outcome() -> None:
     assert kept.outputs[0].token_ids == runner.greedy(PROMPTS[0], 20)
 
 
+def test_a_controller_that_takes_over_hears_nothing_of_the_last_ones_plan() -> None:
+    runner, controllers = ToyRunner(16, order=None), [Notes(64, 2), Notes(64, 0)]
+    live = engine(runner, [Guess(runner)], controller=controllers[0])
+    (request,) = requests_of(live, PROMPTS[:1], each(20))
+    for _ in range(3):
+        live.step()
+    live.use_controller(controllers[1])
+    assert controllers[0].names() == "pssso"
+    while live.has_work:
+        live.step()
+    assert controllers[0].names() == "pssso", "it is asked no more"
+    assert controllers[1].names() == "pof"
+    for controller in controllers:
+        check_order(controller)
+    assert request.outputs[0].token_ids == runner.greedy(PROMPTS[0], 20)
+
+
 def test_a_step_that_was_cut_short_says_nothing() -> None:
     """The plan is over without an outcome, and the next request begins with a new one."""
     runner, controller = ToyRunner(16, order=None), Notes(64, 2)

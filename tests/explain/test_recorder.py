@@ -16,7 +16,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
-from paceline.engine import drafter_set, loop
+from paceline.engine import drafter_set, step_clock
 from paceline.errors import ConfigError
 from paceline.explain import LIKELIEST, Recorder, places, summarize_replay, untried_siblings
 from paceline.explain import recorder as replay
@@ -62,7 +62,7 @@ def test_planning_is_part_of_the_steps_and_recording_is_not(
 
     monkeypatch.setattr(FixedController, "plan", planned)
     monkeypatch.setattr(replay, "plain_step", kept)
-    for module in (replay, loop, drafter_set):
+    for module in (replay, step_clock, drafter_set):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     data = recorded(llm, replace(GREEDY, max_tokens=6))
     assert data["record_seconds"] == len(data["steps"])
@@ -200,14 +200,14 @@ class Silent(Controller):
 @pytest.fixture
 def governed(llm: LLM) -> Iterator[Any]:
     """The LLM under a controller of one's choice."""
-    parts = llm.engine.parts
+    before = llm.engine.parts.controller
 
     def choose(controller: Any) -> LLM:
-        llm.engine.parts = replace(parts, controller=controller)
+        llm.engine.use_controller(controller)
         return llm
 
     yield choose
-    llm.engine.parts = parts
+    llm.engine.use_controller(before)
 
 
 def test_budgets_stops_and_cuts_are_heard(governed: Any) -> None:
@@ -276,15 +276,15 @@ def test_a_stop_string_takes_its_text_away(llm: LLM) -> None:
 
 
 def test_ending_early_leaves_what_there_is_and_the_engine_as_it_was(llm: LLM) -> None:
-    parts, recorder = llm.engine.parts, Recorder(llm)
+    controller, recorder = llm.engine.parts.controller, Recorder(llm)
     with pytest.raises(RuntimeError, match="nothing has been recorded"):
         recorder.data()
     chunks = recorder.run(PROMPT, GREEDY)
     next(chunks)
     next(chunks)
-    assert llm.engine.parts is not parts
+    assert llm.engine.parts.controller is not controller
     chunks.close()
-    assert llm.engine.parts is parts
+    assert llm.engine.parts.controller is controller
     assert llm.engine.watchers == []
     data = recorder.data()
     assert data["output"]["finish_reason"] == "abort"

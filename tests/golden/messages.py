@@ -20,10 +20,10 @@ from toy_models import ToyModels, letters
 from toys import ToyRunner
 
 from paceline import LLM, PacelineError, SamplingParams, SpeculativeConfig
+from paceline.assembly import build_parts, check_methods
 from paceline.cli.app import app
 from paceline.cli.main import main
 from paceline.config import EngineConfig
-from paceline.engine import build_parts, check_methods
 
 ROOT = Path(__file__).resolve().parents[2]
 

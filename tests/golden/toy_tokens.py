@@ -17,9 +17,10 @@ from toy_models import ToyModels
 from toys import ToyRunner
 
 from paceline import registry
+from paceline.assembly import build_parts
 from paceline.claims import verifiers
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.engine import Engine, build_parts
+from paceline.engine import Engine
 
 LENGTH = 24
 MODES: dict[str, dict[str, Any]] = {

@@ -347,3 +347,24 @@ def test_special_tokens_write_nothing(tokenizers: dict[str, Tokenizer], kind: st
         tokenizers[kind].special_ids
     )
     assert sum(one is not None for one in table) == len(tokenizers[kind].tokens()) - len(tokenizers[kind].special_ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [50, 30_000])
+def test_a_text_may_have_so_many_tokens(tokenizers: dict[str, Tokenizer], kind: str, count: int) -> None:
+    tokenizer, text = tokenizers[kind], "a b " * count
+    size = len(tokenizer.encode(text))
+    assert tokenizer.encode(text, most=size) == tokenizer.encode(text)
+    with pytest.raises(PromptError, match=f"the text has {size} tokens; at most {size - 1} are read"):
+        tokenizer.encode(text, most=size - 1)
+
+
+def test_a_conversation_may_have_so_many_tokens() -> None:
+    tokenizer = Tokenizer.load(BUNDLED / "target")
+    mark = tokenizer.token_text(min(tokenizer.special_ids))
+    for content in ("a b " * 50, f"a {mark} " * 50, f"a {mark} " * 8000):  # a special token is text, read anew
+        rendered = tokenizer.template().apply_tracked([{"role": "user", "content": content}])
+        size = len(tokenizer.encode_rendered(rendered))
+        assert len(tokenizer.encode_rendered(rendered, most=size)) == size
+        with pytest.raises(PromptError, match=f"at most {size - 1} are read"):
+            tokenizer.encode_rendered(rendered, most=size - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,8 @@ import uvicorn
 
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig, StructuredOutputsParams
-from paceline.serving import Server, create_app
+from paceline.serving import Server, Tool, create_app
+from paceline.serving.chat import FORMATS, AllowedCalls, answer_grammar
 
 TEMPLATE = """{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% for c in m.tool_calls or
 [] %}<tool_call>{{ c | tojson }}</tool_call>{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor
@@ -137,3 +138,11 @@ def talking(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE)
     yield from serve(Scripted(llm), chat_template=str(template), tool_call_parser="hermes")
+
+
+def calls_grammar(
+    tools: Sequence[Tool], form: str, *, only: str | None = None, many: bool = True, strict: bool = False, **more: Any
+) -> str:
+    """The grammar of calls of these functions and nothing else."""
+    calls = AllowedCalls.of(tools, only, needed=True, many=many, strict=strict)
+    return answer_grammar(calls, None, FORMATS[form], **more)

@@ -20,7 +20,7 @@ from serving.conftest import Live, comes, serve, slowed
 from paceline import LLM, AsyncLLM
 from paceline.serving import count_items
 
-CHAT = "/v1/chat/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SLOW = """{% for message in messages %}{{ message.content }}{% endfor %}
 {% if messages[0].content == 'slow' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
 {% elif messages[0].content == 'large' %}{% set one = namespace(text='a') %}
@@ -129,7 +129,7 @@ def test_more_biases_than_tokens_are_rejected_by_name(roomy: Live) -> None:
 
 
 def test_what_stands_in_a_text_is_not_counted(roomy: Live) -> None:
-    for text in ("{[,:" + "9" * 600 + "{[,:" * 100_000, '\\"{,' * 70_000, "\\\\" * 140_000 + '"' + ",[" * 50_000):
+    for text in ("{[,:" + "9" * 600 + "{[,:" * 60_000, '\\"{,' * 60_000, "\\\\" * 100_000 + '"' + ",[" * 40_000):
         assert roomy.ok("/tokenize", prompt=text)["tokens"] == roomy.model.llm.tokenizer.encode(text)
     assert roomy.ok("/detokenize", tokens=[5] * 250_000)["prompt"], "as many numbers as a long text has tokens"
 
@@ -323,3 +323,16 @@ def test_a_conversation_that_is_slow_to_render_is_given_up(
 def test_names_of_fields_are_no_names_for_the_template(slow: Live) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}}
     assert slow.error(CHAT, **body)["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize"])
+def test_a_text_of_too_many_tokens_is_rejected_before_they_are_listed(roomy: Live, path: str) -> None:
+    def asked(text: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+
+    context = roomy.model.llm.runner.info.max_context
+    if path == "/tokenize":
+        assert roomy.ok(path, prompt="a " * context)["count"] > context
+    else:
+        assert f"the context holds {context}" in roomy.error(path, **asked("a " * context))["message"]
+    assert "at most 262144 are read" in roomy.error(path, **asked("a " * 300_000))["message"]

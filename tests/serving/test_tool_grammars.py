@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from serving.conftest import Live, serve
+from serving.conftest import Live, calls_grammar, serve
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Inner
 
@@ -19,18 +19,8 @@ from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import constraint
 from paceline.models.loading import Tokenizer
-from paceline.serving import (
-    FORMATS,
-    AllowedCalls,
-    ApiError,
-    Marks,
-    Reader,
-    TextSchema,
-    Thoughts,
-    Tool,
-    answer_grammar,
-    calls_grammar,
-)
+from paceline.serving import ApiError, Tool
+from paceline.serving.chat import FORMATS, REASONING, AllowedCalls, Marks, Reader, TextSchema, answer_grammar
 
 
 def tool(name: str, strict: bool | None = None, **parameters: Any) -> Tool:
@@ -164,14 +154,13 @@ def marked(model: LLM, tmp_path_factory: pytest.TempPathFactory, request: pytest
 
 
 def required(form: str, marks: Marks | None = None, **more: Any) -> str:
-    given = {"only": None, "parallel": True} | more | ({} if marks is None else {"marks": marks})
-    return calls_grammar(TOOLS, form, **given)
+    return calls_grammar(TOOLS, form, **more, **({} if marks is None else {"marks": marks}))
 
 
 def possible(form: str, marks: Marks, *, tools: Sequence[Tool] = TOOLS, many: bool = True, **more: Any) -> str:
     """Free text, in which calls may begin."""
     calls = AllowedCalls([one.function for one in tools], needed=False, many=many, strict=True)
-    return answer_grammar(calls, more.pop("schema", None), form, marks=marks, **more)
+    return answer_grammar(calls, more.pop("schema", None), FORMATS[form], marks=marks, **more)
 
 
 def wrong(text: str, call: str) -> list[str]:
@@ -200,7 +189,7 @@ def test_required_calls_are_those_of_the_chat_templates(plain: World, form: str)
     for text in (*wrong(call, call), f"Hello {call}", "", "Hello", call.replace("7", "")):
         assert text != call
         assert not plain.obeys(grammar, text), text
-    one = required(form, parallel=False)
+    one = required(form, many=False)
     assert plain.obeys(one, call)
     if several(form) != call:  # there may be two
         assert plain.obeys(grammar, several(form))
@@ -278,34 +267,32 @@ def test_what_is_read_without_its_first_mark_is_bound_too(plain: World) -> None:
     assert not plain.begins(llama, '{"name": "add", "arguments"')
 
 
-THINKING = {"tags": Thoughts(), "brackets": Thoughts("[THINK]", "[/THINK]")}
-
-
-@pytest.mark.parametrize("kind", THINKING)
+@pytest.mark.parametrize("kind", ["think", "mistral"])
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "qwen3_coder", "pythonic"])
 def test_thoughts_may_come_first(plain: World, form: str, kind: str) -> None:
-    thoughts, call = THINKING[kind], PUBLISHED[form][0]
+    thoughts, call = REASONING[kind], PUBLISHED[form][0]
     begin, end = thoughts.begin, thoughts.end
-    opened = Thoughts(begin, end, opened=True)
+    opened: dict[str, Any] = {"thoughts": thoughts, "opened": True}
     schema = TextSchema({"type": "integer"}, True)
     for grammar, fine, bad in (
         (required(form, thoughts=thoughts), [call, f"{begin}\nI call {call}, or not.\n{end}\n\n{call}"],
          [f"{begin}Hm.{end}", f"{begin}{call}", "Hm."]),
-        (required(form, thoughts=opened), [f"Hm.{end}{call}", f"{end}\n{call}"], [call, f"{begin}{end}"]),
+        (required(form, **opened), [f"Hm.{end}{call}", f"{end}\n{call}"], [call, f"{begin}{end}"]),
         (possible(form, plain.marks, thoughts=thoughts),
          ["Hello", f"{begin}Hm", f"{begin}{call.replace('7', 'x')}", f"{begin}Hm{end}\n\nHello", f"{begin}{end}{call}"],
          [f"{begin}Hm{end}\n{call.replace('7', 'x')}"]),
-        (possible(form, plain.marks, thoughts=opened), ["Hm", f"Hm{end}Hello", f"{call.replace('7', 'x')}{end}{call}"],
+        (possible(form, plain.marks, **opened), ["Hm", f"Hm{end}Hello", f"{call.replace('7', 'x')}{end}{call}"],
          [f"Hm{end}{call.replace('7', 'x')}"]),
-        (answer_grammar(None, schema, form, thoughts=thoughts), ["7", f"{begin}Hm{end}\n7"], ["Hm", f"{begin}Hm{end}"]),
-        (answer_grammar(None, schema, form, thoughts=opened), [f"Hm{end}7"], ["7"]),
+        (answer_grammar(None, schema, FORMATS[form], thoughts=thoughts), ["7", f"{begin}Hm{end}\n7"],
+         ["Hm", f"{begin}Hm{end}"]),
+        (answer_grammar(None, schema, FORMATS[form], **opened), [f"Hm{end}7"], ["7"]),
     ):  # fmt: skip
         assert [text for text in fine if not plain.obeys(grammar, text)] == []
         assert [text for text in bad if plain.obeys(grammar, text)] == []
 
 
 def test_thoughts_between_special_tokens(marked: World) -> None:
-    grammar = required("hermes", marked.marks, thoughts=Thoughts())
+    grammar = required("hermes", marked.marks, thoughts=REASONING["think"])
     call = PUBLISHED["hermes"][0]
     assert marked.obeys(grammar, f"<think>Hm.\n</think>\n\n{call}")
     assert not marked.obeys(grammar, "<think>Hm.</think>")
@@ -341,7 +328,7 @@ def test_channels_of_gpt_oss(marked: World) -> None:
     final = f"{thought}<|channel|>final<|message|>Seven."
     assert marked.obeys(possible("openai", marked.marks), final)
     assert not marked.obeys(required("openai", marked.marks), final)
-    text = answer_grammar(None, TextSchema(RECORD, True), "openai", marks=marked.marks)
+    text = answer_grammar(None, TextSchema(RECORD, True), FORMATS["openai"], marks=marked.marks)
     assert marked.obeys(text, f'{thought}<|channel|>final <|constrain|>json<|message|>{{"name": "a", "n": 1}}')
     assert not marked.obeys(text, final)
 
@@ -399,7 +386,7 @@ def between_tags(form: str, **given: str) -> str:
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_arguments_between_tags_are_of_their_types(plain: World, form: str, strict: bool) -> None:
-    grammar = calls_grammar([tool("f", strict, **KINDS)], form, only=None, parallel=True)
+    grammar = calls_grammar([tool("f", strict, **KINDS)], form)
     for key, fine, bad in (
         ("unit", ["C", "it's", "null"], ["F", '"C"', ""]),
         ("few", ["ab", "<p>", "äöü\n"], ["a", "abcde"]),
@@ -432,7 +419,7 @@ def test_arguments_between_tags_are_of_their_types(plain: World, form: str, stri
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 def test_what_tags_cannot_hold_is_rejected_or_ignored(plain: World, form: str) -> None:
     def made(strict: bool, **parameters: Any) -> str:
-        return calls_grammar([tool("f", strict, **parameters)], form, only=None, parallel=True)
+        return calls_grammar([tool("f", strict, **parameters)], form)
 
     text = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}
     assert plain.obeys(made(False, **text), between_tags(form, a="x"))
@@ -462,7 +449,7 @@ def test_references_are_found_or_hold_of_anything(plain: World, form: str) -> No
     def made(target: str, strict: bool) -> str:
         schema = {"properties": {"a": {"$ref": target}}, "required": ["a"], "$defs": {"N": {"type": "integer"}}}
         add = tool("add", strict, **{"type": "object", "additionalProperties": False} | schema)
-        return calls_grammar([add], form, only=None, parallel=True)
+        return calls_grammar([add], form)
 
     for target in ("#/$defs/N", "/$defs/N"):
         grammar = made(target, True)
@@ -487,7 +474,7 @@ def test_functions_have_definitions_and_strictness_of_their_own(plain: World) ->
 
     tools = [of("integer", True), of("string", False, propertyNames={"not": {"const": "y"}}), of("boolean", None)]
     for form in ("hermes", "mistral_args", "llama3_json"):
-        grammar = calls_grammar(tools, form, only=None, parallel=True)
+        grammar = calls_grammar(tools, form)
         call = PUBLISHED[form][0].replace('"a"', '"x"')
         values = {"integer": "7", "string": '"7"', "boolean": "true"}
         for kind in values:
@@ -544,7 +531,8 @@ def test_outputs_obey_once_a_call_begins(model: LLM, plain: World, form: str) ->
 
 def test_what_a_text_must_be_holds_behind_thoughts(model: LLM, plain: World) -> None:
     small = TextSchema({"enum": ["red", "blue"]}, True)
-    grammar = answer_grammar(None, small, "hermes", marks=plain.marks, thoughts=Thoughts(opened=True))
+    opened: dict[str, Any] = {"thoughts": REASONING["think"], "opened": True}
+    grammar = answer_grammar(None, small, FORMATS["hermes"], marks=plain.marks, **opened)
     begin = [Begin(plain.ids("I think so.</think>\n\n"))]
     bound = {"logits_processors": begin, "structured_outputs": {"grammar": grammar}}
     output = model.generate(PROMPTS[0], SamplingParams(temperature=1.0, seed=1, max_tokens=40, **bound))[0].outputs[0]

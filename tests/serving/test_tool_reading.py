@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.config import TOOL_FORMATS
-from paceline.serving import FORMATS, REASONING, Reader, Steering, format_of, reasoning_of, typed_value
+from paceline.serving import ApiError
+from paceline.serving.chat import FORMATS, REASONING, Reader, Steering, format_of, reasoning_of, typed_value
 
 BAR, LOW = "\uff5c", "\u2581"
 
@@ -405,8 +406,6 @@ Ask = Callable[[Steering], dict[str, Any]]
     ("<think>", set(), lambda s: s.renamed({"thinking": True}), {"thinking": True}),
 ])  # fmt: skip
 def test_templates_are_asked_for_thoughts(template: str, reads: set[str], ask: Ask, expected: Any) -> None:
-    from paceline.serving import ApiError
-
     steering = Steering(template, reads)
     if not isinstance(expected, str):
         assert ask(steering) == expected

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving.conftest import serve
+from serving.conftest import calls_grammar, serve
 
 from paceline import LLM, AsyncLLM
 from paceline.config import StructuredOutputsParams
 from paceline.grammar import constraint
-from paceline.serving import FORMATS, ApiError, Delta, Reader, Tool, calls_grammar, format_of
+from paceline.serving import ApiError, Tool
+from paceline.serving.chat import FORMATS, Delta, Reader, format_of
 
 TEXTS: dict[str, tuple[str, str]] = {
     "hermes": ("hermes", 'Sure.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'),
@@ -171,7 +172,7 @@ def test_required_calls_are_a_grammar_of_what_is_read(model: LLM, form: str) -> 
     good = {"hermes": '<tool_call>\n{"name": "add", "%s": {"a": 7}}\n</tool_call>',
             "llama3_json": '{"name": "add", "%s": {"a": 7}}',
             "mistral": '[TOOL_CALLS][{"name": "add", "%s": {"a": 7}}]'}[form] % key  # fmt: skip
-    grammar = calls_grammar(TOOLS, form, only=None, parallel=True)
+    grammar = calls_grammar(TOOLS, form)
 
     def whole(text: str) -> bool:
         return obeys(model, grammar, text)
@@ -185,7 +186,7 @@ def test_required_calls_are_a_grammar_of_what_is_read(model: LLM, form: str) -> 
         good.replace('{"a": 7}', "{}"),
     ):
         assert not whole(wrong)
-    only = calls_grammar(TOOLS, form, only="now", parallel=False)
+    only = calls_grammar(TOOLS, form, only="now", many=False)
     assert '"add"' not in only
     assert all(a != b for a, b in pairwise([grammar, only]))
 
@@ -194,7 +195,7 @@ def test_required_calls_are_a_grammar_of_what_is_read(model: LLM, form: str) -> 
 def test_arguments_may_have_escaped_slashes_and_marks_may_not(model: LLM, form: str) -> None:
     parameters = {"type": "object", "properties": {"a/b": {"enum": ["/x"]}}, "required": ["a/b"]}
     tool = Tool.model_validate({"type": "function", "function": {"name": "add", "parameters": parameters}})
-    grammar = calls_grammar([tool], form, only=None, parallel=True)
+    grammar = calls_grammar([tool], form)
     call = STREAMED[form].replace('{"a": [1, 2, 3], "b": "a longer text"}', r'{"a\/b": "\/x"}')
     assert obeys(model, grammar, call)
     assert read(form, [call])[2] == [("add", {"a/b": "/x"})]
@@ -206,7 +207,7 @@ def test_arguments_may_have_escaped_slashes_and_marks_may_not(model: LLM, form: 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "pythonic"])
 def test_required_calls_do_not_go_on_for_ever(model: LLM, form: str) -> None:
     call = "[add(a=7)]" if form == "pythonic" else STREAMED[form].replace('[1, 2, 3], "b": "a longer text"', "7")
-    grammar = calls_grammar(TOOLS, form, only=None, parallel=True)
+    grammar = calls_grammar(TOOLS, form)
     assert obeys(model, grammar, call)
     assert obeys(model, grammar, call.replace("7", 15 * "7"))
     for wrong in (call.replace("7", 200 * "7"), call.replace("7", 200 * " " + "7"), call.replace("(", "(" + 99 * "\n")):
@@ -229,10 +230,10 @@ PARAMETERS = {
 }
 
 
-def python(*, only: str | None = None, parallel: bool = True, strict: bool = False, **parameters: Any) -> str:
+def python(*, only: str | None = None, many: bool = True, strict: bool = False, **parameters: Any) -> str:
     function = {"name": "weather", "parameters": parameters or PARAMETERS, "strict": strict}
     tools = [Tool.model_validate({"type": "function", "function": function}), TOOLS[1]]
-    return calls_grammar(tools, "pythonic", only=only, parallel=parallel)
+    return calls_grammar(tools, "pythonic", only=only, many=many)
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
@@ -249,7 +250,7 @@ def test_calls_of_python_are_a_grammar_of_what_is_read(model: LLM, arguments: st
         ):
             assert obeys(model, grammar, text)
             assert read("pythonic", [text])[2] == calls
-    one = python(parallel=False, only="weather")
+    one = python(many=False, only="weather")
     assert obeys(model, one, f"[weather({arguments})]")
     assert not obeys(model, one, f"[weather({arguments}), weather({arguments})]")
     assert not obeys(model, one, "[now()]")

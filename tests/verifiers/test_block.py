@@ -24,8 +24,8 @@ from tools.gtest import ERROR, g_test
 from tools.random_drafts import RandomDrafter, random_distribution, random_target
 from toys import ToyRunner
 
+from paceline.assembly import build_parts
 from paceline.config import SpeculativeConfig
-from paceline.engine import build_parts
 from paceline.errors import CapabilityError, ConfigError, NumericsError
 from paceline.sampling import KeyedDraws, draw_seed
 from paceline.tree import ROOT, TokenTree, Trial, Verdict

@@ -11,8 +11,8 @@ import torch
 from credulous import believe_chains
 
 from paceline import LLM
+from paceline.assembly import Exactness
 from paceline.controllers import Controller
-from paceline.engine import Exactness
 from paceline.llm import BUNDLED
 from paceline.sampling import KeyedDraws
 from paceline.tree import Scores

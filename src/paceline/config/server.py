@@ -14,7 +14,7 @@ TOOL_FORMATS: Final = (
     *("hermes", "mistral", "mistral_args", "llama3_json", "pythonic", "qwen3_coder", "openai", "glm45"),
     *("deepseek_v3", "deepseek_v31", "kimi_k2", "seed_oss"),
 )
-"""How models write calls of functions (serving.tool_formats)."""
+"""How models write calls of functions (serving.chat.formats)."""
 
 MOST: Final = (
     *("max_waiting", "max_streams_per_key", "max_outputs_per_key", "max_body_bytes", "max_n", "max_prompts"),

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from statistics import median
@@ -204,7 +204,7 @@ def probe(
     for number, method in enumerate(llm.drafter_methods):
         progress("probing drafters", number, len(llm.drafter_methods))
         one = llm.with_speculative_config(llm.speculative)
-        one.engine.parts = replace(one.engine.parts, controller=OnlyOne(number, len(drafter_set.names)))
+        one.engine.use_controller(OnlyOne(number, len(drafter_set.names)))
         records, dropped = _decode(one, prompts, tokens)
         drafter, kind = drafter_set.drafters[number], registry.lookup("drafters", method).kind
         spent = [r.draft_seconds[number] / tree.max_depth for r in records for tree in r.proposed if len(tree)]

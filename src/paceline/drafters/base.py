@@ -228,6 +228,7 @@ class Drafter(ABC):
         keeps_trajectory: its proposals depend on its own earlier ones, not on the text alone.
         runs_target: it finds the target's cache in its contexts; `resume` is called.
         works_ahead: `ahead` is called.
+        reads_prediction: it drafts from what a request says that it expects (`Context.prediction`).
         rewinds: `rewind` may be called, so that other drafters can be built on it.
         tree_policy: name of the policy by which it grows trees; "chain" where there is none.
         tables: what it learns from text, to be saved on request.
@@ -244,6 +245,7 @@ class Drafter(ABC):
     keeps_trajectory: bool = False
     runs_target: bool = False
     works_ahead: bool = False
+    reads_prediction: bool = False
     rewinds: bool = False
     tree_policy: str = "chain"
     tables: SavedTables | None = None

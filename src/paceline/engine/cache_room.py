@@ -48,8 +48,8 @@ class Room:
         longest = prompt + request.max_tokens - 2 + memory.widest
         needed = memory.blocks_for(longest)
         for second in self._seconds(request.companion):
-            own = len(second.prompt) + request.max_tokens - 2 + memory.widest
-            longest, needed = longest + own, needed + memory.blocks_for(own)
+            length = len(second.prompt) + request.max_tokens - 2 + memory.widest
+            longest, needed = longest + length, needed + memory.blocks_for(length)
         if needed > memory.capacity:
             raise PromptError(
                 f"a prompt of {prompt} tokens with up to {request.max_tokens} new ones needs a cache for {longest} "
@@ -92,18 +92,18 @@ class Room:
         if not self._short and all(_bound(tree) < memory.widest for tree in trees):
             return trees
         left = memory.left()
-        share, found = (left - self._demand(active)) // len(self._lengths(batch)), []
+        share, fitting = (left - self._demand(active)) // len(self._lengths(batch)), []
         for sequence, tree in zip(batch, trees, strict=True):
             lengths = [length - 1 for length in self._lengths([sequence])]
             most = min((memory.blocks_for(n + memory.widest) + share) * memory.block_size - n - 1 for n in lengths)
             probes = int((tree.kinds == PROBE).sum()) if len(tree) else 0
-            found.append(tree if _bound(tree) <= most else select_nodes(tree, most - probes))
-        pairs = zip(batch, found, strict=True)
-        whole = sum(3 * memory.blocks_for(n + len(tree)) for one, tree in pairs for n in self._lengths([one]))
+            fitting.append(tree if _bound(tree) <= most else select_nodes(tree, most - probes))
+        pairs = zip(batch, fitting, strict=True)
+        whole = sum(3 * memory.blocks_for(n + len(tree)) for sequence, tree in pairs for n in self._lengths([sequence]))
         if whole > left:
             self._seen = -1
             memory.save(lean=True)
-        return found
+        return fitting
 
     def admits(self, request: Request, tokens: int, active: Seq[Sequence]) -> bool:
         """Whether `tokens` tokens of a request can join these, with a block to grow for all.
@@ -113,10 +113,10 @@ class Room:
         if not active:
             return True
         behind = tokens - len(request.prompt_ids)
-        own = [tokens, *(behind + len(second.prompt) for second in self._seconds(request.companion))]
-        need = sum(self._memory.blocks_for(length + self._memory.widest) for length in own)
+        lengths = [tokens, *(behind + len(second.prompt) for second in self._seconds(request.companion))]
+        need = sum(self._memory.blocks_for(length + self._memory.widest) for length in lengths)
         need -= self._shared(request, active)
-        lengths = own + self._lengths(active)
+        lengths += self._lengths(active)
         return self._demand(active) + len(active) + need + 1 <= self._memory.left() and self._memory.windows_fit(
             lengths
         )
@@ -124,15 +124,15 @@ class Room:
     def _seconds(self, companion: Companion | None) -> list[Second]:
         """The second sequences in this memory."""
         seconds = () if companion is None else companion.seconds
-        return [one for one in seconds if memory_of(one.runner) is self._memory]
+        return [second for second in seconds if memory_of(second.runner) is self._memory]
 
     def _lengths(self, sequences: Seq[Sequence]) -> list[int]:
         """Tokens of the texts in this memory."""
-        found = []
+        lengths = []
         for sequence in sequences:
-            found.append(len(sequence.context.tokens))
-            found += [second.length(sequence.context) for second in self._seconds(sequence.companion)]
-        return found
+            lengths.append(len(sequence.context.tokens))
+            lengths += [second.length(sequence.context) for second in self._seconds(sequence.companion)]
+        return lengths
 
     def _inputs(self, sequence: Sequence) -> list[tuple[SequenceCache | None, int]]:
         """Its caches in this memory, None for one to be made, with tokens to come: what is to be filled, and the next
@@ -147,13 +147,13 @@ class Room:
         ]
 
     def _demand(self, active: Seq[Sequence]) -> int:
-        found = 0
+        blocks = 0
         for index, sequence in enumerate(active):
             for cache, inputs in self._inputs(sequence):
-                found += self._memory.blocks_for(inputs) if cache is None else self._memory.need(cache, inputs)
+                blocks += self._memory.blocks_for(inputs) if cache is None else self._memory.need(cache, inputs)
             if not sequence.cache.length:
-                found -= self._shared(sequence.request, active[:index])
-        return found
+                blocks -= self._shared(sequence.request, active[:index])
+        return blocks
 
     def _shared(self, request: Request, active: Seq[Sequence]) -> int:
         return 0 if self._prefixes is None else self._prefixes.expected(request, active)

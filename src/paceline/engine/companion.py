@@ -106,9 +106,9 @@ class Companion:
 
     def fresh(self) -> Companion:
         """The same without caches."""
-        return replace(self, seconds=tuple(replace(one, held=None) for one in self.seconds))
+        return replace(self, seconds=tuple(replace(second, held=None) for second in self.seconds))
 
     def release(self) -> None:
         """Give up all caches."""
-        for one in self.seconds:
-            one.release()
+        for second in self.seconds:
+            second.release()

@@ -45,7 +45,7 @@ Others = Iterable[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedInputs:
     """What steering adds to a scoring pass of the target.
 
     Attributes:
@@ -65,20 +65,20 @@ class Added:
         end = scores.rows[first]
         taps = {layer: tap[:end] for layer, tap in scores.taps.items()}
         best = None if scores.best is None else scores.best[:end]
-        own = Scores(scores.logits[:end], scores.rows[: first + 1], taps, best)
-        return own, [scores.of(first + i) for i in range(len(self.caches))]
+        target = Scores(scores.logits[:end], scores.rows[: first + 1], taps, best)
+        return target, [scores.of(first + i) for i in range(len(self.caches))]
 
 
-NOTHING_ADDED: Final = Added()
+NOTHING_ADDED: Final = AddedInputs()
 
 
 @dataclass(frozen=True, slots=True)
-class Beside(Generic[T]):
+class SecondInStep(Generic[T]):
     """A second sequence, the one that it goes along with, and what a step has of that one: its tree or verdict."""
 
     first: Decoding
     second: Second
-    beside: T
+    of_first: T
 
 
 class Companions:
@@ -108,7 +108,7 @@ class Companions:
         if request.params.steering is None:
             return None
         method = parse_steering(request.params.steering)
-        found = Companion(method, _taps(method, self.runner))
+        companion = Companion(method, _taps(method, self.runner))
         for kind in method.companions:
             choice(f"companions of steering method {method.name!r}", kind, ("prompt", "model"))
             if kind == "prompt":
@@ -117,18 +117,18 @@ class Companions:
                 runner = self._open(method)
                 second = Second(method.name, runner, list(request.prompt_ids), _taps(method, runner))
             second.check(request.max_tokens)
-            found.seconds += (second,)
-        return found
+            companion.seconds += (second,)
+        return companion
 
     def _prompt(self, method: Steering, request: Request) -> list[int]:
-        given, own = request.prompt_ids[-1:] if method.prompt is None else method.prompt, list(request.prompt_ids)
-        if isinstance(given, str):
-            need(self._tokenizer is not None, "prompt of steering", "be token ids where there is no tokenizer", given)
-            given = self._tokenizer.encode(given)
+        prompt, first_prompt = request.prompt_ids[-1:] if method.prompt is None else method.prompt, request.prompt_ids
+        if isinstance(prompt, str):
+            need(self._tokenizer is not None, "prompt of steering", "be token ids where there is no tokenizer", prompt)
+            prompt = self._tokenizer.encode(prompt)
         if not method.prepended:
-            return list(given)
-        twice = self._tokenizer is not None and [*given[:1]] == own[:1] == [self._tokenizer.bos_id]
-        return [*given, *own[twice:]]
+            return list(prompt)
+        twice = self._tokenizer is not None and [*prompt[:1]] == first_prompt[:1] == [self._tokenizer.bos_id]
+        return [*prompt, *first_prompt[twice:]]
 
     def _open(self, method: Steering) -> Runner:
         if self._models is None:
@@ -143,16 +143,17 @@ class Companions:
             _need_ability(method, "trees", runner)
         return runner
 
-    def added(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Added:
+    def added(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> AddedInputs:
         """What the next scoring pass of the target must hold for these sequences besides."""
         if all(sequence.companion is None for sequence in batch):
             return NOTHING_ADDED
         self._fill(self.runner, _seconds(self.runner, zip(batch, trees, strict=True)))
-        own = _seconds(self.runner, zip(batch, trees, strict=True))
+        seconds = _seconds(self.runner, zip(batch, trees, strict=True))
         taps = {layer for sequence in batch if _steered(sequence) for layer in _companion(sequence).taps}
-        if not (taps or own):
+        if not (taps or seconds):
             return NOTHING_ADDED
-        return Added(_caches(own), [_root(one) for one in own], [one.beside for one in own], sorted(taps))
+        roots, second_trees = [_root(item) for item in seconds], [item.of_first for item in seconds]
+        return AddedInputs(_caches(seconds), roots, second_trees, sorted(taps))
 
     def shape(
         self, batch: Sequence[Decoding], trees: Sequence[TokenTree], scores: Scores, second: Sequence[torch.Tensor]
@@ -162,10 +163,12 @@ class Companions:
         Args:
             second: logits of the target's second sequences, in the order of `added`.
         """
+        if all(sequence.companion is None for sequence in batch):
+            return scores
         pairs = list(zip(batch, trees, strict=True))
-        own = _seconds(self.runner, pairs)
-        found: dict[int, Sequence[Others]] = {id(one.second): [[rows]] for one, rows in zip(own, second, strict=True)}
-        found |= self._elsewhere(pairs)
+        with_rows = zip(_seconds(self.runner, pairs), second, strict=True)
+        others: dict[int, Sequence[Others]] = {id(item.second): [[rows]] for item, rows in with_rows}
+        others |= self._elsewhere(pairs)
         steered = [i for i, sequence in enumerate(batch) if _steered(sequence)]
         if not steered:
             return scores
@@ -173,33 +176,33 @@ class Companions:
         for i in steered:
             companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
             early = _Early(companion.method, self.runner, companion.taps, scores, span)
-            others = [early, *chain(*(found[id(one)] for one in companion.seconds))]
-            given_rv, shaped_rv = scores.logits[span], logits[span]
-            failure = _shape_rows(companion, shaped_rv, given_rv, others)
-            failure = failure or _blame(companion, given_rv, shaped_rv, others)
+            seen = [early, *chain(*(others[id(each)] for each in companion.seconds))]
+            raw_rv, shaped_rv = scores.logits[span], logits[span]
+            failure = _shape_rows(companion, shaped_rv, raw_rv, seen)
+            failure = failure or _blame(companion, raw_rv, shaped_rv, seen)
             if failure is not None:
                 batch[i].fail(failure)
         return replace(scores, logits=logits, best=None)
 
     def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Sequence[Others]]:
         """Logits of the second sequences of other models, and what their layers predict, by the id of each."""
-        found: dict[int, Sequence[Others]] = {}
+        others: dict[int, Sequence[Others]] = {}
         for runner in _runners(pairs):
             if runner is not self.runner:
                 self._fill(runner, _seconds(runner, pairs))
-                _each(_seconds(runner, pairs), partial(_score, runner, found))
-        return found
+                _each(_seconds(runner, pairs), partial(_score, runner, others))
+        return others
 
     def commit(self, batch: Sequence[Decoding], verdicts: Sequence[Verdict]) -> None:
         """Second sequences keep the accepted paths of these, which go on."""
         pairs = list(zip(batch, verdicts, strict=True))
         for runner in _runners(pairs):
-            some = _seconds(runner, pairs)
+            seconds = _seconds(runner, pairs)
             try:
-                runner.commit(_caches(some), [one.beside.path for one in some])
+                runner.commit(_caches(seconds), [item.of_first.path for item in seconds])
             except Exception as error:
-                for one in some:
-                    _end(one, error)
+                for item in seconds:
+                    _end(item, error)
 
     def fork(self, first: Decoding, others: Sequence[Decoding]) -> None:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
@@ -207,17 +210,17 @@ class Companions:
             return
         for i, second in enumerate(first.companion.seconds):
             if second.runner.capabilities.fork:
-                self._fill(second.runner, [Beside(first, second, None)])
+                self._fill(second.runner, [SecondInStep(first, second, None)])
                 for other in () if first.failed else others:
                     _companion(other).seconds[i].hold(second.runner.fork(second.cache))
 
-    def _fill(self, runner: Runner, seconds: Sequence[Beside[Any]]) -> None:
+    def _fill(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
         """Give caches of second sequences all but the last token of their texts."""
         _each(seconds, lambda some: self._filled(runner, some))
 
-    def _filled(self, runner: Runner, seconds: Sequence[Beside[Any]]) -> None:
+    def _filled(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
         caches = _caches(seconds)
-        left = {i: one.second.missing(one.first.context) for i, one in enumerate(seconds)}
+        left = {i: item.second.missing(item.first.context) for i, item in enumerate(seconds)}
         while left := {i: tokens for i, tokens in left.items() if tokens}:
             chunks, room = dict[int, list[int]](), self._chunk
             for i, tokens in left.items():
@@ -244,16 +247,16 @@ def _companion(sequence: Decoding) -> Companion:
 def _taps(method: Steering, runner: Runner) -> tuple[int, ...]:
     """The layers of a model that a method looks at; the model must have them and give their states."""
     size = runner.info.num_layers
-    found = tuple(method.taps(size))
-    known = all(isinstance(one, int) and -1 <= one < size for one in found)
-    need(known, f"taps of steering method {method.name!r}", f"be layers in -1..{size - 1}", found)
-    for ability in ("taps", "head") if found else ():
+    taps = tuple(method.taps(size))
+    known = all(isinstance(layer, int) and -1 <= layer < size for layer in taps)
+    need(known, f"taps of steering method {method.name!r}", f"be layers in -1..{size - 1}", taps)
+    for ability in ("taps", "head") if taps else ():
         _need_ability(method, ability, runner)
-    return found
+    return taps
 
 
-def _root(one: Beside[Any]) -> int:
-    return one.second.root(one.first.context)
+def _root(item: SecondInStep[Any]) -> int:
+    return item.second.root(item.first.context)
 
 
 def _steered(sequence: Decoding) -> bool:
@@ -263,26 +266,26 @@ def _steered(sequence: Decoding) -> bool:
 
 def _runners(pairs: Iterable[tuple[Decoding, Any]]) -> list[Runner]:
     """Those of second sequences, each once."""
-    seconds = (one for first, _ in pairs if _steered(first) for one in _companion(first).seconds)
-    return list({id(one.runner): one.runner for one in seconds}.values())
+    seconds = (second for first, _ in pairs if _steered(first) for second in _companion(first).seconds)
+    return list({id(second.runner): second.runner for second in seconds}.values())
 
 
-def _seconds(runner: Runner, pairs: Iterable[tuple[Decoding, T]]) -> list[Beside[T]]:
+def _seconds(runner: Runner, pairs: Iterable[tuple[Decoding, T]]) -> list[SecondInStep[T]]:
     """The second sequences of a runner, in order."""
     return [
-        Beside(first, second, beside)
-        for first, beside in pairs
+        SecondInStep(first, second, of_first)
+        for first, of_first in pairs
         if _steered(first)
         for second in _companion(first).seconds
         if second.runner is runner
     ]
 
 
-def _caches(seconds: Sequence[Beside[Any]]) -> list[SequenceCache]:
-    return [one.second.cache for one in seconds]
+def _caches(seconds: Sequence[SecondInStep[Any]]) -> list[SequenceCache]:
+    return [item.second.cache for item in seconds]
 
 
-def _each(seconds: Sequence[Beside[T]], work: Callable[[Sequence[Beside[T]]], None]) -> None:
+def _each(seconds: Sequence[SecondInStep[T]], work: Callable[[Sequence[SecondInStep[T]]], None]) -> None:
     """Do it for all second sequences at once; if it raises, for one by one, ending those where it raises again."""
     try:
         if seconds:
@@ -291,23 +294,23 @@ def _each(seconds: Sequence[Beside[T]], work: Callable[[Sequence[Beside[T]]], No
         if len(seconds) == 1:
             _end(seconds[0], error)
             return
-        for one in seconds:
-            _each([one], work)
+        for item in seconds:
+            _each([item], work)
 
 
-def _end(one: Beside[Any], error: Exception) -> None:
-    one.first.fail(_companion(one.first).said(error))
+def _end(item: SecondInStep[Any], error: Exception) -> None:
+    item.first.fail(_companion(item.first).said(error))
 
 
-def _score(runner: Runner, found: dict[int, Sequence[Others]], seconds: Sequence[Beside[TokenTree]]) -> None:
-    """Add to `found`, by its id, the rows of each second sequence of another model, and what its layers predict."""
-    trees = [_known(one.beside, runner.info.vocab_size) for one in seconds]
-    taps = sorted({layer for one in seconds for layer in one.second.taps})
-    scores = runner.score(_caches(seconds), [_root(one) for one in seconds], trees, taps=taps)
-    for i, one in enumerate(seconds):
+def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequence[SecondInStep[TokenTree]]) -> None:
+    """Add to `others`, by its id, the rows of each second sequence of another model, and what its layers predict."""
+    trees = [_known(item.of_first, runner.info.vocab_size) for item in seconds]
+    taps = sorted({layer for item in seconds for layer in item.second.taps})
+    scores = runner.score(_caches(seconds), [_root(item) for item in seconds], trees, taps=taps)
+    for i, item in enumerate(seconds):
         span = slice(scores.rows[i], scores.rows[i + 1])
-        early = _Early(_companion(one.first).method, runner, one.second.taps, scores, span)
-        found[id(one.second)] = [[scores.of(i)], early]
+        early = _Early(_companion(item.first).method, runner, item.second.taps, scores, span)
+        others[id(item.second)] = [[scores.of(i)], early]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,16 +347,17 @@ def _shape_rows(
     Returns:
         Why the root's row could not be shaped; None where it could.
     """
-    width = min([rows_rv.shape[-1], *(one.runner.info.vocab_size for one in companion.seconds)])
+    width = min([rows_rv.shape[-1], *(second.runner.info.vocab_size for second in companion.seconds)])
 
     def shaped(rows: slice) -> str | None:
         """Shape some; returns what went wrong."""
-        own_rv = rows_rv[rows, :width]
-        fitted = (other_rv[rows, :width].to(own_rv.device, torch.float32) for other_rv in chain(*others))
+        target_rv = rows_rv[rows, :width]
+        fitted = (other_rv[rows, :width].to(target_rv.device, torch.float32) for other_rv in chain(*others))
         try:
-            own_rv.copy_(given_rows(companion.method.shape(own_rv, fitted), own_rv, "shape must return logits"))
+            shaped_rv = companion.method.shape(target_rv, fitted)
+            target_rv.copy_(given_rows(shaped_rv, target_rv, "shape must return logits"))
         except Exception as error:  # whatever a class of the user's own raises
-            own_rv.fill_(math.nan)
+            target_rv.fill_(math.nan)
             return companion.said(error)
         return None
 
@@ -365,12 +369,10 @@ def _shape_rows(
     return failure
 
 
-def _blame(
-    companion: Companion, given_rv: torch.Tensor, shaped_rv: torch.Tensor, others: Sequence[Others]
-) -> str | None:
+def _blame(companion: Companion, raw_rv: torch.Tensor, shaped_rv: torch.Tensor, others: Sequence[Others]) -> str | None:
     """Why steering has left the root without a distribution; None where there is one, or was none before."""
     largest = float(shaped_rv[0].max())
-    if math.isfinite(largest) or not math.isfinite(float(given_rv[0].max())):
+    if math.isfinite(largest) or not math.isfinite(float(raw_rv[0].max())):
         return None
     kind = "NaN" if math.isnan(largest) else "infinity" if largest > 0 else "nothing but -inf"
     name = f"steering method {companion.method.name!r}"

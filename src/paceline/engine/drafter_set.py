@@ -17,12 +17,11 @@ from typing import TypeVar
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
-from paceline.engine.companions import NOTHING_ADDED, Added
-from paceline.engine.overlap import NOTHING, Beside, Helper, Nothing, Task
+from paceline.engine.overlap import SCORING_ALONE, AheadTask, DraftingAhead, Helper, ScoringAlone
 from paceline.engine.request import Request
 from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import DrafterError
-from paceline.models import Runner
+from paceline.models import SequenceCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
 from paceline.utils import described, need
 
@@ -38,8 +37,6 @@ class DrafterSet:
         vocab_size: of the target.
         chains_only: the target's runner scores no branches; then the first drafter that proposes anything is the only
             one used.
-    Attributes:
-        catching_up: seconds of the last `propose` in which each drafter read what it had not seen of texts.
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, *, chains_only: bool = False) -> None:
@@ -49,17 +46,18 @@ class DrafterSet:
         self.vocab_size = vocab_size
         self.taps = tuple(sorted({layer for drafter in drafters for layer in drafter.taps}))
         windows = [drafter.tap_window for drafter in drafters if drafter.taps]
-        self.tap_window = None if None in windows else max((one for one in windows if one is not None), default=0)
+        known = [window for window in windows if window is not None]
+        self.tap_window = max(known, default=0) if len(known) == len(windows) else None
         self._listeners = [drafter for drafter in drafters if not drafter.catches_up]
         self._unheard = 0  # steps without drafts since the last one that was told
         self._ahead = [i for i, drafter in enumerate(drafters) if drafter.works_ahead]
         self.helper = Helper()
-        own = [i for i, drafter in enumerate(drafters) if drafter.runs_target]
-        self._resuming = (
-            own if len(own) == 1 else []
-        )  # two that draft in the same scratch slots leave nothing to go on from
+        resuming = [i for i, drafter in enumerate(drafters) if drafter.runs_target]
+        # two that draft in the same scratch slots leave nothing to go on from
+        self._resuming = resuming if len(resuming) == 1 else []
         self._reading = {i for i, drafter in enumerate(drafters) if type(drafter).catch_up is not Drafter.catch_up}
-        self.catching_up = [0.0] * len(drafters)
+        self._no_seconds = (0.0,) * len(drafters)
+        self._reading_seconds = list(self._no_seconds)
         self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
@@ -101,13 +99,15 @@ class DrafterSet:
         for name in names or ():
             known = ", ".join(dict.fromkeys(self.names)) or "none"
             need(name in self.names, "speculative_config method", f"name methods that this engine has ({known})", name)
-        unread = request.prediction and names is not None and "prediction" not in names
-        need(not unread, "prediction", "be left out where speculative_config leaves out the method prediction", names)
+        if request.prediction and names is not None:
+            read = any(drafter.reads_prediction and drafter.name in names for drafter in self.drafters)
+            need(read, "prediction", "be left out where speculative_config names no method that reads it", names)
 
     def _chosen(self, sequence: Decoding) -> Iterator[tuple[int, Drafter]]:
         """The drafters that draft for a sequence, by index; others have no state for it."""
         wanted = sequence.request.drafts.methods
-        return ((i, one) for i, one in enumerate(self.drafters) if wanted is None or one.name in wanted)
+        numbered = enumerate(self.drafters)
+        return ((i, drafter) for i, drafter in numbered if wanted is None or drafter.name in wanted)
 
     def fork(self, sequence: Decoding, other: Decoding) -> None:
         """Give `other`, a copy of `sequence`, its own states."""
@@ -124,7 +124,7 @@ class DrafterSet:
         tokens = sequence.context.tokens
         sequence.states = [None] * len(self.drafters)
         sequence.texts = [list(tokens) for _ in self.drafters]
-        sequence.told = len(tokens)
+        sequence.known_length = len(tokens)
 
     def _context(self, sequence: Decoding, index: int) -> Context:
         cache = (lambda: sequence.cache) if self.drafters[index].runs_target else None
@@ -132,30 +132,32 @@ class DrafterSet:
 
     def _tell(self, sequence: Decoding) -> None:
         """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
-        tokens, told = sequence.context.tokens, sequence.told
-        if len(tokens) == told:
+        tokens, known = sequence.context.tokens, sequence.known_length
+        if len(tokens) == known:
             return
-        new = tokens[told:]
+        new = tokens[known:]
         for index, text in enumerate(sequence.texts):
             if sequence.states[index] is not None:
-                if len(text) != told or text[-1] != tokens[told - 1]:
+                if len(text) != known or text[-1] != tokens[known - 1]:
                     self.drop(index, sequence, DrafterError("it changed context.tokens, which drafters may only read"))
                 text.extend(new)
-        sequence.told = len(tokens)
+        sequence.known_length = len(tokens)
 
-    def propose(self, batch: Sequence[Decoding], plan: Plan) -> tuple[list[TokenTree], tuple[float, ...]]:
-        """One merged tree per sequence, and the seconds that each drafter took, without those of `catching_up`."""
+    def propose(
+        self, batch: Sequence[Decoding], plan: Plan
+    ) -> tuple[list[TokenTree], tuple[float, ...], tuple[float, ...]]:
+        """One merged tree per sequence; the seconds in which each drafter drafted, and those in which it first read
+        what it had not seen of the texts.
+        """
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
-        self.catching_up = [0.0] * len(self.drafters)
         if not plan.drafts:
-            return trees, (0.0,) * len(self.drafters)
+            return trees, self._no_seconds, self._no_seconds
         for sequence in batch:
             self._tell(sequence)
-        seconds = [0.0] * len(self.drafters)
-        for index in range(len(self.drafters)):
-            seconds[index] = self._ask(index, batch, plan.budgets, trees)
+        self._reading_seconds = list(self._no_seconds)
+        seconds = [self._ask(index, batch, plan.budgets, trees) for index in range(len(self.drafters))]
         trees = [sequence.rules.possible(tree) for sequence, tree in zip(batch, trees, strict=True)]
-        return trees, tuple(seconds)
+        return trees, tuple(seconds), tuple(self._reading_seconds)
 
     def _ask(
         self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
@@ -182,7 +184,7 @@ class DrafterSet:
         for i, tree in zip(active, proposed, strict=True):
             if len(tree.tokens):
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
-        return perf_counter() - start - self.catching_up[index]
+        return perf_counter() - start - self._reading_seconds[index]
 
     def propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
@@ -195,11 +197,11 @@ class DrafterSet:
             if index in self._reading:
                 start = perf_counter()
                 drafter.catch_up(states)
-                self.catching_up[index] += perf_counter() - start
-            found = drafter.propose(states, budgets[first:stop], shown[first:stop])
-            if len(found) != len(states):
-                raise DrafterError(f"proposed {len(found)} trees for {len(states)} sequences")
-            return [self._checked(tree, index, budget) for tree, budget in zip(found, budgets[first:stop], strict=True)]
+                self._reading_seconds[index] += perf_counter() - start
+            trees = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            if len(trees) != len(states):
+                raise DrafterError(f"proposed {len(trees)} trees for {len(states)} sequences")
+            return [self._checked(tree, index, budget) for tree, budget in zip(trees, budgets[first:stop], strict=True)]
 
         return self._each(index, batch, call, EMPTY_TREE)
 
@@ -220,48 +222,42 @@ class DrafterSet:
             return tree
         return tree.replace(sources=sources * 0 + index)
 
-    def score(
+    def resume(
         self,
-        runner: Runner,
         batch: Sequence[Decoding],
+        caches: Sequence[SequenceCache],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
-        added: Added = NOTHING_ADDED,
-    ) -> Scores:
-        """One scoring pass; where a drafter has computed part of it, the rest.
-
-        Args:
-            added: what the pass gives besides, at the end of the batch.
+    ) -> Scores | None:
+        """The scores of these trees, where a drafter has computed a part of them while it drafted; None leaves them to
+        the target.
         """
-        caches, taps = [sequence.cache for sequence in batch], self.score_taps
-        if added is not NOTHING_ADDED:
-            caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
-            return runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)
-        for index in self._resuming if not taps else ():
+        for index in self._resuming:
             states = [sequence.states[index] for sequence in batch]
             try:
-                found = self.drafters[index].resume(states, caches, roots, trees)
+                scores = self.drafters[index].resume(states, caches, roots, trees)
             except Exception as error:
                 for sequence in batch:
                     self.drop(index, sequence, error)
-                found = None
-            if found is not None:
-                return found
-        return runner.score(caches, roots, trees, taps=taps)
+                continue
+            if scores is not None:
+                return scores
+        return None
 
-    def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Nothing:
+    def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> ScoringAlone:
         """What drafters do while these trees are scored, around the scoring pass."""
         if not self._ahead:
-            return NOTHING
-        return Beside(self.helper, [self._task(index, batch, trees) for index in self._ahead], trees, self.vocab_size)
+            return SCORING_ALONE
+        tasks = [self._task(index, batch, trees) for index in self._ahead]
+        return DraftingAhead(self.helper, tasks, trees, self.vocab_size)
 
-    def _task(self, index: int, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> Task:
+    def _task(self, index: int, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> AheadTask:
         states = {
             i: sequence.states[index]
             for i, sequence in enumerate(batch)
             if sequence.states[index] is not None and _has_room(sequence, trees[i])
         }
-        return Task(
+        return AheadTask(
             index, self.drafters[index], states, lambda position, error: self.drop(index, batch[position], error)
         )
 
@@ -292,9 +288,9 @@ class DrafterSet:
 
             def call(first: int, stop: int, index: int = index, at: Sequence[int] = at) -> list[None]:
                 some = at[first:stop]
-                own = scores if len(some) == len(scores.rows) - 1 else scores.pick([numbers[i] for i in some])
+                rows = scores if len(some) == len(scores.rows) - 1 else scores.pick([numbers[i] for i in some])
                 states = [batch[i].states[index] for i in some]
-                self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], own)
+                self.drafters[index].observe(states, [trees[i] for i in some], [verdicts[i] for i in some], rows)
                 return [None] * len(some)
 
             self._each(index, [batch[i] for i in at], call, None)
@@ -319,14 +315,14 @@ class DrafterSet:
             if len(batch) == 1:
                 self.drop(index, batch[0], error)
                 return [missing]
-        found = []
+        results = []
         for i in range(len(batch)):
             try:
-                found += call(i, i + 1)
+                results += call(i, i + 1)
             except Exception as error:
                 self.drop(index, batch[i], error)
-                found.append(missing)
-        return found
+                results.append(missing)
+        return results
 
     @contextmanager
     def _guarded(self, index: int, sequence: Decoding) -> Iterator[None]:

@@ -50,8 +50,8 @@ class Turns:
             yield
         self._catch_up()
 
-    def step(self, work: Callable[[A, B], R], one: A, two: B) -> R:
-        """The same around `work(one, two)`, for every step of a decoding loop.
+    def step(self, work: Callable[[A, B], R], first: A, second: B) -> R:
+        """The same around `work(first, second)`, for every step of a decoding loop.
 
         A block of its own would take longer than it.
 
@@ -63,12 +63,12 @@ class Turns:
             self._take(me)
             self._stepping = True
             try:
-                found = work(one, two)
+                result = work(first, second)
             finally:
                 self._stepping = False
         if self._later:
             self._catch_up()
-        return found
+        return result
 
     def _queue(self) -> int:
         """Stand in line; returns the thread's number."""
@@ -120,10 +120,11 @@ class Turns:
 
 def tell(advance: Advance, requests: Sequence[Request]) -> None:
     """Report how far requests are."""
-    advance(sum(one.finished for one in requests), sum(one.metrics.num_generation_tokens for one in requests))
+    done = sum(request.finished for request in requests)
+    advance(done, sum(request.metrics.num_generation_tokens for request in requests))
 
 
-class Driver:
+class EngineDriver:
     """Runs requests of many threads on one engine.
 
     Args:
@@ -191,10 +192,10 @@ class Driver:
 
     def collect(self, request_id: str) -> list[StreamChunk]:
         """The chunks of an open request since the last time."""
-        inbox, found = self.inboxes[request_id], list[StreamChunk]()
+        inbox, chunks = self.inboxes[request_id], list[StreamChunk]()
         while inbox:
-            found.append(inbox.popleft())
-        return found
+            chunks.append(inbox.popleft())
+        return chunks
 
     def drop(self, request_id: str) -> None:
         """Cancel an open request, or forget an ended one."""
@@ -228,8 +229,8 @@ class Driver:
         self.engine.abort(request_id)
         self._whole = whole
 
-    def _step(self, own: Sequence[Request]) -> None:
-        """One step of the engine for the requests `own`; open streams get their chunks, whoever made the step."""
+    def _step(self, requests: Sequence[Request]) -> None:
+        """One step of the engine for these requests; open streams get their chunks, whoever made the step."""
         if not self._whole:  # even `fail` was cut short
             self._deliver(self.engine.fail(InterruptedError("an exception")))
         self._whole = False
@@ -238,7 +239,7 @@ class Driver:
             if self.inboxes:
                 self._deliver(chunks)
         except BaseException as error:
-            interrupted = () if isinstance(error, Exception) else [request.id for request in own]
+            interrupted = () if isinstance(error, Exception) else [request.id for request in requests]
             self._deliver(self.engine.fail(error, interrupted))
             self._whole = True
             raise

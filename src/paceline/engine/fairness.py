@@ -1,15 +1,18 @@
 """Fairness between the owners of requests: whose request begins next, and who takes part in a step.
 
 Whoever sends many requests waits for their own, not others for them. A step of many sequences takes longer than one of
-few, so that an owner with many would slow the others down by it in every step; each gets at least its equal share of
-the engine's time instead, and whoever has had less goes on alone until that is made up. With a single owner nothing is
-counted. Which sequences share a step changes none of their tokens."""
+few, so that an owner with many would slow the others down by it in every step; each gets at least its share of the
+engine's time instead, and whoever has had less goes on alone until that is made up. The shares are equal, but smaller
+for who floods the engine: the work around it, and steps under way, cost the others time as well. Long prompts are read
+in short pieces, so that turns come soon. With a single owner nothing is counted. Which sequences share a step changes
+none of their tokens."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
+from time import perf_counter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -20,8 +23,26 @@ MOST_DUE: Final = 10.0
 BURST: Final = 0.25
 """Seconds that an owner is owed who has asked for nothing for a while."""
 
-NEW: Final = 1e-9
-"""Seconds that an owner is owed at least, who asks again."""
+FLOOD: Final = 4
+"""Sequences of an owner, to one of who has the fewest, from which on it floods the engine."""
+
+SMALLER: Final = 0.3
+"""Share of who does, where others have 1."""
+
+PIECE_SECONDS: Final = 0.01
+"""That reading a piece of an owner's prompts may take, about, while another waits, or may come at any moment."""
+
+FIRST_SECONDS: Final = 0.05
+"""The same of an owner that waits for its first token, whose prompt is read at one go if it is short."""
+
+RECENT: Final = 60.0
+"""Seconds for which somebody else may come at any moment, after there were several owners."""
+
+LEAST_PIECE: Final = 16
+"""Tokens of such a piece at least, which a pass reads as one."""
+
+LOAN: Final = 0.1
+"""Seconds of others that an owner may take ahead, so that its first token comes soon."""
 
 SHORTER, LONGER = 0.2, 0.05
 """Weights of the last time in a running mean, which soon forgets a step that compiled something."""
@@ -65,19 +86,20 @@ class FairQueue(Generic[T]):
 
     def pop(self, owner: str) -> T:
         """Take the first of the owner's; the owner's next turn is behind all others'."""
-        line, found = self._lines[owner], self.first(owner)
-        others = {one: line for one, line in self._lines.items() if one != owner}
+        line, item = self._lines[owner], self.first(owner)
+        others = {other: waiting for other, waiting in self._lines.items() if other != owner}
         if len(line) == 1:
             self._lines = others
         else:
             self._lines = {**others, owner: line}
             line.popleft()
-        return found
+        return item
 
     def remove(self, owner: str, item: T) -> None:
         """Take one that waits out of its line, if it is there."""
-        left = deque(one for one in self._lines.get(owner, ()) if one is not item)
-        self._lines = {one: left if one == owner else line for one, line in self._lines.items() if one != owner or left}
+        left = deque(waiting for waiting in self._lines.get(owner, ()) if waiting is not item)
+        lines = {name: left if name == owner else line for name, line in self._lines.items()}
+        self._lines = {name: line for name, line in lines.items() if line}
 
 
 class Decoded(NamedTuple):
@@ -96,32 +118,58 @@ class Shares:
 
     def __init__(self) -> None:
         self.several = False
+        self._shared = -RECENT  # when there were several last
+        self._piece_seconds = PIECE_SECONDS
+        self._reading = 0.0  # about the seconds that a token of a prompt takes
+        self._new: set[str] = set()  # owners who have come and have no token yet
         self._due: dict[str, float] = {}  # seconds by which each has had less than its share, also who has gone
-        self._here: set[str] = set()
+        self._here: dict[str, float] = {}  # weights of the shares of those whose sequences run
         self._alone: dict[int, float] = {}  # about the seconds of a token, of so many sequences of one owner
 
-    def turn(self, owners: Collection[str]) -> Collection[str]:
+    def turn(self, sizes: Mapping[str, int]) -> Collection[str]:
         """Who goes on in the next step: those who have had less than their share, or everybody.
 
         Args:
-            owners: all whose sequences run or are read. Who is new among them goes on at once.
+            sizes: how many sequences each owner has that run or are read. Who is new among them goes on at once, and
+                alone until it has its first token, for which it waits later.
         """
+        owners = sizes.keys()
         self.several = len(owners) > 1
+        if self.several:
+            self._shared = perf_counter()
         for owner in owners:
             if not self.several:
                 self._due[owner] = 0.0
             elif owner not in self._here:
-                self._due[owner] = max(self._due.get(owner, BURST), NEW)
-        self._here = set(owners)
+                self._due.setdefault(owner, BURST)
+                self._new.add(owner)
+        fewest = min(sizes.values(), default=0)
+        self._here = {owner: SMALLER if size >= FLOOD * fewest else 1.0 for owner, size in sizes.items()}
         if not owners:
             self._due.clear()
         if not self.several:
+            self._new.clear()
             return owners
-        found = [owner for owner in owners if self._due[owner] > 0.0]
-        if found:
-            return found
+        self._new &= owners
+        new = [owner for owner in owners if owner in self._new and self._due[owner] > -LOAN]
+        self._piece_seconds = FIRST_SECONDS if new else PIECE_SECONDS
+        if new:
+            return new
+        due = [owner for owner in owners if self._due[owner] > 0.0]
+        if due:
+            return due
         self._due.update(dict.fromkeys(owners, 0.0))
         return owners
+
+    def piece(self, most: int) -> int:
+        """Tokens of an owner's prompts that are read in a step.
+
+        Args:
+            most: of them, where nobody waits or is about to come.
+        """
+        if not self._reading or perf_counter() > self._shared + RECENT:
+            return most
+        return max(min(int(self._piece_seconds / self._reading), most // len(self._here)), min(LEAST_PIECE, most))
 
     def count(self, read: Mapping[str, int], reading: float, decoded: Mapping[str, Decoded], decoding: float) -> None:
         """A step has been made. What an owner had of one with others is counted as what it takes the owner alone.
@@ -130,28 +178,34 @@ class Shares:
             read: tokens of prompts by owner, and seconds `reading` took.
             decoded: by owner, and seconds of the decoding step.
         """
+        self._new -= decoded.keys()
         if len(decoded) == 1:
             self._learn(next(iter(decoded.values())), decoding)
-        share, tokens = (reading + decoding) / max(len(self._here), 1), sum(read.values())
-        for owner in self._due.keys() - self._here:
+        tokens, share = sum(read.values()), (reading + decoding) / (sum(self._here.values()) or 1.0)
+        if tokens:
+            self._reading = mean(self._reading, reading / tokens)
+        for owner in self._due.keys() - self._here.keys():
             self._due[owner] += share
             if self._due[owner] >= BURST:
                 del self._due[owner]
         if not self.several:
             return
-        sequences = sum(one.sequences for one in decoded.values())
-        for owner in self._here:
+        sequences = sum(part.sequences for part in decoded.values())
+        for owner, weight in self._here.items():
             seconds = self._due[owner]
             taken = reading * read.get(owner, 0) / tokens if tokens else 0.0
-            if (one := decoded.get(owner)) is not None:
-                taken += decoding if len(decoded) == 1 else self._price(one, decoding, sequences)
-            self._due[owner] = min(seconds + share - taken, MOST_DUE)
+            if (part := decoded.get(owner)) is not None:
+                taken += decoding if len(decoded) == 1 else self._price(part, decoding, sequences)
+            self._due[owner] = min(seconds + weight * share - taken, MOST_DUE)
 
-    def _price(self, one: Decoded, decoding: float, sequences: int) -> float:
-        known = self._alone.get(one.sequences)
-        return min(decoding, decoding * one.sequences / sequences if known is None else known * one.tokens)
+    def _price(self, part: Decoded, decoding: float, sequences: int) -> float:
+        known = self._alone.get(part.sequences)
+        return min(decoding, decoding * part.sequences / sequences if known is None else known * part.tokens)
 
-    def _learn(self, one: Decoded, decoding: float) -> None:
-        seconds = decoding / max(one.tokens, 1)
-        mean = self._alone.get(one.sequences, seconds)
-        self._alone[one.sequences] = mean + (SHORTER if seconds < mean else LONGER) * (seconds - mean)
+    def _learn(self, part: Decoded, decoding: float) -> None:
+        self._alone[part.sequences] = mean(self._alone.get(part.sequences, 0.0), decoding / max(part.tokens, 1))
+
+
+def mean(before: float, seconds: float) -> float:
+    """A running mean of times; 0 is none yet."""
+    return before + (SHORTER if seconds < before else LONGER) * (seconds - before) if before else seconds

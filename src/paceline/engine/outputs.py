@@ -28,8 +28,7 @@ class RequestMetrics:
     Attributes:
         num_steps: scoring passes of the target that this request took part in (prefill not counted).
         num_drafts: those with a tree that was not empty.
-        num_draft_tokens: verified nodes, whatever became of them; Lookahead's probes, which are no drafts, do not
-            count.
+        num_draft_tokens: verified nodes, whatever became of them; probes, which are no drafts, do not count.
         num_accepted_tokens: accepted nodes whose tokens are in the output; what a stop or a limit cut off does not
             count.
         num_accepted_tokens_per_pos: those by depth, from depth 1.
@@ -108,10 +107,10 @@ class RequestMetrics:
 
     def drafter(self, name: str) -> DrafterMetrics:
         """The counts of one drafter, made on first use."""
-        found = self.drafters.get(name)
-        if found is None:
-            found = self.drafters[name] = DrafterMetrics()
-        return found
+        counts = self.drafters.get(name)
+        if counts is None:
+            counts = self.drafters[name] = DrafterMetrics()
+        return counts
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -216,7 +215,7 @@ class RequestOutput:
         Text, token_ids, finish_reason, stop_reason, metrics (and error).
         """
         first = self.outputs[0]
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "text": first.text,
             "token_ids": first.token_ids,
             "finish_reason": first.finish_reason,
@@ -224,28 +223,28 @@ class RequestOutput:
             "metrics": self.metrics.to_dict(),
         }
         if first.logprobs is not None:
-            found["cumulative_logprob"] = first.cumulative_logprob
-            found["logprobs"] = [_plain(entry) for entry in first.logprobs]
+            data["cumulative_logprob"] = first.cumulative_logprob
+            data["logprobs"] = [_plain(entry) for entry in first.logprobs]
         if first.reasoning is not None:
-            found |= {"reasoning": first.reasoning, "reasoning_token_ids": first.reasoning_token_ids}
+            data |= {"reasoning": first.reasoning, "reasoning_token_ids": first.reasoning_token_ids}
         if self.prompt_logprobs is not None:
-            found["prompt_logprobs"] = [None if entry is None else _plain(entry) for entry in self.prompt_logprobs]
+            data["prompt_logprobs"] = [None if entry is None else _plain(entry) for entry in self.prompt_logprobs]
         if len(self.outputs) > 1:
-            found["outputs"] = [
+            data["outputs"] = [
                 {"index": o.index, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
                 | ({} if o.score is None else {"score": o.score})
                 | ({} if o.reasoning is None else {"reasoning": o.reasoning})
                 for o in self.outputs
             ]
         if self.search is not None:
-            found |= {"score": first.score, "search": self.search.to_dict()}
-        return found | ({"error": first.error} if first.error else {})
+            data |= {"score": first.score, "search": self.search.to_dict()}
+        return data | ({"error": first.error} if first.error else {})
 
 
 def _plain(entry: dict[int, Logprob]) -> dict[str, dict[str, Any]]:
     return {
-        str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
-        for token, one in entry.items()
+        str(token): {"logprob": value.logprob, "rank": value.rank, "decoded_token": value.decoded_token}
+        for token, value in entry.items()
     }
 
 
@@ -276,7 +275,7 @@ class StreamChunk:
         return "".join(text for text, _ in self.segments)
 
 
-class Assembly:
+class OutputAssembly:
     """A request put together from its chunks: what had come by then, whatever the engine has done since.
 
     Args:
@@ -288,8 +287,9 @@ class Assembly:
 
     def add(self, chunk: StreamChunk) -> RequestOutput | None:
         """What a reader gets for a chunk; None where it waits for the end."""
-        for one in chunk.output.outputs:
-            self._seen.setdefault(one.index, CompletionOutput(one.index, logprobs=None if one.logprobs is None else []))
+        for output in chunk.output.outputs:
+            logprobs: list[dict[int, Logprob]] | None = None if output.logprobs is None else []
+            self._seen.setdefault(output.index, CompletionOutput(output.index, logprobs=logprobs))
         whole, live = self._seen[chunk.index], chunk.output.outputs[chunk.index]
         start = len(whole.token_ids)
         whole.token_ids = [*whole.token_ids, *chunk.token_ids]
@@ -306,17 +306,18 @@ class Assembly:
             whole.stop_reason, whole.error = live.stop_reason, live.error
             whole.reasoning_token_ids = live.reasoning_token_ids
         every = list(self._seen.values())
-        if self._kind is RequestOutputKind.FINAL_ONLY and not all(one.finished() for one in every):
+        if self._kind is RequestOutputKind.FINAL_ONLY and not all(output.finished() for output in every):
             return None
         if self._kind is RequestOutputKind.DELTA:
-            told = live.logprobs is not None
-            nothing: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": [] if told else None, "reasoning": None}
-            parts = [replace(one, **nothing, reasoning_token_ids=[]) for one in every]
+            logprobs = None if live.logprobs is None else []
+            nothing: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": logprobs, "reasoning": None}
+            parts = [replace(output, **nothing, reasoning_token_ids=[]) for output in every]
             part = parts[list(self._seen).index(chunk.index)]
-            part.text, part.token_ids, part.logprobs = chunk.text, list(chunk.token_ids), new if told else None
+            part.text, part.token_ids = chunk.text, list(chunk.token_ids)
+            part.logprobs = None if live.logprobs is None else new
             part.reasoning = chunk.reasoning if live.reasoning is not None else None
             return replace(chunk.output, outputs=parts)
-        return replace(chunk.output, outputs=[replace(one) for one in every])
+        return replace(chunk.output, outputs=[replace(output) for output in every])
 
 
 def shaped(chunks: Generator[StreamChunk], kind: RequestOutputKind) -> Generator[StreamChunk]:
@@ -331,7 +332,7 @@ def shaped(chunks: Generator[StreamChunk], kind: RequestOutputKind) -> Generator
 
 
 def _deltas(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
-    assembly = Assembly(RequestOutputKind.DELTA)
+    assembly = OutputAssembly(RequestOutputKind.DELTA)
     with closing(chunks):
         for chunk in chunks:
             yield replace(chunk, output=assembly.add(chunk) or chunk.output)
@@ -344,10 +345,10 @@ def _finals(chunks: Generator[StreamChunk]) -> Generator[StreamChunk]:
             mine = gathered.setdefault(chunk.index, [])
             mine.append(chunk)
             if chunk.finish_reason is not None:
-                segments = tuple(segment for one in mine for segment in one.segments)
+                segments = tuple(segment for part in mine for segment in part.segments)
                 yield replace(
                     chunk,
                     segments=segments,
-                    token_ids=tuple(token for one in mine for token in one.token_ids),
-                    reasoning="".join(one.reasoning for one in mine),
+                    token_ids=tuple(token for part in mine for token in part.token_ids),
+                    reasoning="".join(part.reasoning for part in mine),
                 )

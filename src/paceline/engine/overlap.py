@@ -59,8 +59,8 @@ def _with_threads(work: Callable[[], Any], threads: int) -> Any:
     return work()
 
 
-class Nothing(AbstractContextManager["Nothing"]):
-    """Where nobody drafts meanwhile."""
+class ScoringAlone(AbstractContextManager["ScoringAlone"]):
+    """Around a scoring pass during which nobody drafts."""
 
     longer: Mapping[int, TokenTree] = MappingProxyType({})
 
@@ -72,11 +72,11 @@ class Nothing(AbstractContextManager["Nothing"]):
         return None
 
 
-NOTHING: Final = Nothing()
+SCORING_ALONE: Final = ScoringAlone()
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AheadTask:
     """One drafter in one step.
 
     Attributes:
@@ -96,7 +96,7 @@ class Task:
         )
 
 
-class Beside(Nothing):
+class DraftingAhead(ScoringAlone):
     """Runs the work of drafters on the helper, around a scoring pass.
 
     Attributes:
@@ -107,12 +107,12 @@ class Beside(Nothing):
         trees: that are being scored. vocab_size: of the target.
     """
 
-    def __init__(self, helper: Helper, tasks: Sequence[Task], trees: Sequence[TokenTree], vocab_size: int) -> None:
+    def __init__(self, helper: Helper, tasks: Sequence[AheadTask], trees: Sequence[TokenTree], vocab_size: int) -> None:
         self._helper, self._tasks, self._trees, self._vocab_size = helper, tasks, trees, vocab_size
-        self._running: list[tuple[Task, Future[Any]]] = []
-        self._found: dict[int, TokenTree] = {}
+        self._running: list[tuple[AheadTask, Future[Any]]] = []
+        self._longer: dict[int, TokenTree] = {}
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> DraftingAhead:
         for task in self._tasks:
             try:
                 work = task.ask(list(task.states), self._trees) if task.states else None
@@ -132,22 +132,22 @@ class Beside(Nothing):
         self._helper.join([future for _, future in self._running])
         for task, future in self._running:
             self._collect(task, future)
-        self.longer = self._found
+        self.longer = self._longer
 
     def billed(self, seconds: tuple[float, ...], waited: float) -> tuple[float, ...]:
         """The last one's work is what was waited for."""
         if not self._running:
             return seconds
         last = self._running[-1][0].index
-        return tuple([one + waited if i == last else one for i, one in enumerate(seconds)])
+        return tuple([drafting + waited if i == last else drafting for i, drafting in enumerate(seconds)])
 
-    def _collect(self, task: Task, future: Future[Any]) -> None:
+    def _collect(self, task: AheadTask, future: Future[Any]) -> None:
         try:
             self._add(list(task.states), future.result())
         except Exception:
             self._one_by_one(task)
 
-    def _one_by_one(self, task: Task) -> None:
+    def _one_by_one(self, task: AheadTask) -> None:
         """The work of each sequence alone, on this thread; the drafter leaves those where it fails again."""
         for position in task.states:
             try:
@@ -157,20 +157,20 @@ class Beside(Nothing):
             except Exception as error:
                 task.drop(position, error)
 
-    def _add(self, at: Sequence[int], found: Sequence[DraftedToken | None]) -> None:
-        if len(found) != len(at):
-            raise DrafterError(f"drafted ahead for {len(found)} of {len(at)} sequences")
+    def _add(self, positions: Sequence[int], drafted: Sequence[DraftedToken | None]) -> None:
+        if len(drafted) != len(positions):
+            raise DrafterError(f"drafted ahead for {len(drafted)} of {len(positions)} sequences")
         trees = {
-            position: with_longer_draft(self._trees[position], guess)
-            for position, guess in zip(at, found, strict=True)
-            if guess is not None
+            position: with_longer_draft(self._trees[position], token)
+            for position, token in zip(positions, drafted, strict=True)
+            if token is not None
         }
         for tree in trees.values():
             tree.check(self._vocab_size, len(tree))
-        self._found.update(trees)
+        self._longer.update(trees)
 
 
-def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
+def with_longer_draft(tree: TokenTree, drafted: DraftedToken) -> TokenTree:
     """A chain with one token more behind its last one.
 
     Raises:
@@ -179,8 +179,8 @@ def with_longer_draft(tree: TokenTree, guess: DraftedToken) -> TokenTree:
     if not tree.is_chain:
         raise DrafterError("drafted ahead behind a tree with branches")
     count = len(tree)
-    made = TokenTree.chain([*tree.tokens.tolist(), guess.token], confidence=[*tree.confidence.tolist(), 0.5])
-    return made.replace(trials={**tree.trials, count - 1: (Trial(count, guess.row),)})
+    longer = TokenTree.chain([*tree.tokens.tolist(), drafted.token], confidence=[*tree.confidence.tolist(), 0.5])
+    return longer.replace(trials={**tree.trials, count - 1: (Trial(count, drafted.row),)})
 
 
 class RowsAndNone:

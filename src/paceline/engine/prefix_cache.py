@@ -50,7 +50,7 @@ class PrefixCache:
         if best:
             share = self._memory.share
             sequence.cache = self._memory.adopt(request.tenant, pieces) if source is None else share(source.cache, best)
-        request.found(sequence.cache.length)
+        request.note_cached(sequence.cache.length)
         return True
 
     def expected(self, request: Request, live: Seq[Sequence]) -> int:
@@ -87,7 +87,7 @@ class PrefixCache:
             return 0
         theirs = self._prompt(other.request)
         pairs = enumerate(zip(pieces, theirs, strict=False))
-        return next((i for i, (one, two) in pairs if one != two), min(len(pieces), len(theirs)))
+        return next((i for i, (piece, other_piece) in pairs if piece != other_piece), min(len(pieces), len(theirs)))
 
     def keep(self, sequence: Sequence) -> None:
         """A sequence gives its cache up: keep its blocks until their room is needed."""

@@ -48,17 +48,17 @@ class Probe:
 
     def _fit(self, counts: Sequence[int], context: int) -> tuple[list[int], RuntimeError | None]:
         """The context before each number of rows, up to the first for which there is no room; why there is none."""
-        most, found = self.runner.info.max_context, list[int]()
+        most, contexts = self.runner.info.max_context, list[int]()
         try:
             for count in counts:
                 if (room := most - count - STEPS) < 1:
                     raise RuntimeError(
                         f"the context of {most} tokens has no room for {count} rows and the steps that time them"
                     )
-                found.append(self.fitting(count, max(1, min(context, room))))
+                contexts.append(self.fitting(count, max(1, min(context, room))))
         except RuntimeError as error:
-            return found, error
-        return found, None
+            return contexts, error
+        return contexts, None
 
     def fitting(self, rows: int, context: int) -> int:
         """The context, halved until the cache has room for it; a sequence that grows holds three times its size while

@@ -75,17 +75,17 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
 
 
 def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[str | None, list[int]]:
-    text, given = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if given is not None and text is None:
-        return None, ids(given, "prompt_token_ids")
-    if given is not None and isinstance(text, str):
-        found = ids(given, "prompt_token_ids")
-        if found != encode(text) and found != encode(text, add_special_tokens=False):
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if token_ids is not None and text is None:
+        return None, ids(token_ids, "prompt_token_ids")
+    if token_ids is not None and isinstance(text, str):
+        tokens = ids(token_ids, "prompt_token_ids")
+        if tokens != encode(text) and tokens != encode(text, add_special_tokens=False):
             raise PromptError(
-                f"a prompt dict has both 'prompt' and 'prompt_token_ids', and {shortened(found, 60)} are not the "
+                f"a prompt dict has both 'prompt' and 'prompt_token_ids', and {shortened(tokens, 60)} are not the "
                 f"token ids of {shortened(text, 60)}; give one of them"
             )
-        return text, found
+        return text, tokens
     if not isinstance(text, str):
         raise PromptError(
             f"a prompt dict needs a text under 'prompt' or a list under 'prompt_token_ids', got "
@@ -94,28 +94,28 @@ def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[
     return text, encode(text)
 
 
-def _prediction(given: object, encode: Callable[..., list[int]]) -> list[int]:
-    if isinstance(given, Mapping):
-        given = _content(given)
-    if given is None:
+def _prediction(prediction: object, encode: Callable[..., list[int]]) -> list[int]:
+    if isinstance(prediction, Mapping):
+        prediction = _content(prediction)
+    if prediction is None:
         return []
-    if isinstance(given, str):
-        return encode(given, add_special_tokens=False)
-    for token in (
-        found := ids(given, "prediction", "a text, a list of token ids or {'type': 'content', 'content': TEXT}")
-    ):
+    if isinstance(prediction, str):
+        return encode(prediction, add_special_tokens=False)
+    tokens = ids(prediction, "prediction", "a text, a list of token ids or {'type': 'content', 'content': TEXT}")
+    for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise PromptError(f"prediction token ids must be integers of 0 or more, got {shortened(token)}")
-    return found
+    return tokens
 
 
-def _content(given: Mapping[str, Any]) -> object:
+def _content(prediction: Mapping[str, Any]) -> object:
     """What OpenAI's form of a prediction holds: a text, or parts of one, which are joined."""
-    wrong = PromptError(f"prediction must be {{'type': 'content', 'content': TEXT}}, got {shortened(dict(given))}")
-    content = given.get("content")
+    got = shortened(dict(prediction))
+    wrong = PromptError(f"prediction must be {{'type': 'content', 'content': TEXT}}, got {got}")
+    content = prediction.get("content")
     if (
-        given.keys() - {"type", "content"}
-        or given.get("type", "content") != "content"
+        prediction.keys() - {"type", "content"}
+        or prediction.get("type", "content") != "content"
         or not isinstance(content, str | list)
     ):
         raise wrong
@@ -127,12 +127,12 @@ def _content(given: Mapping[str, Any]) -> object:
     return "".join(part["text"] for part in parts)
 
 
-def _tenant(given: object) -> str:
-    if given is None:
+def _tenant(salt: object) -> str:
+    if salt is None:
         return NO_TENANT
-    if not isinstance(given, str) or not 1 <= len(given) <= MAX_SALT:
-        raise PromptError(f"cache_salt must be a text of 1..{MAX_SALT} characters, got {shortened(given)}")
-    return given
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
+        raise PromptError(f"cache_salt must be a text of 1..{MAX_SALT} characters, got {shortened(salt)}")
+    return salt
 
 
 def ids(prompt: object, name: str = "a prompt", rule: str = "") -> list[int]:
@@ -211,15 +211,15 @@ def truncated(tokens: list[int], params: SamplingParams, max_context: int) -> li
     return tokens[-(kept if kept > 0 else max(1, max_context - (params.max_tokens or 1))) :]
 
 
-def params_for(given: SamplingParams | Sequence[SamplingParams], number: int) -> list[SamplingParams]:
+def params_for(params: SamplingParams | Sequence[SamplingParams], number: int) -> list[SamplingParams]:
     """Sampling parameters of each prompt: one for all, or one each.
 
     Raises:
         ConfigError: something else, or another number of them.
     """
-    if isinstance(given, SamplingParams):
-        return [given] * number
-    fine = isinstance(given, Sequence) and all(isinstance(one, SamplingParams) for one in given)
-    need(fine, "sampling_params", "be SamplingParams, or a list of them", given)
-    need(len(given) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(given))
-    return list(given)
+    if isinstance(params, SamplingParams):
+        return [params] * number
+    fine = isinstance(params, Sequence) and all(isinstance(each, SamplingParams) for each in params)
+    need(fine, "sampling_params", "be SamplingParams, or a list of them", params)
+    need(len(params) == number, "sampling_params", f"be one for all or one per prompt ({number})", len(params))
+    return list(params)

@@ -75,7 +75,7 @@ class Request:
             self._view = view
         return view
 
-    def found(self, tokens: int) -> None:
+    def note_cached(self, tokens: int) -> None:
         """Note how many tokens of the prompt were found in the prefix cache; the first time counts."""
         if self.num_cached_tokens is None:
             self.num_cached_tokens = tokens

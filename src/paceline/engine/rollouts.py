@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from weakref import finalize
 
-from paceline.engine.driver import Driver
+from paceline.engine.driver import EngineDriver
 from paceline.engine.outputs import CompletionOutput, FinishReason
 from paceline.engine.prompts import Prompt
 from paceline.engine.request import Request
@@ -63,19 +63,19 @@ class _Open:
     """A prompt whose samples are in the pool."""
 
     request: Request
-    driver: Driver
+    driver: EngineDriver
     samples: list[Rollout]
     limit: int
 
     @property
     def going(self) -> list[Rollout]:
-        return [one for one in self.samples if one.finish_reason is None]
+        return [sample for sample in self.samples if sample.finish_reason is None]
 
     @property
     def busy(self) -> bool:
         """Whether an output neither has ended nor reached the end of its segment."""
         outputs = self.request.outputs
-        return not outputs or any(not one.finished() and len(one.token_ids) < self.limit for one in outputs)
+        return not outputs or any(not output.finished() and len(output.token_ids) < self.limit for output in outputs)
 
 
 class RolloutPool:
@@ -94,7 +94,7 @@ class RolloutPool:
 
     def __init__(
         self,
-        submit: Callable[[Prompt], tuple[Request, Driver]],
+        submit: Callable[[Prompt], tuple[Request, EngineDriver]],
         reset: Callable[[], object],
         prompts: Iterable[Prompt],
         *,
@@ -133,13 +133,13 @@ class RolloutPool:
         if not self._closed.alive:
             raise ConfigError("this pool of rollouts is closed; open another with LLM.rollouts")
         self._refill()
-        for one in self._open.values():
-            one.limit += 0 if one.busy else self.segment_tokens
-            one.driver.resume(one.request, one.limit)
-        while busy := [one for one in self._open.values() if one.busy]:
+        for group in self._open.values():
+            group.limit += 0 if group.busy else self.segment_tokens
+            group.driver.resume(group.request, group.limit)
+        while busy := [group for group in self._open.values() if group.busy]:
             busy[0].driver.step()
-            for one in self._open.values():
-                one.driver.collect(one.request.id)
+            for group in self._open.values():
+                group.driver.collect(group.request.id)
         return self._gathered()
 
     def _refill(self) -> None:
@@ -158,20 +158,20 @@ class RolloutPool:
     def _gathered(self) -> list[Rollout]:
         """Note what the step has added; returns what has ended."""
         ended: list[Rollout] = []
-        for name, one in list(self._open.items()):
-            for sample in one.going:
-                sample.take(one.request.outputs[sample.index], self.policy_version)
+        for name, group in list(self._open.items()):
+            for sample in group.going:
+                sample.take(group.request.outputs[sample.index], self.policy_version)
                 if sample.finish_reason is not None:
                     ended.append(sample)
-            if not one.going:
+            if not group.going:
                 del self._open[name]
-                one.driver.drop(name)
+                group.driver.drop(name)
         return ended
 
     @property
     def unfinished(self) -> list[Rollout]:
         """The samples in the pool, as they are after the last step."""
-        return [sample for one in self._open.values() for sample in one.going]
+        return [sample for group in self._open.values() for sample in group.going]
 
     @property
     def done(self) -> bool:
@@ -194,6 +194,6 @@ class RolloutPool:
 
 
 def _drop(opened: dict[str, _Open]) -> None:
-    for name, one in list(opened.items()):
-        one.driver.drop(name)
+    for name, group in list(opened.items()):
+        group.driver.drop(name)
     opened.clear()

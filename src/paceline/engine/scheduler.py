@@ -152,21 +152,24 @@ class Scheduler:
 
     def _open(self, request: Request) -> Filling:
         """The first output of a request, which prefills, and its siblings, which will fork from it."""
-        made = []
+        sequences = []
         request.metrics.scheduled_time = perf_counter()
         rules, request.rules = request.rules or self._rules(request), None
         each = [rules, *(rules.fork() for _ in range(1, request.params.n))]
-        for index, own in enumerate(each):
+        for index, output_rules in enumerate(each):
             try:
                 transcript, failure = self._transcript(request, self.tokenizer), None
             except Exception as error:
                 transcript, failure = self._transcript(request, None), no_text(error)
             cache = self._for_good(self.runner.open(len(request.prompt_ids))) if index == 0 else None
-            made.append(Sequence(request, index, next(self._keys), rules=own, transcript=transcript, cache=cache))
+            sequence = Sequence(
+                request, index, next(self._keys), rules=output_rules, transcript=transcript, cache=cache
+            )
+            sequences.append(sequence)
             if failure is not None:
-                made[-1].fail(failure)
-        request.outputs = [sequence.output for sequence in made]
-        return made[0], made[1:]
+                sequence.fail(failure)
+        request.outputs = [sequence.output for sequence in sequences]
+        return sequences[0], sequences[1:]
 
     def _transcript(self, request: Request, tokenizer: Any) -> Transcript:
         return Transcript(
@@ -186,7 +189,7 @@ class Scheduler:
             self._make_room(self.room)
         if self.waiting or self.paused:
             self._admit()
-        self.due, self.read = self.shares.turn({sequence.request.owner for sequence in self.active()}), {}
+        self.due, self.read = self.shares.turn(self._loads()), {}
         if not self.filling:
             return
         if self.room is not None:
@@ -234,7 +237,8 @@ class Scheduler:
 
     def _loads(self) -> dict[str, int]:
         """How many outputs of each owner run, or will when their prompts are read."""
-        return _counted([*self.running, *(one for first, others in self.filling for one in (first, *others))])
+        filling = (sequence for first, others in self.filling for sequence in (first, *others))
+        return _counted([*self.running, *filling])
 
     def _admit(self) -> None:
         """Let in who has the least, as far as there is room, or others have more than that: of each owner first those
@@ -243,7 +247,7 @@ class Scheduler:
         while self.paused or self.waiting:
             paused = {pair[0].request.owner: pair for pair in reversed(self.paused)}
             loads = self._loads()
-            owner = min([*paused, *self.waiting.owners], key=lambda one: loads.get(one, 0))
+            owner = min([*paused, *self.waiting.owners], key=lambda owner: loads.get(owner, 0))
             if owner in paused:
                 first, others = paused[owner]
                 request, size, more = first.request, len(first.context.tokens), 1 + len(others)
@@ -272,7 +276,7 @@ class Scheduler:
         loads = self._loads()
         whole = loads.get(request.owner, 0) + more
         for _ in range(sum(loads.values()) + more - self.config.max_num_seqs):
-            greedy = max(loads, key=lambda one: loads[one])
+            greedy = max(loads, key=lambda owner: loads[owner])
             if loads[greedy] <= whole:
                 return False
             loads[greedy] -= 1
@@ -286,7 +290,8 @@ class Scheduler:
         return True
 
     def _youngest(self, owners: Collection[str]) -> Sequence:
-        return max((one for one in self.active() if one.request.owner in owners), key=lambda sequence: sequence.key)
+        active = [sequence for sequence in self.active() if sequence.request.owner in owners]
+        return max(active, key=lambda sequence: sequence.key)
 
     def _make_room(self, room: Room) -> None:
         """Send the youngest of who has the most back to the queue until all others can make their next step."""
@@ -299,8 +304,8 @@ class Scheduler:
         """Give up a sequence's cache, to be filled again."""
         pair = next((pair for pair in self.filling if pair[0] is sequence), (sequence, []))
         self._wait([pair])
-        self.running = [one for one in self.running if one is not sequence]
-        self.filling = [one for one in self.filling if one[0] is not sequence]
+        self.running = [other for other in self.running if other is not sequence]
+        self.filling = [other for other in self.filling if other[0] is not sequence]
         self._release(sequence, keep=True)
         if not sequence.begun:
             sequence.prompt_taps = []
@@ -331,9 +336,7 @@ class Scheduler:
     def _chunk(self) -> tuple[list[Sequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         batch, chunks = [], []
-        most = self.config.max_num_batched_tokens
-        if self.shares.several:
-            most = max(most // len(self._loads()), 1)
+        most = self.shares.piece(self.config.max_num_batched_tokens)
         for index, (sequence, _) in enumerate(self.filling):
             owner = sequence.request.owner
             if owner not in self.due or (left := most - self.read.get(owner, 0)) <= 0:
@@ -365,7 +368,7 @@ class Scheduler:
         """Take over what others have of its beginning; False to wait for one of those before it, `index` of them."""
         if self.prefixes is None:
             return True
-        others = [one for one in self.active() if one is not sequence]
+        others = [other for other in self.active() if other is not sequence]
         before = [first for first, _ in self.filling[:index] if first.request.owner in self.due]
         return self.prefixes.begin(sequence, before, others)
 
@@ -378,19 +381,19 @@ class Scheduler:
             if sequence.begun:
                 continue
             request, start = sequence.request, sequence.cache.length - len(chunk)
-            if scores.taps and (untold := max(self._first_tapped(sequence) - start, 0)) < len(chunk):
-                told = slice(rows.start + untold, rows.stop)
-                sequence.prompt_taps.append({layer: tap[told] for layer, tap in scores.taps.items()})
+            if scores.taps and (skipped := max(self._first_tapped(sequence) - start, 0)) < len(chunk):
+                wanted = slice(rows.start + skipped, rows.stop)
+                sequence.prompt_taps.append({layer: tap[wanted] for layer, tap in scores.taps.items()})
             if has_all and request.prompt_logprobs is not None:
                 try:
-                    found = prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
-                    request.prompt_logprobs += found
+                    entries = prompt_logprobs(request, start, scores.logits[rows], sequence.transcript)
+                    request.prompt_logprobs += entries
                 except Exception as error:
-                    for one in (sequence, *self._siblings(sequence)):
-                        one.fail(no_text(error))
+                    for output in (sequence, *self._siblings(sequence)):
+                        output.fail(no_text(error))
 
     def _siblings(self, first: Sequence) -> list[Sequence]:
-        return next((others for one, others in self.filling if one is first), [])
+        return next((others for filling, others in self.filling if filling is first), [])
 
     def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
         """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have
@@ -418,11 +421,11 @@ class Scheduler:
 
     def take_started(self) -> list[Sequence]:
         """The sequences of all requests that are not waiting, each once, however far a step came that was cut short."""
-        found = self.started()
-        known = {id(sequence.request) for sequence in found}
-        for request in [one for one in self.waiting if id(one) in known]:
+        started = self.started()
+        known = {id(sequence.request) for sequence in started}
+        for request in [waiting for waiting in self.waiting if id(waiting) in known]:
             self.waiting.remove(request.owner, request)
-        return found
+        return started
 
     def started(self) -> list[Sequence]:
         """All sequences that were paused or parked, fill or run, each once."""
@@ -439,7 +442,7 @@ class Scheduler:
         """
         sequence.removed = True
         self._release(sequence, keep=not spoiled and sequence.output.finish_reason in WHOLE)
-        self.running = [one for one in self.running if one is not sequence]
+        self.running = [other for other in self.running if other is not sequence]
         self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
         self.parked = _without(sequence, self.parked)
 
@@ -455,14 +458,14 @@ class Scheduler:
 
 def _counted(sequences: Seq[Sequence]) -> dict[str, int]:
     """How many sequences each owner has."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for sequence in sequences:
         owner = sequence.request.owner
-        found[owner] = found.get(owner, 0) + 1
-    return found
+        counts[owner] = counts.get(owner, 0) + 1
+    return counts
 
 
 def _without(sequence: Sequence, pairs: Seq[Filling]) -> list[Filling]:
     """The same but for one sequence; a pair is forgotten with the last of its sequences."""
-    left = ((first, [one for one in others if one is not sequence]) for first, others in pairs)
+    left = ((first, [other for other in others if other is not sequence]) for first, others in pairs)
     return [(first, others) for first, others in left if others or not first.removed]

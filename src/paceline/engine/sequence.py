@@ -33,8 +33,8 @@ class Sequence:
 
     Attributes:
         context: the text that counts; drafters get copies of it (`DrafterSet`).
-        states, texts: by drafter, its state (None without one) and its own copy of the text, which is `told` tokens
-            long.
+        states, texts: by drafter, its state (None without one) and its own copy of the text, which is `known_length`
+            tokens long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
         removed: the scheduler has taken leave of it.
         failed: it ends in the next step.
@@ -70,7 +70,7 @@ class Sequence:
         )
         self.states: list[Any] = []
         self.texts: list[list[int]] = []
-        self.told = 0
+        self.known_length = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
         self.begun = self.removed = self.failed = False
         self.companion = None if request.companion is None else request.companion.fresh()
@@ -180,10 +180,10 @@ class Sequence:
     def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Seq[int]) -> None:
         rows = logits[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
         entries = top_logprobs(rows, tokens, self.request.params.logprobs or 0)
-        found = [self.transcript.name_tokens(entry) for entry in entries]
+        named = [self.transcript.name_tokens(entry) for entry in entries]
         if self.output.logprobs is not None:
-            self.output.logprobs += found
-        chosen = sum(entry[token].logprob for entry, token in zip(found, tokens, strict=True))
+            self.output.logprobs += named
+        chosen = sum(entry[token].logprob for entry, token in zip(named, tokens, strict=True))
         self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + chosen
 
 

@@ -33,7 +33,7 @@ def find_stop(text: str, stops: Sequence[str], new_chars: int) -> tuple[int, str
     """
     best: tuple[int, str] | None = None
     recent = text[max(0, len(text) - new_chars - max(map(len, stops), default=0) + 1) :]
-    for stop in [one for one in stops if one in recent]:  # few of what may be thousands
+    for stop in [stop for stop in stops if stop in recent]:  # few of what may be thousands
         start = text.find(stop, max(0, len(text) - new_chars - len(stop) + 1))
         if start >= 0 and (best is None or start < best[0]):
             best = start, stop
@@ -202,10 +202,10 @@ class StopChecker:
         """Look for a stop string in the text that came last; cut the text there and end the output."""
         if not self._stops or not new_chars or (self._min_tokens and self.num_tokens <= self._min_tokens):
             return False
-        found = find_stop(self.text, self._stops, new_chars)
-        if found is None:
+        stopped = find_stop(self.text, self._stops, new_chars)
+        if stopped is None:
             return False
-        start, stop = found
+        start, stop = stopped
         self.text = self.text[: start + len(stop) if self._include else start]
         self.finish_reason, self.stop_reason = "stop", stop
         return True
@@ -296,8 +296,8 @@ class Transcript:
         """The same logprobs with each token's text filled in."""
         if self._tokenizer is not None:
             known = _NAMES.setdefault(self._tokenizer, {})
-            for token, one in entry.items():
+            for token, logprob in entry.items():
                 if token not in known:
                     known[token] = self._tokenizer.decode([token], False)
-                one.decoded_token = known[token]
+                logprob.decoded_token = known[token]
         return entry

@@ -16,7 +16,7 @@ from threading import Condition, Thread, current_thread
 from time import perf_counter
 from typing import Final
 
-from paceline.engine.driver import Driver
+from paceline.engine.driver import EngineDriver
 from paceline.engine.fairness import FairQueue
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
@@ -72,7 +72,7 @@ class Mailbox:
         return chunk
 
 
-class Worker(ABC):
+class DecodingWorker(ABC):
     """Decodes requests on a thread, which starts with the first one.
 
     Attributes:
@@ -198,14 +198,14 @@ def _tell(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
         logger.debug("an event loop was closed before its requests ended")
 
 
-class EngineWorker(Worker):
+class EngineWorker(DecodingWorker):
     """Steps an engine as long as it has work, all its requests together.
 
     Args:
         driver: of the engine; other threads may use it too.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: EngineDriver) -> None:
         super().__init__()
         self._driver = driver
 
@@ -229,21 +229,21 @@ class EngineWorker(Worker):
         self._driver.step()
 
     def _collected(self) -> Delivery:
-        found = []
+        delivery = []
         for request_id, mailbox in list(self._mail.items()):
             if chunks := self._driver.collect(request_id):
-                found.append((mailbox, chunks))
+                delivery.append((mailbox, chunks))
             if mailbox.request.finished:
                 self._mail.pop(request_id)
                 self._driver.drop(request_id)
-        return found
+        return delivery
 
     def _shut(self) -> None:
         self._driver.close()
         self._post(self._collected())
 
 
-class OneByOneWorker(Worker):
+class OneByOneWorker(DecodingWorker):
     """Decodes requests one after the other, those of different owners in turn.
 
     Args:
@@ -255,7 +255,6 @@ class OneByOneWorker(Worker):
         self._stream = stream
         self._waiting = FairQueue[Mailbox]()
         self._now: tuple[Mailbox, Generator[StreamChunk]] | None = None
-        self._made: list[StreamChunk] = []
 
     def _busy(self) -> bool:
         return self._now is not None or bool(self._waiting)

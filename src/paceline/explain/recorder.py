@@ -419,13 +419,13 @@ class Recorder:
 @contextmanager
 def _recording_controller(engine: Any) -> Iterator[_RecordingController]:
     """The engine's controller is recorded inside the block."""
-    parts = engine.parts
-    recording = _RecordingController(parts.controller)
-    engine.parts = replace(parts, controller=recording)
+    controller = engine.parts.controller
+    recording = _RecordingController(controller)
+    engine.use_controller(recording)
     try:
         yield recording
     finally:
-        engine.parts = parts
+        engine.use_controller(controller)
 
 
 def _mark_missed(steps: list[Data], token_ids: list[int]) -> None:

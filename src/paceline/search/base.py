@@ -11,7 +11,8 @@ from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.config import SamplingParams
-    from paceline.engine import DraftModels, Request
+    from paceline.drafters import Models
+    from paceline.engine import Request
     from paceline.models import Runner
     from paceline.models.loading import Tokenizer
 
@@ -53,7 +54,7 @@ class Search(ABC):
     keeps_spellings: ClassVar[bool] = False
     tokenizer: Tokenizer
     runner: Runner
-    models: DraftModels
+    models: Models
 
     def __init__(self) -> None:
         self.kept: list[Branch] = []

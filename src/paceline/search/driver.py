@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from paceline.config import ALL_DRAFTS
-from paceline.engine import CompletionOutput, DraftModels, Engine, Request, StopChecker, Turns, tell
+from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
 from paceline.errors import PacelineError
 from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Origin, Rows
@@ -19,6 +19,7 @@ from paceline.search.results import SearchTree
 from paceline.utils import described, need
 
 if TYPE_CHECKING:
+    from paceline.drafters import Models
     from paceline.utils import Advance
 
 logger = logging.getLogger("paceline.search")
@@ -137,7 +138,7 @@ def output_of(found: Found, index: int) -> CompletionOutput:
 
 def run_searches(
     engine: Engine, turns: Turns, requests: Sequence[Request], searches: Sequence[Search], *, budget: SearchBudget,
-    models: DraftModels, advance: Advance | None = None,
+    models: Models, advance: Advance | None = None,
 ) -> None:  # fmt: skip
     """Search for every request's outputs, which it then has; the searches of all prompts share their passes, as many
     at once as the engine decodes requests, and as have room for their prompts.

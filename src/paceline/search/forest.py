@@ -157,7 +157,7 @@ class Forest:
             for one in now:
                 one.cache = self._opened(one)
                 self._seated[one] = None
-                one.request.found(one.cache.length)
+                one.request.note_cached(one.cache.length)
             self._fill([one for one in now if _cache(one).length < one.size - 1])
             for one in now:
                 memory.keep(_cache(one), one.request.tenant, self._pieces(one))

@@ -1,14 +1,11 @@
 from .app import check_files as check_files
 from .app import create_app as create_app
 from .bodies import count_items as count_items
-from .call_formats import AllowedCalls as AllowedCalls
 from .entrance import Entrance as Entrance
 from .fields import field_table as field_table
 from .front import Fleet as Fleet
 from .front import front_app as front_app
-from .grammar_rules import Marks as Marks
 from .limits import read_keys as read_keys
-from .message_parts import Delta as Delta
 from .metrics import Metrics as Metrics
 from .page import LivePage as LivePage
 from .page import clipped_step as clipped_step
@@ -17,9 +14,6 @@ from .protocol import ApiError as ApiError
 from .protocol import ChatRequest as ChatRequest
 from .protocol import CompletionRequest as CompletionRequest
 from .protocol import Tool as Tool
-from .reasoning import REASONING as REASONING
-from .reasoning import Steering as Steering
-from .reasoning import reasoning_of as reasoning_of
 from .request_log import Facts as Facts
 from .request_log import JsonLines as JsonLines
 from .response_store import ResponseStore as ResponseStore
@@ -27,12 +21,4 @@ from .routing import SeenPrefixes as SeenPrefixes
 from .routing import affinity_of as affinity_of
 from .routing import ranked as ranked
 from .server import Server as Server
-from .tool_formats import FORMATS as FORMATS
-from .tool_formats import format_of as format_of
-from .tool_grammar import TextSchema as TextSchema
-from .tool_grammar import Thoughts as Thoughts
-from .tool_grammar import answer_grammar as answer_grammar
-from .tool_grammar import calls_grammar as calls_grammar
-from .tool_reading import Reader as Reader
-from .typed_values import typed_value as typed_value
 from .warming import warm_up as warm_up

@@ -12,10 +12,10 @@ from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.llm import LLM
 from paceline.models.loading import TokenBytes
 from paceline.sampling import Logprob
+from paceline.serving.chat import Reader
 from paceline.serving.jobs import Job, JobFactory
 from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.token_texts import PREFIX, Offsets, offsets_in, token_bytes_of, written
-from paceline.serving.tool_reading import Reader
 
 Json = dict[str, Any]
 

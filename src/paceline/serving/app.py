@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
 from paceline.serving.bodies import READERS, BodyRoute
-from paceline.serving.constraints import constrained_by
+from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
@@ -318,7 +318,7 @@ class Routes:
         self._service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
-        tokenizer = self._llm.tokenizer
+        tokenizer, most = self._llm.tokenizer, self._service.jobs.most_tokens
         special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
         try:
             with self._service.slots.slot(http.scope["owner"], 0):
@@ -327,7 +327,7 @@ class Routes:
                     tokens = tokenizer.framed(tokens) if special else tokens
                 else:
                     async with self._service.jobs.turn(request.prompt):
-                        tokens = await asyncio.to_thread(tokenizer.encode, request.prompt, add_special_tokens=special)
+                        tokens = await asyncio.to_thread(tokenizer.encode, request.prompt, special, most=most)
         except PacelineError as error:
             raise ApiError(str(error)) from None
         found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}

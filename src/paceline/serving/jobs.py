@@ -14,9 +14,20 @@ from paceline.config import SamplingParams, ServerConfig, ThinkParams
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.models.loading import Rendered, TokenBytes
-from paceline.serving.constraints import Constraints, at_fault
+from paceline.serving.chat import (
+    FORMATS,
+    SWITCHES,
+    Constraints,
+    Marks,
+    Reader,
+    Steering,
+    ToolFormat,
+    at_fault,
+    format_of,
+    marks_of,
+    reasoning_of,
+)
 from paceline.serving.field_notes import NOTES
-from paceline.serving.grammar_rules import Marks
 from paceline.serving.limits import tenant_of
 from paceline.serving.places import Places
 from paceline.serving.protocol import (
@@ -28,10 +39,7 @@ from paceline.serving.protocol import (
     Sampled,
     TokenizeRequest,
 )
-from paceline.serving.reasoning import SWITCHES, Steering, is_open, reasoning_of
 from paceline.serving.token_texts import token_bytes_of
-from paceline.serving.tool_formats import FORMATS, ToolFormat, format_of, schemas_of
-from paceline.serving.tool_reading import Reader, marks_of
 from paceline.serving.workers import Workers
 
 FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
@@ -42,9 +50,6 @@ BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_m
 RENDER_SECONDS: Final = 10.0
 """That a conversation may take in its template."""
 
-UNKNOWN: Final = ""
-"""Format of a template's that is not known."""
-
 NO_FORMAT: Final = (
     "how this model writes calls of tools cannot be told from its chat template; leave tools out, or start the server "
     f"with --tool-call-parser, one of {', '.join(FORMATS)}"
@@ -52,6 +57,9 @@ NO_FORMAT: Final = (
 
 LONG: Final = 2**18
 """Characters that take a noticeable time to encode."""
+
+MOST_TOKENS: Final = 2**18
+"""Tokens of a text, where the context holds fewer: what reads on keeps others waiting, and cannot be decoded."""
 
 ENCODERS: Final = 4
 """Other texts that are encoded at once."""
@@ -93,13 +101,15 @@ class JobFactory:
         chat_template: replaces the checkpoint's.
     Attributes:
         workers: render conversations.
+        most_tokens: of a text.
     """
 
     def __init__(self, llm: LLM, config: ServerConfig, chat_template: str | None) -> None:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
         text = chat_template or llm.tokenizer.chat_template
-        self._tool_format = config.tool_call_parser or format_of(text) or UNKNOWN
+        self.most_tokens = max(MOST_TOKENS, (llm.diffusion or llm.runner.info).max_context)
+        self._tool_format = FORMATS.get(config.tool_call_parser or format_of(text) or "")
         self._reasoning = reasoning_of(text)
         tokenizer = llm.tokenizer
         marks, thinks = Marks.of(tokenizer, llm.defaults.eos_ids), self._reasoning.sign in (text or "")
@@ -140,7 +150,7 @@ class JobFactory:
         self, prompt: str | list[int], params: SamplingParams, own: Json, request: CompletionRequest, hidden: bool
     ) -> Job:
         tokens = (
-            self._llm.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
+            self._llm.tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens)
             if isinstance(prompt, str)
             else prompt
         )
@@ -158,7 +168,7 @@ class JobFactory:
         if None not in (request.max_tokens, request.max_completion_tokens):
             raise ApiError("give max_completion_tokens or max_tokens, not both", param="max_tokens")
         text, tokens = await self.conversation(request)
-        if self._calls(request) and self._tool_format == UNKNOWN:
+        if self._calls(request) and self._tool_format is None:
             raise ApiError(NO_FORMAT, param="tools")
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
@@ -177,9 +187,9 @@ class JobFactory:
         rendered, tokenizer = await self.rendered(request), self._llm.tokenizer
         async with self.turn(rendered.text):
             if self._config.allow_special_tokens:
-                tokens = await asyncio.to_thread(tokenizer.encode, rendered.text, add_special_tokens=False)
+                tokens = await asyncio.to_thread(tokenizer.encode, rendered.text, False, most=self.most_tokens)
             else:
-                tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered)
+                tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered, most=self.most_tokens)
         return rendered.text, tokens
 
     def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
@@ -240,7 +250,7 @@ class JobFactory:
         return bool(request.tools) and request.tool_choice != "none"
 
     def _form(self, request: ChatRequest) -> ToolFormat | None:
-        return FORMATS[self._tool_format] if self._calls(request) else None
+        return self._tool_format if self._calls(request) else None
 
     def _marks(self, request: ChatRequest) -> frozenset[str]:
         """Special tokens that are marks of the formats, where the client is to see none."""
@@ -250,7 +260,7 @@ class JobFactory:
 
     def _thinking(self, request: Any, prompt: str) -> bool:
         """Whether an answer begins inside thoughts."""
-        return request.think is None and is_open(self._reasoning, prompt, _continued(request))
+        return request.think is None and self._reasoning.is_open(prompt, _continued(request))
 
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
         """What splits the text of an answer."""
@@ -258,7 +268,7 @@ class JobFactory:
         return Reader(
             form,
             thinking=self._thinking(request, prompt),
-            functions=schemas_of(request.tools),
+            functions={tool.function.name: tool.function.parameters or {} for tool in request.tools or ()},
             reasoning=reasoning,
             most=1 if request.parallel_tool_calls is False else None,
             hidden=self._marks(request),

@@ -16,8 +16,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from paceline.serving.chat import is_json
 from paceline.serving.fields import RESPONSES
-from paceline.serving.message_parts import is_json
 from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer, usage_of
-from paceline.serving.constraints import constrained_by, lenient_schema
+from paceline.serving.chat import constrained_by, lenient_schema
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import named
 from paceline.serving.metrics import Metrics, Watch

@@ -1,7 +1,5 @@
-"""Function calls under one name: their formats, and what reads them."""
+"""Function calls under one name, for scripts that import them from here: their formats, and what reads them."""
 
-from paceline.serving.message_parts import Delta
-from paceline.serving.tool_formats import FORMATS, format_of
-from paceline.serving.tool_reading import Reader
+from paceline.serving.chat import FORMATS, Reader, format_of
 
-__all__ = ["FORMATS", "Delta", "Reader", "format_of"]
+__all__ = ["FORMATS", "Reader", "format_of"]

@@ -54,11 +54,13 @@ class Workers:
                 process = await self._started()
             return await asyncio.wait_for(_answer(process, asked, seconds), PATIENCE)
         except TimeoutError:
-            process = await self._ended(process)
+            await self._ended(process)
+            process = None
             why = "this machine is too busy to prepare the request; try again later"
             raise ApiError(why, status=503, code="busy", headers={"Retry-After": "5"}) from None
         except (ConnectionError, ValueError):
-            process = await self._ended(process)
+            await self._ended(process)
+            process = None
             return None
         except asyncio.CancelledError:  # with an answer to come that nobody waits for
             if process is not None:
@@ -112,4 +114,3 @@ async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> di
     # an empty line of a process that has died is no JSON
     found: dict[str, Any] = await asyncio.to_thread(json.loads, line)
     return found
-

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -23,11 +23,12 @@ import numpy as np
 import torch
 
 from paceline import registry
+from paceline.assembly import limited
 from paceline.config import SamplingParams, SpeculativeConfig
 from paceline.controllers import Outcome, Plan, Signal
 from paceline.controllers.auto import Costs
 from paceline.controllers.policies import CHOICE_STEPS, EXPLORATION_STEPS, PPDController
-from paceline.engine import Probe, limited
+from paceline.engine import Probe
 from paceline.errors import ConfigError
 from paceline.tree import PRIOR, Choice, RankAcceptance, Shape, best_shapes, expected_rates
 from paceline.tune.candidates import TREE, Arm, Candidates, auto_configs
@@ -324,8 +325,7 @@ def calibrate(
     wide = {**drafter, "tree_policy": "ppd", "controller": "fixed", "num_speculative_tokens": MOST_NODES}
     drafting, done = llm.with_speculative_config(wide), 0
     parts, most = drafting.engine.parts, llm.config.speculative_memory_bytes
-    within = limited(counted, parts.runner, parts.drafter_set.drafters, most)
-    drafting.engine.parts = replace(parts, controller=within)
+    drafting.engine.use_controller(limited(counted, parts.runner, parts.drafter_set.drafters, most))
     for group in groups:
         progress(done)
         for output in drafting.generate(group, params, use_tqdm=False):

@@ -1,3 +1,4 @@
+from .base import ArgmaxVerifier as ArgmaxVerifier
 from .base import Rows as Rows
 from .base import Verifier as Verifier
 from .base import bad_row as bad_row

@@ -15,7 +15,7 @@ from paceline.errors import NumericsError
 if TYPE_CHECKING:
     import torch
 
-    from paceline.tree import TokenTree, Verdict
+    from paceline.tree import Scores, TokenTree, Verdict
 
 R = TypeVar("R")
 
@@ -79,6 +79,14 @@ class Verifier(ABC):
                 counts; the others compute in float32, or in float64 where the rows are float64.
             draws: one source per sequence.
         """
+
+
+class ArgmaxVerifier(Verifier):
+    """A rule that looks at the best token of each row alone, so that it can judge all rows of a pass at once."""
+
+    @abstractmethod
+    def verify_scores(self, trees: Sequence[TokenTree], scores: Scores) -> list[Verdict | NumericsError]:
+        """`verify` of all rows of a pass, to which no rules are to be applied."""
 
 
 def verify_each(

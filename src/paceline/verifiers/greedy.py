@@ -14,14 +14,14 @@ import torch
 
 from paceline.errors import NumericsError
 from paceline.tree import CANDIDATE, ROOT, TokenTree, Verdict, chain_columns, first_nodes
-from paceline.verifiers.base import Verifier, bad_row, before_bad_row
+from paceline.verifiers.base import ArgmaxVerifier, bad_row, before_bad_row
 
 if TYPE_CHECKING:
     from paceline.tree import Scores
     from paceline.verifiers.base import Draws
 
 
-class GreedyVerifier(Verifier):
+class GreedyVerifier(ArgmaxVerifier):
     """The exact verifier at temperature 0."""
 
     name = "greedy"

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline import registry
+from paceline.assembly import split_options
 from paceline.config import SamplingParams, SpeculativeConfig
-from paceline.engine import RequestOutput, split_options
+from paceline.engine import RequestOutput
 from paceline.llm import LLM
 from paceline.profiles import DEFAULT
 from paceline.verify.sampling_test import SamplingTest, integral_values, uniform_test

@@ -120,6 +120,7 @@ class PredictionDrafter(SingleDrafter[PredictionState]):
     """
 
     name = "prediction"
+    reads_prediction = True
 
     def _begin(self, context: Context) -> PredictionState | None:
         return PredictionState(context, self._known(context.prediction)) if len(context.prediction) else None

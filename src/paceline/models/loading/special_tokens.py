@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from paceline.errors import PromptError
 
@@ -22,6 +22,38 @@ if TYPE_CHECKING:
 LOOKS_SPECIAL: Final = re.compile(r"<[|\uff5c][^<>]*[|\uff5c]>")
 STRANGE: Final = "\u16a0 \u1b05 \ua66e \U00012000 \U0010fffd"
 """Characters of which hardly a vocabulary has all."""
+
+LONG: Final = 20_000
+"""Characters of a text that takes milliseconds to encode."""
+
+Tokens = TypeVar("Tokens", bound=Sized)
+
+
+def bounded(tokens: Tokens, most: int | None) -> Tokens:
+    """The same tokens.
+
+    Raises:
+        PromptError: more than `most`.
+    """
+    if most is not None and len(tokens) > most:
+        raise PromptError(f"the text has {len(tokens)} tokens; at most {most} are read of one, so shorten it")
+    return tokens
+
+
+def ids_of(encoder: Any, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+    """Token ids of a text by a `tokenizers.Tokenizer`.
+
+    Args:
+        most: tokens; of a text with more, no list is made, which would keep other threads waiting.
+    Raises:
+        PromptError: it has more.
+    """
+    if len(text) < LONG:
+        encoding = encoder.encode(text, add_special_tokens=add_special_tokens)
+    else:  # other threads go on meanwhile
+        encoding = encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    ids: list[int] = bounded(encoding, most).ids
+    return ids
 
 
 class Added(NamedTuple):
@@ -64,7 +96,7 @@ class Encoder(Protocol):
 
     def added(self) -> list[Added]: ...
 
-    def encode_apart(self, text: str, spans: Sequence[Span]) -> list[int]: ...
+    def encode_apart(self, text: str, spans: Sequence[Span], most: int | None = None) -> list[int]: ...
 
 
 class SpecialTokens:
@@ -79,13 +111,14 @@ class SpecialTokens:
         self._special = frozenset(token.id for token in added if token.special) - unknown
         self._unknown = [token.text for token in added if token.special and token.id in unknown]
 
-    def apart(self, ids: list[int], rendered: Rendered) -> list[int]:
+    def apart(self, ids: list[int], rendered: Rendered, most: int | None = None) -> list[int]:
         """The ids of a conversation without special tokens that the template did not write.
 
         Args:
             ids: of its text.
+            most: tokens that there may be.
         Raises:
-            PromptError: there are such, and the template's own cannot be told from them.
+            PromptError: there are such, and the template's own cannot be told from them; or too many tokens.
         """
         own = self._found(rendered.own)
         wanted = [span.id for span in own if span.id in self._special]
@@ -99,9 +132,9 @@ class SpecialTokens:
             )
         text = rendered.text
         spans = [self._stretched(text, span) for span in own]
-        found = self._encoder.encode_apart(text, spans)
+        found = self._encoder.encode_apart(text, spans, most)
         if self._in(found) != wanted:  # a model that makes such tokens of text, as Unigram does
-            found = self._encoder.encode_apart(text, sorted([*spans, *self._cuts(text, own)]))
+            found = self._encoder.encode_apart(text, sorted([*spans, *self._cuts(text, own)]), most)
         if self._in(found) != wanted:
             raise PromptError("messages hold special tokens, which this tokenizer cannot read as text; leave them out")
         return found
@@ -152,12 +185,12 @@ class LiteralTwin:
         texts = {token.content: index for index, token in known.items()}
         self._own = {self._twin.token_to_id(text): index for text, index in texts.items()}
 
-    def encode(self, text: str, spans: Sequence[Span]) -> list[int]:
+    def encode(self, text: str, spans: Sequence[Span], most: int | None = None) -> list[int]:
         """Token ids of a text in which the spans are special tokens, and nothing else is one."""
         starts = [0, *(span.end for span in spans)]
         ends = [*(span.start for span in spans), len(text)]
         parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-        found = self._twin.encode(self._mark.join(parts), add_special_tokens=False).ids
+        found = ids_of(self._twin, self._mark.join(parts), False, most)
         marks = iter([span.id for span in spans])
         named = [next(marks) if index == self._mark_id else self._own.get(index, index) for index in found]
         return [index for index in named if index != CUT]

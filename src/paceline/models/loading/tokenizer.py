@@ -81,11 +81,13 @@ class Tokenizer:
             )
         return _from_transformers(path, trust_remote_code)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
         """Token ids of a text, with the start and end tokens that the checkpoint adds, if any.
 
+        Args:
+            most: tokens that it may have; None is any number. A longer text is rejected before a list is made of it.
         Raises:
-            PromptError: not a text, or one that is not valid Unicode.
+            PromptError: not a text, one that is not valid Unicode, or one of too many tokens.
         """
         if not isinstance(text, str):
             raise PromptError(f"a prompt to encode must be a string, got {type(text).__name__}")
@@ -93,7 +95,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise PromptError(f"the text is not valid Unicode (lone surrogate at character {error.start})") from None
-        return self._backend.encode(text, add_special_tokens)
+        return self._backend.encode(text, add_special_tokens, most)
 
     def framed(self, ids: Sequence[int]) -> list[int]:
         """Token ids with the start and end tokens that the checkpoint adds to those of a text, if any."""
@@ -101,20 +103,22 @@ class Tokenizer:
         start = whole.index(inside[0])
         return [*whole[:start], *ids, *whole[start + len(inside) :]]
 
-    def encode_rendered(self, rendered: Rendered) -> list[int]:
+    def encode_rendered(self, rendered: Rendered, *, most: int | None = None) -> list[int]:
         """Token ids of a conversation, whose special tokens are those that the chat template wrote.
 
         What messages and tools spell like special tokens is text.
 
+        Args:
+            most: as in `encode`.
         Raises:
             PromptError: as `encode`; or they cannot be told from the template's own.
         """
-        ids = self.encode(rendered.text, add_special_tokens=False)
+        ids = self.encode(rendered.text, add_special_tokens=False, most=most)
         if not self._backend.finds_special():
             return ids
         if self._special_tokens is None:
             self._special_tokens = SpecialTokens(self._backend)
-        return self._special_tokens.apart(ids, rendered)
+        return self._special_tokens.apart(ids, rendered, most)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, allow_special_tokens: bool = False, **template: Any

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from paceline.models.loading.byte_level import read_literally
-from paceline.models.loading.special_tokens import CUT, Added, LiteralTwin, Span
+from paceline.models.loading.special_tokens import CUT, LONG, Added, LiteralTwin, Span, bounded, ids_of
 
 CLEAN_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -15,14 +15,11 @@ CLEAN_UP = (
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
 
-LONG = 20_000
-"""Characters of a text that takes milliseconds to encode."""
-
 
 class Backend(Protocol):
     """What a Tokenizer needs of the library behind it."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]: ...
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
@@ -44,7 +41,7 @@ class Backend(Protocol):
 
     def finds_special(self) -> bool: ...
 
-    def encode_apart(self, text: str, spans: Sequence[Span]) -> list[int]: ...
+    def encode_apart(self, text: str, spans: Sequence[Span], most: int | None = None) -> list[int]: ...
 
 
 class FastBackend:
@@ -59,12 +56,8 @@ class FastBackend:
         self._special, self._literal = frozenset(self.special_ids()), read_literally(inner)
         self._twin: LiteralTwin | None = None
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) < LONG:
-            ids: list[int] = self.inner.encode(text, add_special_tokens=add_special_tokens).ids
-        else:  # other threads go on meanwhile
-            ids = self.inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return ids
+    def encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        return ids_of(self.inner, text, add_special_tokens, most)
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         text: str
@@ -116,11 +109,11 @@ class FastBackend:
         """Whether special tokens are found in texts at all."""
         return not self.inner.encode_special_tokens
 
-    def encode_apart(self, text: str, spans: Sequence[Span]) -> list[int]:
+    def encode_apart(self, text: str, spans: Sequence[Span], most: int | None = None) -> list[int]:
         """Token ids of a text in which the spans are special tokens, and nothing else is one."""
         if self._twin is None:
             self._twin = LiteralTwin(self.inner)
-        return self._twin.encode(text, spans)
+        return self._twin.encode(text, spans, most)
 
 
 class SlowBackend:
@@ -129,8 +122,8 @@ class SlowBackend:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+    def encode(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        return bounded(list(self.inner.encode(text, add_special_tokens=add_special_tokens)), most)
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return str(self.inner.decode([i for i in ids if i < len(self.inner)], skip_special_tokens=skip_special_tokens))
@@ -162,7 +155,7 @@ class SlowBackend:
     def finds_special(self) -> bool:
         return not getattr(self.inner, "split_special_tokens", False)
 
-    def encode_apart(self, text: str, spans: Sequence[Span]) -> list[int]:
+    def encode_apart(self, text: str, spans: Sequence[Span], most: int | None = None) -> list[int]:
         found, start = list[int](), 0
         for span in (*spans, None):
             part = text[start : span.start if span else None]
@@ -170,7 +163,7 @@ class SlowBackend:
             if span:
                 found.append(span.id)
                 start = span.end
-        return [index for index in found if index != CUT]
+        return [index for index in bounded(found, most) if index != CUT]
 
 
 def _clean_up(text: str) -> str:

@@ -26,7 +26,7 @@ from paceline.search.scoring.uni_encoder import UniEncoder
 from paceline.utils import integer, need, reject_unknown
 
 if TYPE_CHECKING:
-    from paceline.engine import DraftModels
+    from paceline.drafters import Models
     from paceline.models import Runner
     from paceline.models.loading import Tokenizer
     from paceline.search.branch import Branch
@@ -102,7 +102,7 @@ class NamedScorer:
         if self.label is not None:
             integer(f"{option} label", self.label, 0)
 
-    def scores(self, models: DraftModels, prompt: str, texts: Sequence[str]) -> list[float]:
+    def scores(self, models: Models, prompt: str, texts: Sequence[str]) -> list[float]:
         """What it makes of texts that follow a prompt, the higher the better.
 
         Raises:
@@ -110,7 +110,7 @@ class NamedScorer:
         """
         return numbers(self.option, self.open(models).scores(prompt, texts), len(texts))
 
-    def open(self, models: DraftModels) -> Scorer:
+    def open(self, models: Models) -> Scorer:
         """The scorer; a model is opened once for all searches around a target.
 
         Raises:
@@ -124,7 +124,7 @@ class NamedScorer:
             self._ready = opened[key]
         return self._ready
 
-    def _opened(self, models: DraftModels) -> Scorer:
+    def _opened(self, models: Models) -> Scorer:
         name = str(self.model)
         folder = resolve(name)
         judges = is_classifier(folder)

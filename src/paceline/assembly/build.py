@@ -1,0 +1,343 @@
+"""Puts an engine together from a speculative_config: drafters, verifiers, controller.
+
+What a method needs and the runner lacks is rejected here, before anything runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline import registry
+from paceline.assembly.controller_setup import (
+    OF_THE_DRAFT,
+    OTHER_TOKENIZER,
+    auto_table,
+    build_controller,
+    check_controller,
+    limited,
+    options_of,
+    split_options,
+    with_published_number,
+)
+from paceline.config import SHARED, SpeculativeConfig, reject_unknown_keys
+from paceline.drafters import Drafter, DrafterArgs, Models
+from paceline.drafters.common import tables_of
+from paceline.engine import DrafterSet, EngineParts
+from paceline.errors import CapabilityError, ConfigError, DrafterError, NumericsError, PacelineError
+from paceline.models import Capabilities, Runner
+from paceline.models.loading import Tokenizer
+from paceline.sampling import KeyedDraws
+from paceline.tree import TokenTree, Verdict
+from paceline.utils import check_types, described, need, shortened
+from paceline.verifiers import GreedyVerifier, RecursiveRejection, Verifier
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("paceline")
+
+_TURN: Final = {"table": 0, "fusion": 2}
+"""By kind of drafter, when it drafts: those that cost nothing first, those that look at the others' trees last."""
+
+
+def build_parts(
+    runner: Runner,
+    config: SpeculativeConfig | None,
+    *,
+    load: Callable[[str], Runner],
+    default_draft: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    models: Models | None = None,
+    memory: int | None = None,
+) -> tuple[list[str], EngineParts]:
+    """The methods by name, and drafters, verifiers and controller for one target.
+
+    Args:
+        load: opens a draft model by folder or hub id.
+        tokenizer: of the target, for drafters with tables on disk.
+        models: opens models in other ways.
+        memory: most bytes of speculation (`EngineConfig.speculative_memory_bytes`).
+        default_draft: draft model of "auto" and of "draft_model" without one, where the target has one that ships with
+            it.
+    Raises:
+        ConfigError: an unknown method or option, or tables of two drafters in one file.
+        CapabilityError: a method that this runner cannot serve.
+    """
+    config, options = split_options(SpeculativeConfig(method=()) if config is None else with_published_number(config))
+    methods = sorted(single_methods(config, default_draft), key=lambda method: _TURN.get(_kind(method), 1))
+    drafters = [_drafter(method, index, runner, load, tokenizer, models=models) for index, method in enumerate(methods)]
+    tables_of(drafters)  # rejects two for one file
+    if config.acceptance_method == "block_verification":
+        _reject_branches(methods, drafters)
+    drafter_set = DrafterSet(drafters, runner.info.vocab_size, chains_only=not runner.capabilities.trees)
+    parts = EngineParts(
+        runner=runner,
+        drafter_set=drafter_set,
+        controller=limited(build_controller(config, options, runner, drafter_set.names), runner, drafters, memory),
+        greedy=GreedyVerifier(),
+        sampled=_verifier(config),
+    )
+    return [str(method.method) for method in methods], parts
+
+
+def _verifier(config: SpeculativeConfig) -> Verifier:
+    """The rule above temperature 0.
+
+    Raises:
+        ConfigError: an unknown name, or what is no such rule.
+    """
+    name = config.acceptance_method
+    need(name != "greedy", "acceptance_method", "name a rule for sampling; temperature 0 always has 'greedy'", name)
+    factory = registry.load("verifiers", name)
+    registry.check_derives("verifiers", name, factory, Verifier)
+    options = {"posterior_threshold": config.posterior_threshold, "posterior_alpha": config.posterior_alpha}
+    verifier: Verifier = factory(**options if name == "typical_acceptance_sampler" else {})
+    return verifier
+
+
+def _reject_branches(methods: Sequence[SpeculativeConfig], drafters: Sequence[Drafter]) -> None:
+    """Block verification judges each drawn chain as a whole: nothing may be drafted beside a drawn token.
+
+    Raises:
+        ConfigError: a drafter that draws trees, or several drafters one of which draws.
+    """
+    why = "block_verification judges each chain of drawn drafts as a whole"
+    way = "or use acceptance_method 'rejection_sampler'"
+    drawing = [
+        (str(method.method), drafter) for method, drafter in zip(methods, drafters, strict=True) if drafter.draws_tokens
+    ]
+    for name, drafter in drawing:
+        if drafter.tree_policy != "chain":
+            raise ConfigError(
+                f"{why}, but method {name!r} draws trees (tree_policy {drafter.tree_policy!r}); leave tree_policy and "
+                f"tree_width out, {way}"
+            )
+    if drawing and len(methods) > 1:
+        names = ", ".join(repr(str(method.method)) for method in methods)
+        raise ConfigError(
+            f"{why}, but the methods {names} join their drafts and {drawing[0][0]!r} draws; name it alone, {way}"
+        )
+
+
+def check_methods(config: SpeculativeConfig | None) -> None:
+    """Reject unknown methods, options and policies before a model is loaded for them.
+
+    Raises:
+        ConfigError: a name or an option that is not known, with near matches.
+    """
+    if config is None:
+        return
+    config, _ = split_options(with_published_number(config))
+    for method in single_methods(config, None):
+        _options(method, registry.load("drafters", str(method.method)))
+    _verifier(config)
+    if config.controller is not None:
+        check_controller(config.controller)
+
+
+def single_methods(config: SpeculativeConfig, default_draft: str | None) -> list[SpeculativeConfig]:
+    """The single methods that a configuration names.
+
+    "auto" means every one that needs nothing more than what is at hand.
+    """
+    if not isinstance(config.method, str):
+        for key in config.options:
+            raise ConfigError(
+                f"{key!r} is given beside a list of methods; put it into the entry of its method, as a dict"
+            )
+        return _each_once([_with_draft(method, default_draft) for method in _with_model(config.method, config.model)])
+    if config.method != "auto":
+        return [_with_draft(config, default_draft)]
+    draft = config.model or default_draft
+    tables = {key: value for key, value in config.options.items() if key not in OF_THE_DRAFT}
+    drafting = {key: value for key, value in config.options.items() if key in OF_THE_DRAFT}
+    for key, value in drafting.items():
+        need(draft is not None, key, "be given together with a draft model", value)
+    methods = [
+        SpeculativeConfig(method="prediction"),
+        SpeculativeConfig(method="grammar"),
+        SpeculativeConfig(method=auto_table(tables), options=tables),
+    ]
+    if draft:
+        methods.append(_with_draft(SpeculativeConfig(method="draft_model", model=draft, options=drafting), None))
+    return methods
+
+
+def _each_once(methods: list[SpeculativeConfig]) -> list[SpeculativeConfig]:
+    """The same methods; one that is there a second time, with the same options, drafts the same tokens again.
+
+    Raises:
+        ConfigError: there is such a one.
+    """
+    for i, method in enumerate(methods):
+        rule = (
+            f"be a list without repetition: {method.method!r} would draft the same twice; leave it out once, or vary "
+            f"its options"
+        )
+        need(method not in methods[:i], "method", rule, [str(each.method) for each in methods])
+    return methods
+
+
+def _with_model(methods: Sequence[SpeculativeConfig], model: str | None) -> list[SpeculativeConfig]:
+    """Give the model that is named beside a list of methods to those of them that take one and name none.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if model is None:
+        return list(methods)
+    takers = [method.model is not None or "model" in options_of(str(method.method)) for method in methods]
+    names = ", ".join(repr(str(method.method)) for method in methods)
+    need(any(takers), "model", f"be left out, since {names} use no draft model", model)
+    return [
+        replace(method, model=model) if takes and method.model is None else method
+        for method, takes in zip(methods, takers, strict=True)
+    ]
+
+
+def _with_draft(config: SpeculativeConfig, draft: str | None) -> SpeculativeConfig:
+    """The same method, with the target's own draft model where it needs one and names none; vLLM's
+    `use_heterogeneous_vocab` of a draft model is method "tli".
+    """
+    options = dict(config.options)
+    if config.method == "draft_model" and OTHER_TOKENIZER in options:
+        other = options.pop(OTHER_TOKENIZER)
+        need(isinstance(other, bool), OTHER_TOKENIZER, "be True or False", other)
+        config = replace(config, method="tli" if other else "draft_model", options=options)
+    return (
+        replace(config, model=draft) if config.method in ("draft_model", "pearl") and config.model is None else config
+    )
+
+
+def _kind(config: SpeculativeConfig) -> str:
+    return registry.lookup("drafters", str(config.method)).kind
+
+
+def _drafter(
+    config: SpeculativeConfig,
+    index: int,
+    runner: Runner,
+    load: Callable[[str], Runner],
+    tokenizer: Tokenizer | None,
+    *,
+    models: Models | None = None,
+) -> Drafter:
+    name = str(config.method)
+    entry, factory = registry.lookup("drafters", name), registry.load("drafters", name)
+    options = _options(config, factory)
+    for lack in entry.needs:
+        if lack in Capabilities.__dataclass_fields__ and not getattr(runner.capabilities, lack):
+            raise _unable(name, lack, runner)
+    args = DrafterArgs(
+        vocab_size=runner.info.vocab_size,
+        index=index,
+        max_context=runner.info.max_context,
+        target=runner,
+        load_runner=load,
+        models=models,
+        nested=lambda config: _nested(config, name, runner, load, tokenizer, models=models),
+        judge=ExactJudge(),
+        fingerprint=str if tokenizer is None else tokenizer.fingerprint,
+    )
+    try:
+        drafter: Drafter = factory(args, **options)
+    except PacelineError:
+        raise
+    except Exception as error:  # a value of a wrong type, or a third party's constructor
+        check_types(factory, options)
+        raise ConfigError(f"speculative_config of {name!r}: {described(error)}") from error
+    check_types(factory, options)
+    if not drafter.name:
+        raise DrafterError(f"{name!r} is not a drafter: it has no name; see paceline.drafters.base.Drafter")
+    _check_taps(drafter, name, runner)
+    return drafter
+
+
+def _nested(
+    config: Any,
+    outer: str,
+    runner: Runner,
+    load: Callable[[str], Runner],
+    tokenizer: Tokenizer | None,
+    *,
+    models: Models | None,
+) -> Drafter:
+    """A drafter that another one is built on.
+
+    Raises:
+        ConfigError: no single method.
+    """
+    config = {"method": config} if isinstance(config, str) else config
+    parsed = SpeculativeConfig.parse(config) if isinstance(config, Mapping) else None
+    if parsed is None or not isinstance(parsed.method, str) or parsed.method == "auto":
+        raise ConfigError(f"the config inside method {outer!r} must be a dict with one method, got {shortened(config)}")
+    for key in SHARED:
+        need(key not in config, key, f"be given beside method {outer!r}, not in the config inside it", config.get(key))
+    need(parsed.num_speculative_tokens != 0, f"num_speculative_tokens inside method {outer!r}", "be 1 or more", 0)
+    return _drafter(parsed, 0, runner, load, tokenizer, models=models)
+
+
+def _check_taps(drafter: Drafter, name: str, runner: Runner) -> None:
+    """Reject taps that the runner cannot give."""
+    taps, last = drafter.taps, runner.info.num_layers
+    whole = isinstance(taps, Sequence) and all(isinstance(layer, int) and not isinstance(layer, bool) for layer in taps)
+    if not whole or not all(-1 <= layer <= last for layer in taps):
+        raise DrafterError(f"taps of drafter {name!r} must be a tuple of layers in -1..{last}, got {shortened(taps)}")
+    window = drafter.tap_window
+    if window is not None and not (isinstance(window, int) and not isinstance(window, bool) and window >= 0):
+        raise DrafterError(f"tap_window of drafter {name!r} must be None or 0 or more tokens, got {shortened(window)}")
+    if taps and not runner.capabilities.taps:
+        raise _unable(name, "taps", runner)
+
+
+def _unable(method: str, capability: str, runner: Runner) -> CapabilityError:
+    return CapabilityError(
+        f"method {method!r} needs a model that {registry.ABILITIES[capability]}; {runner.info.name} is not one as it "
+        "runs here; choose another method"
+    )
+
+
+def _options(config: SpeculativeConfig, factory: Any) -> dict[str, Any]:
+    """The keyword arguments of a drafter's constructor."""
+    name = str(config.method)
+    registry.check_derives("drafters", name, factory, Drafter)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name!r} is not a drafter class ({error}); give module:Class") from error
+    options = dict(config.options)
+    if config.model is not None:
+        options["model"] = config.model
+    if config.num_speculative_tokens is not None:
+        options["num_speculative_tokens"] = config.num_speculative_tokens
+    known = [key for key in parameters if key not in ("args", "self")]
+    optional = {"num_speculative_tokens"} - set(known)
+    options = {key: value for key, value in options.items() if key not in optional}
+    reject_unknown_keys(f"speculative_config of {name!r}", options, known, SpeculativeConfig.general_keys())
+    return options
+
+
+class ExactJudge:
+    """Verdicts of a model between draft and target on a tree; see `drafters.base.Judge`."""
+
+    def __init__(self) -> None:
+        self._greedy, self._sampled = GreedyVerifier(), RecursiveRejection()
+
+    def verify(
+        self, trees: Sequence[TokenTree], rows: Sequence[torch.Tensor], seeds: Sequence[int | None]
+    ) -> list[Verdict]:
+        """See `drafters.base.Judge.verify`."""
+        return [self._one(*each) for each in zip(trees, rows, seeds, strict=True)]
+
+    def _one(self, tree: TokenTree, rows_nv: torch.Tensor, seed: int | None) -> Verdict:
+        if seed is None:
+            (verdict,) = self._greedy.verify([tree], [rows_nv])
+        else:
+            (verdict,) = self._sampled.verify([tree], [rows_nv], [KeyedDraws(seed, 0)])
+        if isinstance(verdict, NumericsError):
+            raise DrafterError(f"the logits of the intermediate model are not valid: {verdict}")
+        return verdict

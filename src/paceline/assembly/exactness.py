@@ -1,0 +1,127 @@
+"""Whether plain and accelerated decoding of a loaded model give the same bits: requested, tested, stored on disk.
+
+The finding belongs to the model's shape, the form of its passes, the CPU, the threads and the sources; it is kept
+beside the measured costs, so that the self-test (`models.decoder.what_varies`) runs once."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from paceline.controllers.auto import CostKey, CostStore
+from paceline.models import Runner
+from paceline.models.decoder import (
+    NOT_STRICT_IN_TRANSFORMERS,
+    NativeRunner,
+    StrictPasses,
+    strict_unavailable,
+    what_varies,
+    why_not_strict,
+)
+from paceline.utils import user_cache
+
+logger = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """What holds between plain and accelerated decoding at temperature 0 and, for point drafts, for equal seeds.
+
+    Attributes:
+        reason: why bits may differ; None where they may not.
+    """
+
+    reason: str | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether tokens are bit for bit those of plain decoding, at any batch size."""
+        return self.reason is None
+
+    def __str__(self) -> str:
+        return "strict, proven by self-test" if self.reason is None else f"up to near ties ({self.reason})"
+
+
+def find_exactness(runner: Runner, requested: str) -> Exactness:
+    """What holds for a loaded model.
+
+    Args:
+        requested: "auto" or "strict".
+    Raises:
+        ConfigError: strict was requested and is not possible.
+    """
+    reason = _reason(runner)
+    if reason is not None and requested == "strict":
+        raise strict_unavailable(runner.info.name, reason)
+    return Exactness(reason)
+
+
+def _reason(runner: Runner) -> str | None:
+    if not isinstance(runner, NativeRunner):
+        return NOT_STRICT_IN_TRANSFORMERS
+    if (known := why_not_strict(runner.spec, runner.info.device)) is not None:
+        return known
+    if not runner.passes.row_invariant:
+        if isinstance(runner.passes, StrictPasses):
+            return "PyTorch's matrix products on this CPU add in an order that depends on the number of rows"
+        return "PyTorch's operators in their fastest form; exactness='strict' takes another one"
+    varying = _kept(passes_key(runner), lambda: _tested(runner))
+    return None if varying is None else f"the self-test found other bits in {varying}"
+
+
+def _tested(runner: NativeRunner) -> str | None:
+    """The self-test's finding. Compiled passes take about a second; PyTorch's operators take longer, which is logged
+    before.
+    """
+    if isinstance(runner.passes, StrictPasses):
+        logger.warning(
+            "%s: testing for exactness='strict' whether the bits of a row depend on the rows beside it; this takes "
+            "some seconds, once for this model, dtype and machine where the result can be stored on disk",
+            runner.info.name,
+        )
+    return what_varies(runner)
+
+
+def _kept(key: CostKey, find_out: Callable[[], str | None]) -> str | None:
+    """The finding from disk, or a new one, which is kept."""
+    store = CostStore(key, user_cache("exactness"))
+    kept = store.load()
+    if kept is not None and "varies" in kept:
+        stored: str | None = kept["varies"]
+        return stored
+    varying = find_out()
+    logger.debug("self-test of strict mode: %s", "passed" if varying is None else f"other bits in {varying}")
+    store.save({"varies": varying})
+    return varying
+
+
+def passes_key(runner: NativeRunner) -> CostKey:
+    key = CostKey.of(runner.info)
+    kinds = zlib.crc32(repr((runner.spec.layers, runner.info.max_context)).encode())
+    form = f"{type(runner.passes).__name__}-{kinds:08x}-{sources():08x}"
+    return replace(key, fingerprint=f"{key.fingerprint}-{form}", device=f"{key.device} {_cpu()}")
+
+
+@cache
+def sources() -> int:
+    """A number that changes with the code that computes a pass."""
+    digest = 0
+    for path in sorted((Path(__file__).parent.parent / "models").rglob("*.py")):
+        digest = zlib.crc32(path.read_bytes(), digest)
+    return digest
+
+
+@cache
+def _cpu() -> str:
+    """The CPU's model and, where the system tells them, its features."""
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines() if cpus.exists() else []
+    known = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in known.items()}
+    features = zlib.crc32((fields.get("flags") or fields.get("Features") or "").encode())
+    return f"{fields.get('model name') or platform.processor() or platform.machine()} {features:08x}"

@@ -1,0 +1,50 @@
+"""The scoring pass of a step: the target over all roots and trees, once.
+
+Drafters may work meanwhile (`engine.overlap`) or have computed a part of it already; rows and layers that steering
+looks at come with it (`engine.companions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from paceline.engine.companions import NOTHING_ADDED, AddedInputs, Companions
+from paceline.engine.parts import EngineParts
+from paceline.engine.sequence import Sequence
+from paceline.engine.step_clock import StepClock
+from paceline.tree import Scores, TokenTree
+
+
+class Scoring:
+    """Runs the target for the steps of an engine.
+
+    Args:
+        parts: the runner, and the drafters that work beside it.
+        companions: what steers the sequences.
+    """
+
+    def __init__(self, parts: EngineParts, companions: Companions) -> None:
+        self._runner, self._drafter_set, self._companions = parts.runner, parts.drafter_set, companions
+
+    def score(
+        self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], clock: StepClock
+    ) -> tuple[Scores, Scores, Mapping[int, TokenTree]]:
+        """The model's own scores; the same as steering shapes them; and by position in the batch, the trees that grew
+        by a trial while they were scored.
+        """
+        with self._drafter_set.ahead(batch, trees) as ahead:
+            added = self._companions.added(batch, trees)
+            scores, second = added.split(self._pass(batch, roots, trees, added))
+            clock.scored()
+        clock.joined()
+        clock.draft = ahead.billed(clock.draft, clock.waited)
+        return scores, self._companions.shape(batch, trees, scores, second), ahead.longer
+
+    def _pass(self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], added: AddedInputs) -> Scores:
+        """One pass; where a drafter has computed a part of it, the rest."""
+        caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
+        if added is not NOTHING_ADDED:
+            caches, taps = [*caches, *added.caches], sorted({*taps, *added.taps})
+            return self._runner.score(caches, [*roots, *added.roots], [*trees, *added.trees], taps=taps)
+        resumed = None if taps else self._drafter_set.resume(batch, caches, roots, trees)
+        return self._runner.score(caches, roots, trees, taps=taps) if resumed is None else resumed

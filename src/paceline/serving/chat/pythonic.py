@@ -1,0 +1,247 @@
+"""Llama 4 and others: `[name(key=value, ...), ...]`, calls as Python writes them with literals as values, at the start
+of the answer or behind a mark. They are read with JSON's words beside Python's.
+
+In the grammar, parameters come in the order of the schema, those that are not required may be left out, and none is
+added. What a text may hold is what means the same in Python and in JSON. Numbers are JSON's, which are Python's too, so
+their limits are enforced; other keywords than those below are rejected where a function is strict, and ignored where it
+is not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from keyword import iskeyword
+from typing import Any, Final
+
+from paceline.grammar import spelled
+from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
+from paceline.serving.chat.blocks import add_call, read_ending
+from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
+from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, TYPES, WHOLE, Parameters, Schema
+from paceline.serving.chat.values import keywords
+from paceline.serving.protocol import ApiError, Function
+
+BEGIN, END = "<|python_start|>", "<|python_end|>"
+"""Around calls, at times."""
+
+CALLED: Final = re.compile(r"\s*\[\s*([A-Za-z_][A-Za-z0-9_.-]*)\(")
+"""The name of a call that begins without a mark."""
+
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
+SIGNS: Final = re.compile(r"[()\[\]{}\"'\\]")
+
+LITERALS: Final = (
+    f"WHOLE: {WHOLE}\nREAL: {REAL}"
+    r"""
+COMMA: /, ?/
+COLON: /: ?/
+STRING: /"([^"\\\x00-\x1f]|\\["'\\nrt]){0,4096}"|'([^'\\\x00-\x1f]|\\["'\\nrt]){0,4096}'/
+any: STRING | REAL | "True" | "False" | "None" | any_list | any_dict
+any_list: "[" (any (COMMA any)*)? "]"
+any_dict: "{" (STRING COLON any (COMMA STRING COLON any)*)? "}"
+"""
+)
+
+
+def _read(text: GrowingText, parts: Parts, mark: str) -> Steps[bool]:
+    """A list of calls, each whole; behind a mark there may be one without a list."""
+    yield from text.blanks()
+    if not (yield from text.literal("[")) and not mark:
+        return False
+    while True:
+        yield from text.blanks()
+        if not (yield from _read_call(text, parts)):
+            return False
+        try:
+            yield from text.blanks()
+            if (yield from text.literal(",", "]", END)) != ",":
+                yield from read_ending(text, END)
+                return True
+        except EndedError:
+            text.to_end()
+            return True
+        text.forget()
+
+
+def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+    name = yield from text.run(NAME)
+    if not parts.knows(name) or not (yield from text.literal("(")):
+        return False
+    written = yield from _call_end(text)
+    try:
+        arguments = keywords(written)
+    except ValueError:
+        return False
+    return add_call(text, parts, name, arguments)
+
+
+def _call_end(text: GrowingText) -> Steps[str]:
+    """Read up to the parenthesis that closes a call, and behind it; returns what is before.
+
+    Raises:
+        EndedError: there is none.
+    """
+    depth, quote, length = 1, "", 0
+    while depth:
+        sign = SIGNS.search(text.text, text.at + length)
+        if sign is None or (not text.last and _unclear(text.text, sign.start(), quote)):
+            length = (len(text.text) if sign is None else sign.start()) - text.at
+            yield from text.more()
+            continue
+        found = sign[0]
+        if found in "\"'" and quote in ("", found, 3 * found):
+            found = 3 * found if quote != found and text.text.startswith(3 * found, sign.start()) else found
+            quote = found if not quote else "" if quote == found else quote
+        elif not quote:
+            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(found, -1)
+        length = sign.start() - text.at + len(found) + (found == "\\")
+    inner = text.text[text.at : text.at + length - 1]
+    text.at += length
+    return inner
+
+
+def _unclear(text: str, place: int, quote: str) -> bool:
+    """Whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
+    rest = text[place : place + 3]
+    if rest[0] == "\\":
+        return len(rest) == 1
+    return len(rest) < 3 and rest == len(rest) * rest[0] and rest[0] in "\"'" and quote in ("", 3 * rest[0])
+
+
+class PythonArguments(Parameters):
+    """The parameters of one function as rules, which need `LITERALS`.
+
+    Args:
+        strict: of a function that does not say whether it is.
+    Attributes:
+        text: what is between the brackets of a call.
+    Raises:
+        ApiError: a name that is none in Python, or what cannot be enforced.
+    """
+
+    def __init__(self, function: Function, rules: Rules, *, strict: bool) -> None:
+        super().__init__(function, strict=strict)
+        self._rules = rules
+        self._known: dict[str, str] = {}
+        _check_name(function.name, function.name.split("."))
+        self.limit(self.whole, OBJECT | {"type"})
+        self.text = self._members(self.whole, '"="', _key)
+
+    def _value(self, schema: Schema) -> str:
+        """What a literal of this schema may be."""
+        if schema is True or schema == {}:
+            return "any"
+        if not isinstance(schema, Mapping):
+            raise self.wrong("must be schemas that something satisfies")
+        if (values := self.listed(schema)) is not None:
+            return self._one_of([literal(repr(one)) for one in values])
+        if (target := schema.get("$ref")) is not None:
+            self.limit(schema, frozenset(("$ref",)))
+            return self._referred(target)
+        if (choices := self.choices(schema)) is not None:
+            return self._one_of([self._value(one) for one in choices])
+        kinds = self.kinds(schema)
+        self.limit(schema, frozenset(("type",)).union(*(TYPES[kind] for kind in kinds)))
+        return self._one_of([self._of_kind(kind, schema) for kind in kinds]) if kinds else "any"
+
+    def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        if kind in ("number", "integer"):
+            limits = {key: schema[key] for key in NUMBER & schema.keys()}
+            name = "WHOLE" if kind == "integer" else "REAL"
+            return self._rules.rule(f"%json {json.dumps({'type': kind, **limits})}") if limits else name
+        if kind == "object":
+            return self._dict(schema)
+        if kind == "array":
+            return self._list(schema)
+        return {"string": "STRING", "boolean": '("True" | "False")', "null": '"None"'}[kind]
+
+    def _one_of(self, values: Sequence[str]) -> str:
+        if not values:
+            raise self.wrong("must be schemas that something satisfies")
+        return one_of(values)
+
+    def _referred(self, target: str) -> str:
+        """The rule of a definition, which may refer to itself."""
+        if target not in self._known:
+            found = self.find(target)
+            name = self._known[target] = self._rules.name()
+            self._rules.rule(self._value(found), name=name)
+        return self._known[target]
+
+    def _list(self, schema: Mapping[str, Any]) -> str:
+        item, least, most = self._value(schema.get("items", True)), schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        body = f"{item} (COMMA {item}){times}"
+        return self._rules.rule(f'"[" {body if least else f"({body})?"} "]"')
+
+    def _dict(self, schema: Mapping[str, Any]) -> str:
+        if not schema.get("properties"):
+            more = schema.get("additionalProperties", True)
+            if more is False:
+                return '"{}"'
+            value = self._value(more)
+            return self._rules.rule(f'"{{" (STRING COLON {value} (COMMA STRING COLON {value})*)? "}}"')
+        return self._rules.rule(f'"{{" {self._members(schema, "COLON", repr)} "}}"')
+
+    def _members(self, schema: Schema, sign: str, spell: Any) -> str:
+        """Names and values of an object, in their order.
+
+        Args:
+            sign: between both.
+            spell: writes a name.
+        """
+        properties, required = schema.get("properties", {}), set(schema.get("required", ()))
+        if missing := sorted(required - properties.keys()):
+            raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
+        first, later = "", ""  # of what is left, where nothing was written yet, and behind something
+        for name in reversed(properties):
+            one = f"{literal(spell(name))} {sign} {self._value(properties[name])}"
+            begun = f"{one} {later}"
+            first = self._rules.rule(begun if name in required else f"({begun} | {first})" if first else f"({begun})?")
+            later = self._rules.rule(f"COMMA {begun}" if name in required else f"(COMMA {one})? {later}")
+        return first
+
+
+def _key(name: str) -> str:
+    _check_name(name, [name])
+    return name
+
+
+def _check_name(name: str, parts: Sequence[str]) -> None:
+    if not all(part.isidentifier() and not iskeyword(part) for part in parts):
+        why = f"{name!r} is no name in Python, in which this model writes calls; tool_choice cannot be enforced"
+        raise ApiError(why, param="tools")
+
+
+def _write(calls: Calls) -> str:
+    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    return f"[{', '.join(written)}]"
+
+
+def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+    rules.add(LITERALS)
+    arguments = {one.name: PythonArguments(one, rules, strict=calls.strict).text for one in calls.functions}
+    call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
+    more = f"(COMMA {call})*" if calls.many else ""
+    for name, text in arguments.items():
+        yield Opening(f'{text} ")" {more} "]"', start=f'"[" "{name}("', text=spelled(f"[{name}("))
+    if rules.silent(BEGIN):
+        yield Opening(rf'"[" {call} {more} "]" {rules.mark(END)}', mark=BEGIN, loose=True)
+
+
+PYTHONIC: Final = ToolFormat(
+    signs=(r"\[func_name1\(",),
+    begins=(BEGIN,),
+    marks=(END,),
+    read=_read,
+    write=_write,
+    openings=_openings,
+    opens="[",
+    named=CALLED,
+)

@@ -1,0 +1,233 @@
+"""Calls whose arguments stand between tags, texts as they are and everything else as JSON: read, value by value, and as
+a grammar.
+
+In the grammar, parameters come in the order of the schema, those that are not required may be left out, and none is
+added; functions that declare none may get any. A text ends where the tag behind it stands. Lengths and patterns of
+texts are enforced; what cannot be is rejected where a function is strict, and ignored where it is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.grammar import rust_pattern
+from paceline.serving.chat.base import AllowedCalls, as_json
+from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.growing_text import GrowingText, Steps
+from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, WHOLE, Parameters, Schema
+from paceline.serving.chat.values import typed_value
+from paceline.serving.protocol import Function
+
+TEXT: Final = frozenset(("pattern", "minLength", "maxLength"))
+KEYWORDS: Final[Mapping[str, frozenset[str]]] = {"string": TEXT, "number": NUMBER, "integer": NUMBER}
+"""Those of a type that are enforced here."""
+
+ESCAPED: Final = re.compile(r"\\.|\[\^?(?:[^\\\]]|\\.)*\]")
+"""What means nothing else in a regular expression."""
+
+NAME: Final = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
+"""Of a parameter that no schema declares."""
+
+
+class TaggedCall:
+    """A call that is being read: its arguments, of which each comes whole, are written as JSON.
+
+    Args:
+        name: of the function, whose schema says which types the values have.
+    """
+
+    def __init__(self, text: GrowingText, parts: Parts, name: str) -> None:
+        self._text, self._parts, self._schema, self._sign = text, parts, parts.schema(name), "{"
+        text.forget()
+        parts.begin(name)
+
+    def add(self, key: str, value: str) -> None:
+        """One more argument."""
+        written = as_json(typed_value(value, self._schema, key))
+        self._parts.add(f"{self._sign}{as_json(key)}: {written}")
+        self._sign = ", "
+        self._text.forget()
+
+    def over(self, *, whole: bool) -> bool:
+        """The call ends, whole or because something else came than may come; it is one in any case."""
+        self._text.forget()
+        if whole:
+            self._parts.add("{}" if self._sign == "{" else "}")
+            self._parts.end()
+        else:
+            self._parts.broken = True
+        return True
+
+
+def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps[str]:
+    """A value up to the end mark that is followed by one of these: values may hold such marks themselves."""
+    value = ""
+    while True:
+        more, _ = yield from text.until(end)
+        value += more
+        spaces = yield from text.blanks()
+        tag = yield from text.literal(*followers)
+        text.at -= len(tag)
+        if tag:
+            return value
+        value += end + spaces
+
+
+def value_text(value: Any) -> str:
+    """A value as it stands between tags."""
+    return value if isinstance(value, str) else as_json(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How a parameter is written.
+
+    Attributes:
+        before: what stands before its value, of the rules and what the name is in them.
+        end: the mark behind its value.
+        after: what stands behind that.
+        words: how constants are written beside JSON's way.
+        wrong: signs that a name cannot have.
+    """
+
+    before: Callable[[Rules, str], str]
+    end: str
+    after: str
+    words: Mapping[str, str]
+    wrong: str
+
+
+def arguments_of(rules: Rules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
+    """The grammar of arguments, by function."""
+    return {one.name: TaggedArguments(one, rules, tags, strict=calls.strict).text for one in calls.functions}
+
+
+class TaggedArguments(Parameters):
+    """The parameters of one function as rules.
+
+    Attributes:
+        text: what is between its name and its end.
+    """
+
+    def __init__(self, function: Function, rules: Rules, tags: Tags, *, strict: bool) -> None:
+        super().__init__(function, strict=strict)
+        self._rules, self._tags = rules, tags
+        self._end, self._any = rules.mark(tags.end), rules.text_until(tags.end)
+        self.limit(self.whole, OBJECT | {"type"})
+        self.text = self._all()
+
+    def _all(self) -> str:
+        properties, required = self.whole.get("properties") or {}, self.whole.get("required") or ()
+        if missing := sorted(set(required) - properties.keys()):
+            raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
+        if not properties and self.whole.get("additionalProperties") is not False:
+            return f"({self._one(NAME, self._any)})*"
+        return " ".join(
+            self._one(self._name(name), one_of(self._values(schema, ()))) + ("" if name in required else "?")
+            for name, schema in properties.items()
+        )
+
+    def _name(self, name: str) -> str:
+        if not name or any(sign in name for sign in self._tags.wrong):
+            why = f"have the name {name!r}, which this model's format of calls cannot write"
+            raise self.wrong(f"{why}; tool_choice cannot be enforced")
+        return literal(name)
+
+    def _one(self, name: str, value: str) -> str:
+        return f"({self._tags.before(self._rules, name)} {value} {self._tags.after})"
+
+    def _values(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
+        """What a value may be, the mark behind it included.
+
+        Args:
+            seen: references that led here.
+        """
+        found = self._alternatives(schema, seen)
+        if not found:
+            raise self.wrong("must be schemas that something satisfies")
+        return [self._any] if self._any in found else found
+
+    def _alternatives(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
+        if schema is True or schema == {}:
+            return [self._any]
+        if not isinstance(schema, Mapping):
+            raise self.wrong("must be schemas that something satisfies")
+        if (values := self.listed(schema)) is not None:
+            return [f"{self._constant(value)} {self._end}" for value in values]
+        if (target := schema.get("$ref")) is not None:
+            self.limit(schema, frozenset(("$ref",)))
+            if target in seen:
+                raise self.wrong(f"refer to {target!r} in a circle")
+            return self._alternatives(self.find(target), (*seen, target))
+        if (choices := self.choices(schema)) is not None:
+            return [text for one in choices for text in self._alternatives(one, seen)]
+        kinds = self.kinds(schema)
+        if not {"object", "array"} & set(kinds):  # of which JSON says what can be enforced
+            self.limit(schema, frozenset(("type",)).union(*(KEYWORDS.get(kind, frozenset()) for kind in kinds)))
+        return [self._of_kind(kind, schema) for kind in kinds] or [self._any]
+
+    def _constant(self, value: Any) -> str:
+        text = value if isinstance(value, str) else as_json(value)
+        if self._tags.end in text:
+            raise self.wrong(f"list {value!r}, which this model's format of calls cannot write")
+        return self._word(text) if not isinstance(value, str) else literal(text) if text else ""
+
+    def _word(self, text: str) -> str:
+        """A constant of JSON."""
+        other = self._tags.words.get(text)
+        return literal(text) if other is None else f"({literal(text)} | {literal(other)})"
+
+    def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        if kind == "string":
+            return self._string(schema)
+        if kind in ("object", "array"):
+            inner = {key: self.whole[key] for key in ("$defs", "definitions") if key in self.whole}
+            return f"{self._rules.json({**inner, **schema, 'type': kind}, strict=self.strict)} {self._end}"
+        if kind in ("integer", "number"):
+            return f"{self._number(kind, schema)} {self._end}"
+        words = ("true", "false") if kind == "boolean" else ("null",)
+        return f"{one_of(map(self._word, words))} {self._end}"
+
+    def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
+        limits = {key: schema[key] for key in NUMBER & schema.keys()}
+        if not limits:
+            return WHOLE if kind == "integer" else REAL
+        return self._rules.json({"type": kind, **limits}, strict=self.strict)
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        patterns = []
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if low or high is not None:
+            patterns.append(f"(?s:.{{{low},{'' if high is None else high}}})")
+        if "pattern" in schema:
+            patterns += self._pattern(schema["pattern"])
+        return self._rules.text_until(self._tags.end, *patterns) if patterns else self._any
+
+    def _pattern(self, pattern: Any) -> list[str]:
+        """An expression of whole texts; none where it is not one and need not be."""
+        if not isinstance(pattern, str):
+            raise self.wrong(f"have a pattern {pattern!r}, which is none")
+        inside = pattern.removeprefix("^")
+        whole = ESCAPED.sub("", inside).endswith("$")
+        inside = inside[:-1] if whole else inside
+        plain = ESCAPED.sub("", inside)
+        if "^" in plain or "$" in plain or (inside != pattern and _has_alternatives(plain)):
+            if self.strict:
+                raise self.unenforced(f"the pattern {pattern!r}")
+            return []
+        before, after = "" if pattern.startswith("^") else "(?s:.*)", "" if whole else "(?s:.*)"
+        return [f"{before}(?:{rust_pattern(inside)}){after}".replace(r"\/", "/").replace("/", r"\x{2f}")]
+
+
+def _has_alternatives(plain: str) -> bool:
+    """Whether an expression without sets and escapes is a choice, outside of groups."""
+    depth = 0
+    for sign in plain:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "|" and depth == 0:
+            return True
+    return False
