@@ -271,7 +271,7 @@ def _measure(
     """
     from paceline.bench.run import default_settings, dial_settings, parse_settings
 
-    open_peers: OpenPeers = context.obj or _nobody
+    open_peers: OpenPeers = context.obj or _no_peers
     chosen, dials = parse_settings(given.pop("speculative_config", None) or []), dial_settings(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)
@@ -302,7 +302,7 @@ def _measure(
     )
 
 
-def _nobody(llm: LLM, draft: str | None, progress: Progress) -> AbstractContextManager[None]:
+def _no_peers(llm: LLM, draft: str | None, progress: Progress) -> AbstractContextManager[None]:
     return nullcontext()
 
 
