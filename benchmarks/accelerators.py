@@ -29,15 +29,7 @@ from typing import Any
 import torch
 from common import RESULTS, kept, pyplot, save
 
-from paceline.bench.diffusion import (
-    TASKS,
-    DiffusionBench,
-    DiffusionLine,
-    DiffusionOptions,
-    Sample,
-    parse_lines,
-    summarize_samples,
-)
+from lab.diffusion import TASKS, DiffusionBench, DiffusionLine, DiffusionOptions, Sample, parse_lines, summarize_samples
 from paceline.checkpoints import Tokenizer
 from paceline.llm import BUNDLED
 from paceline.models import load_denoiser

@@ -29,7 +29,16 @@ from decoding import Model, add_model, asked, model_of, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench.judge import REJECTION_WITH, REJECTION_WITHOUT, RULES, WITH, WITHOUT, failures, rows_of, violations
+from paceline.bench.acceptance import (
+    REJECTION_WITH,
+    REJECTION_WITHOUT,
+    RULES,
+    WITH,
+    WITHOUT,
+    failures,
+    rows_of,
+    violations,
+)
 from paceline.bench.run import bundled_workload
 
 WRITTEN, SHOWN, ALL = 32, 4, "all"

@@ -18,7 +18,7 @@ from common import RESULTS, ratio, save
 from decoding import Ids, add_model, decode, model_of, must_agree, prompts_of
 
 from paceline import LLM, SamplingParams
-from paceline.bench import time_in_turn
+from paceline.utils import time_in_turn
 
 WARM_UP = 3
 

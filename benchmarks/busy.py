@@ -4,7 +4,7 @@ usage: busy.py [--model smollm2] [--busy 0,2,5] [--tokens 96] [--repeats 6] [--t
 
 Beside so many processes that do nothing but compute, one prompt is decoded in turn with passes that always run on all
 threads, with passes that go over to fewer while these hold each other up (`models.cpu.threads.TeamSize`), and with
-`--peer` by llama.cpp, of the same weights (`paceline bench peers install llama.cpp`). Our outputs must be equal.
+`--peer` by llama.cpp, of the same weights (`python -m lab peers install llama.cpp`). Our outputs must be equal.
 Results: `results/busy.json`.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 from common import RESULTS, alternate, ratio, save
 from decoding import add_model, model_of
 
+from lab.peers import open_peer
 from paceline import LLM, SamplingParams
-from paceline.bench.peers import open_peer
 from paceline.models.cpu import threads
 
 PROMPT = "The history of the sea"

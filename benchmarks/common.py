@@ -20,8 +20,10 @@ from paceline import bench
 from paceline.bench import model_folder
 from paceline.errors import ConfigError
 from paceline.models.cpu import features
+from paceline.utils import bootstrap, median_ratio, time_in_turn
 
 RESULTS = Path(__file__).parent / "results"
+sys.path.append(str(Path(__file__).parents[1]))  # of the laboratory
 AVX2 = {
     "NUMBA_CPU_NAME": "haswell",
     "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,+movbe,+sse4.2",
@@ -126,18 +128,18 @@ def wider(seen: str) -> str:
 def alternate(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
     """Seconds of each callable, in turn, after one warm-up of each."""
     calls = {name: lambda _, call=call: call() for name, call in runs.items()}
-    return {name: one[0].tolist() for name, one in bench.time_in_turn(calls, [None], repeats).items()}
+    return {name: one[0].tolist() for name, one in time_in_turn(calls, [None], repeats).items()}
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float]:
     """Median of the paired ratios slow / fast with its 95 % bootstrap interval."""
-    made = estimated([(np.array(slow) / np.array(fast))[:, None]], bench.median_ratio)
+    made = estimated([(np.array(slow) / np.array(fast))[:, None]], median_ratio)
     return {"median": made["value"], "low": made["low"], "high": made["high"]}
 
 
 def estimated(columns: Sequence[Any], statistic: Callable[..., Any]) -> dict[str, float]:
     """A statistic of columns (prompts, repeats) with its 95 % bootstrap interval."""
-    found = bench.bootstrap(columns, statistic)
+    found = bootstrap(columns, statistic)
     if found is None:
         raise SystemExit("nothing was measured")
     return {key: getattr(found, key) for key in ("value", "low", "high")}

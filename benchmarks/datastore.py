@@ -26,7 +26,6 @@ import numpy as np
 from common import RESULTS, save
 from decoding import add_model, model_of
 
-from paceline.bench import timed
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.lookup import AdedDrafter
@@ -42,6 +41,7 @@ from paceline.drafters.retrieval import (
     suffix_bound,
 )
 from paceline.tree import EMPTY_TREE, Budget
+from paceline.utils import timed
 
 HELD_OUT = 20
 NODES, DEPTH, LOOKUPS, MOST = 16, 8, 2000, 128

@@ -22,8 +22,8 @@ from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, SamplingParams
 from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
-from paceline.bench.judge import TIE_UNITS, first_difference
 from paceline.utils import read_prompts
+from paceline.verify import TIE_UNITS, first_difference
 
 Ids = list[int]
 RUNS = count()
@@ -161,7 +161,7 @@ def must_agree(
     """Equal, or first different at a near tie; anything else ends the benchmark.
 
     Args:
-        units: of tolerance (`paceline.bench.judge.tokens`). what: is compared, for the message.
+        units: of tolerance (`paceline.verify.tokens`). what: is compared, for the message.
     """
     differences = [first_difference(plain.runner, p, x, y, units) for p, x, y in zip(prompts, a, b, strict=True)]
     wrong = [d for d in differences if d is not None and not d.near_tie]

@@ -32,8 +32,8 @@ from common import RESULTS, kept, pyplot, ratio, save
 from decoding import Ids, Model, add_model, counted, decode, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import in_turn
 from paceline.bench.run import dial_registered
+from paceline.utils import in_turn
 
 REQUESTS = 4
 """Requests of a cell whose batch is smaller, one after the other."""

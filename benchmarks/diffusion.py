@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from common import RESULTS, kept, save
 
-from paceline.bench import pyplot
-from paceline.bench.diffusion import (
+from lab.diffusion import (
     DiffusionBench,
     DiffusionLine,
     DiffusionOptions,
@@ -43,6 +42,7 @@ from paceline.bench.diffusion import (
     with_cache_times,
     with_method_times,
 )
+from paceline.bench import pyplot
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import TokenTexts
 from paceline.llm import BUNDLED

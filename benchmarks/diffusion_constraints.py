@@ -32,11 +32,11 @@ from common import save
 from lark import Lark
 
 import paceline
-from paceline.bench import timed
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, GrammarCheck, TokenTexts, decode
 from paceline.grammar import MASKED, Fillings
 from paceline.models import Call
+from paceline.utils import timed
 
 FLAT = {
     "type": "object",

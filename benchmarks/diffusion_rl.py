@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from common import RESULTS, estimated, kept, save
 
-from paceline.bench.diffusion import Item, items
+from lab.diffusion import Item, items
 from paceline.checkpoints import Tokenizer
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
 from paceline.llm import BUNDLED

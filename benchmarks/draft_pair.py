@@ -50,9 +50,8 @@ from common import AVX2, estimated, kept, save
 from methods import FILES, Piece
 
 from paceline import LLM, SamplingParams
-from paceline.bench import in_turn
 from paceline.drafters.vocab import TokenCounts
-from paceline.utils import read_prompts
+from paceline.utils import in_turn, read_prompts
 
 PLAIN, LLAMA, LLAMA_DRAFT = "plain", "llama.cpp plain", "llama.cpp with the draft"
 CONTEXT = 4096

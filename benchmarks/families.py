@@ -12,11 +12,11 @@ prefill   seconds of our pass over a prompt of so many tokens, SmolLM2
 
 Models are SmolLM2-135M, the shape of Gemma 3 270M, and one of 100M to 270M parameters of every family that runs
 natively (hidden size 1024, 8 layers, vocabulary 32,000) with random weights, made once in the user cache. Their texts
-mean nothing and are not compared between engines (tests/bench/peers/test_gguf_weights.py compares logits); ours must be
+mean nothing and are not compared between engines (tests/lab/peers/test_gguf_weights.py compares logits); ours must be
 the same in every repeat. llama.cpp reads BF16 (--half float16: F16), Q8_0 or Q4_0 files, in Q4_0 with a head of 8 bits,
 as in our int4. Where it has 8 or 4 bits it reads the prompt token by token: its products of several rows, made for AMX,
 end the process on virtual machines without it. It runs through llama-cpp-python, in its own environment:
-`paceline bench peers install llama.cpp`. A family that is not converted has the reason in place of its figures.
+`python -m lab peers install llama.cpp`. A family that is not converted has the reason in place of its figures.
 
 A run of all takes about 6 minutes, the first one 3 more for models, conversions (13 GB of disk) and compiled passes.
 Results: `results/families.json`, written family by family, and `families.png`; what a run leaves out keeps its figures.
@@ -36,10 +36,11 @@ import torch
 from common import RESULTS, kept, pyplot, ratio, read_bandwidth, save
 from real_models import smollm2
 
+from lab.peers import Peer, PeerError, open_peer
 from paceline import LLM, SamplingParams
-from paceline.bench import in_turn, model_folder, time_in_turn
-from paceline.bench.peers import Peer, PeerError, open_peer
+from paceline.bench import model_folder
 from paceline.tree import TokenTree
+from paceline.utils import in_turn, time_in_turn
 
 PROMPT = [(37 * i) % 5000 + 100 for i in range(16)]
 CONTEXT = 64

@@ -12,7 +12,7 @@ tokens   ids equal to llama.cpp's on texts from --data (lines of .jsonl and .txt
          file in --vocabularies; the control is the model's file with another rule of cutting text
 loading  seconds of a fresh process, and its peak memory over the size of the weights that it holds then
 
-llama.cpp runs in its own environment: `paceline bench peers install llama.cpp`. Results: `results/gguf_files.json`.
+llama.cpp runs in its own environment: `python -m lab peers install llama.cpp`. Results: `results/gguf_files.json`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from common import RESULTS, kept, save
 from real_models import gguf_file
 
-from paceline.bench.peers import peers_home
+from lab.peers import peers_home
 from paceline.checkpoints import Tokenizer
 from paceline.models import load_runner
 
@@ -105,7 +105,7 @@ def llama_cpp(code: str, **request: Any) -> str:
     """
     python = peers_home() / "llama.cpp" / "bin" / "python"
     if not python.exists():
-        sys.exit("llama.cpp is not installed; run `paceline bench peers install llama.cpp`")
+        sys.exit("llama.cpp is not installed; run `python -m lab peers install llama.cpp`")
     return subprocess.run(
         [python, "-c", code], input=json.dumps(request), capture_output=True, text=True, check=True
     ).stdout

@@ -40,11 +40,12 @@ from dial import REQUESTS, Dial, words
 from given_weights import GivenLLM, open_transformers, random_weights, transformers_names
 
 from paceline import SamplingParams
-from paceline.bench import RandomShape, parse_shape, repeated, shape_config, timed
-from paceline.bench.judge import TIE_UNITS, first_difference
+from paceline.bench import RandomShape, parse_shape, shape_config
 from paceline.bench.run import dial_registered
 from paceline.checkpoints import spec_from_config
 from paceline.tree import EMPTY_TREE
+from paceline.utils import repeated, timed
+from paceline.verify import TIE_UNITS, first_difference
 
 TINY = RandomShape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocab=6200, context=512)
 PROMPT = 64

@@ -32,8 +32,8 @@ from head_texts import OUT as TEXTS
 from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, SamplingParams
-from paceline.bench import in_turn, speedup, tokens_per_second
 from paceline.training import Fitting, TrainConfig, train
+from paceline.utils import in_turn, speedup, tokens_per_second
 
 PLAIN = "plain"
 SETS = ("spec-bench", "gsm8k", "humaneval", "mt-redundant")

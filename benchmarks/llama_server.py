@@ -2,7 +2,7 @@
 
 usage: llama_server.py install | FOLDER
 
-`install` makes an environment beside those of `paceline bench peers`, with the package xllamacpp, whose wheel holds the
+`install` makes an environment beside those of `python -m lab peers`, with the package xllamacpp, whose wheel holds the
 server as it is, compiled for AVX2. A file `bin/llama-server` that is put there, built for this processor, is
 preferred. `FOLDER` serves a checkpoint, to try it.
 """
@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import common  # noqa: F401  # puts the laboratory on the path
 from served import Child, child, free_port
 
-from paceline.bench.peers import open_peer, peers_home
+from lab.peers import open_peer, peers_home
 
 PACKAGE = "xllamacpp==2026.10.11549"
 HOME = peers_home() / "llama-server"

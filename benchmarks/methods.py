@@ -32,9 +32,8 @@ from common import estimated, save
 from real_models import WEIGHTS, smollm2
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench import in_turn
-from paceline.bench.judge import first_difference
-from paceline.utils import read_prompts
+from paceline.utils import in_turn, read_prompts
+from paceline.verify import first_difference
 
 FILES = {
     "spec-bench": "spec-bench/question*.jsonl",

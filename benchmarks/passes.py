@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from common import AVX2, kept, save
 
-from paceline.bench.doctor import passes
+from paceline.doctor import passes
 from paceline.models import LayerSpec, ModelSpec, MoeSpec, RopeSpec
 
 ROWS = (1, 8, 128)

@@ -10,10 +10,10 @@ data     the same on Spec-Bench, HumanEval, MT-Redundant and GSM8K (test), whose
 large    the 291M Llama with random weights in bfloat16; its greedy text repeats itself, which helps prompt lookup of
          all alike
 
-Each part is one run of `paceline bench`, whose document and report go to --documents (megabytes; a temporary folder by
-default). `results/peers.json` keeps of every part and batch size how our plain decoding does against the fastest plain
-peer, our fastest speculative setting against the fastest setting of every peer, and how many tokens a pass
-of the target yields under each. Make the peers first: `paceline bench peers install all`.
+Each part is one run of `python -m lab bench`, whose document and report go to --documents (megabytes; a temporary
+folder by default). `results/peers.json` keeps of every part and batch size how our plain decoding does against the
+fastest plain peer, our fastest speculative setting against the fastest setting of every peer, and how many tokens a
+pass of the target yields under each. Make the peers first: `python -m lab peers install all`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from common import RESULTS, kept, save
 from decoding import Model, add_model, model_of
 from methods import FILES
 
-from paceline.bench.peers import fastest_setting, peer_ratio
+from lab.__main__ import main as lab
+from paceline.bench.report import fastest_setting, peer_ratio
 from paceline.bench.run import load_document
-from paceline.cli.main import main as paceline
 
 LOOKUPS = (
     "ngram",
@@ -149,8 +149,8 @@ def main() -> None:
         name = part if part == "large" else f"{part} {model.name}"
         path = documents / f"peers {name}.json"
         words = ["bench", *arguments(part, model, given), "-o", str(path), "--html", str(path.with_suffix(".html"))]
-        typed, sys.argv = sys.argv, ["paceline", *words]  # the document says which command makes it
-        code = paceline(words)
+        typed, sys.argv = sys.argv, ["lab", *words]  # the document says which command makes it
+        code = lab(words)
         sys.argv = typed
         if code not in (0, 1):
             sys.exit(code)

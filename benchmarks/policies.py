@@ -25,8 +25,8 @@ from decoding import Ids, Model, add_model, counted, model_of, must_agree, promp
 from oracle_length import LengthRecorder, Lengths, OracleLength
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, speedup, time_in_turn, tokens_per_second
 from paceline.bench.run import dial_registered
+from paceline.utils import Estimate, speedup, time_in_turn, tokens_per_second
 
 POLICIES: dict[str, dict[str, Any]] = {
     "auto": {"controller": "auto"},

@@ -25,9 +25,10 @@ import torch
 from common import RESULTS, ratio, read_bandwidth, save
 from decoding import add_model, model_of
 
+from lab.peers import Peer, open_peer
 from paceline import LLM, SamplingParams
-from paceline.bench import bundled_prompts, in_turn
-from paceline.bench.peers import Peer, open_peer
+from paceline.bench import bundled_prompts
+from paceline.utils import in_turn
 
 Run = Callable[[], tuple[list[int], float | None]]
 """Gives tokens, and the seconds that an engine in another process took by its own clock."""

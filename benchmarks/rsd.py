@@ -32,7 +32,7 @@ from decoding import Model, add_model, model_of, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import in_turn, speedup, tokens_per_second
+from paceline.utils import in_turn, speedup, tokens_per_second
 
 PLAIN = "plain"
 CHAIN, SPECTR, LONGER, RSD_C, RSD_S = "chain", "SpecTr", "SpecTr, longer", "RSD-C", "RSD-S"

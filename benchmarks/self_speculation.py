@@ -27,7 +27,7 @@ from decoding import Ids, add_model, counted, model_of, must_agree, published, r
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, in_turn, speedup
+from paceline.utils import Estimate, in_turn, speedup
 
 Array = npt.NDArray[np.float64]
 PLAIN, DEL = "plain", "del"

@@ -27,8 +27,9 @@ from common import RESULTS, alternate, kept, ratio, read_bandwidth, save
 from decoding import Ids, Model, add_model, asked, differs, model_of, must_agree
 
 from paceline import LLM, SamplingParams
-from paceline.bench import BUNDLED_DRAFT, bundled_prompts, repeated, time_in_turn
+from paceline.bench import BUNDLED_DRAFT, bundled_prompts
 from paceline.tree import TokenTree
+from paceline.utils import repeated, time_in_turn
 
 DEVICE = "cpu"
 UNITS = 4.0  # of tolerance against another engine, which rounds differently at every layer

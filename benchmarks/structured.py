@@ -27,10 +27,10 @@ from common import RESULTS, kept, ratio, save
 from real_models import smollm2
 
 from paceline import LLM, CompletionOutput, SamplingParams
-from paceline.bench import in_turn, timed
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import Constraint, constraint
+from paceline.utils import in_turn, timed
 
 SETS = {"schemastore": "schemastore.part-a.jsonl.gz", "iglu-central": "schemas.part-a.jsonl"}
 METHODS: Mapping[str, Any] = {"plain": None, "grammar": "grammar", "suffix": "suffix", "auto": "auto"}

@@ -31,11 +31,11 @@ from decoding import add_model, asked, model_of, must_agree
 from methods import FILES
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.bench import bundled_prompts, in_turn, repeated, timed
+from paceline.bench import bundled_prompts
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.tree import EMPTY_TREE, Budget
-from paceline.utils import read_prompts
+from paceline.utils import in_turn, read_prompts, repeated, timed
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 REQUEST = 256  # tokens of a cached text

@@ -26,8 +26,8 @@ from decoding import add_model, model_of, must_agree, published
 from methods import FILES
 
 from paceline import LLM, SamplingParams
-from paceline.bench import timed
 from paceline.drafters.self import SwiftDrafter
+from paceline.utils import timed
 
 PLAIN, SEARCHES, FIRST, FOUND = "plain", "searches", "first set", "found set"
 

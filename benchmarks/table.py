@@ -3,7 +3,7 @@
 usage: table.py            changes nothing if both are up to date already
 
 The figures are those of `results/peers.json` where it holds this model, all engines in one run (`peers.py --only
-prompts`, after `paceline bench peers install all`); else those of `results/speed_cpu.json`, which knows transformers
+prompts`, after `python -m lab peers install all`); else those of `results/speed_cpu.json`, which knows transformers
 alone (`speed.py --only demo`).
 """
 

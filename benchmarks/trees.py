@@ -23,8 +23,8 @@ from common import RESULTS, pyplot, save
 from decoding import Ids, Model, add_model, counted, decode, differs, model_of, must_agree, prompts_of, run
 
 from paceline import LLM, SamplingParams
-from paceline.bench import Estimate, speedup, time_in_turn, tokens_per_second
 from paceline.tree import PRIOR, best_shapes
+from paceline.utils import Estimate, speedup, time_in_turn, tokens_per_second
 
 PLAIN, CHAIN, PPD = "plain", "chain", "ppd controller"
 POLICIES: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -53,10 +54,15 @@ get_command = cache(typer.main.get_command)
 
 
 class Command:
-    """Calls `main`."""
+    """Calls `main`, that of `paceline` or of another program."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
+    def __init__(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        main: Callable[[list[str]], int] = main,
+    ) -> None:
+        self.capsys, self.monkeypatch, self.main = capsys, monkeypatch, main
         monkeypatch.setattr(typer.main, "get_command", get_command)
 
     def __call__(self, *arguments: object, stdin: str | bytes = b"") -> Result:
@@ -65,5 +71,5 @@ class Command:
         self.capsys.readouterr()
         words = [str(one) for one in arguments]
         self.monkeypatch.setattr(sys, "argv", ["paceline", *words])
-        code = main(words)
+        code = self.main(words)
         return Result(code, *self.capsys.readouterr())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.diffusion import Sample, summarize_samples
+from lab.diffusion import Sample, summarize_samples
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 

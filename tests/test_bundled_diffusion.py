@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from lab.diffusion import items
 from paceline import LLM
-from paceline.bench.diffusion import items
 from paceline.checkpoints import GenerationDefaults, Tokenizer, same_tokenizer
 from paceline.cli.options import sampling_params
 from paceline.diffusion import Canvas, ConfiguredMethod, decode

@@ -11,7 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = SETTINGS["project"]
 MODULES = {"huggingface-hub": "huggingface_hub", "lazy-loader": "lazy_loader"}
 """Distribution -> module, where the names differ."""
 
@@ -54,3 +55,17 @@ def test_a_script_that_cannot_draw_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit, match=r"pip install 'paceline\[bench\]'"):
         common.pyplot()
+
+
+def not_packaged(patterns: list[str]) -> set[str]:
+    """Files beside the modules, those that running makes left out, which the wheel would lack."""
+    source = ROOT / "src" / "paceline"
+    beside = {path for path in source.rglob("*") if path.is_file() and path.suffix != ".py"}
+    kept = {path for path in beside if "__pycache__" not in path.parts}
+    return {str(path.relative_to(source)) for path in kept - {path for one in patterns for path in source.glob(one)}}
+
+
+def test_the_wheel_has_every_file_beside_the_modules() -> None:
+    patterns = SETTINGS["tool"]["setuptools"]["package-data"]["paceline"]
+    assert not not_packaged(patterns)
+    assert not_packaged([one for one in patterns if one != "tune/*.html"]) == {"tune/static_tree.html"}

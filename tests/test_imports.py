@@ -61,17 +61,18 @@ ALLOWED: dict[str, set[str]] = {
     "claims": LOW,
     "llm": METHODS | MODELS | {"arguments", "assembly", "diffusion", "engine", "sampling", "search", "profiles"},
     "async_llm": METHODS | {"diffusion", "engine", "llm"},
-    "serving": METHODS | MODELS | {"async_llm", "bench", "diffusion", "engine", "grammar", "llm", "sampling"},
+    "serving": METHODS | MODELS | {"async_llm", "diffusion", "engine", "explain", "grammar", "llm", "sampling"},
     "batch": LOW,
-    "bench": METHODS
-    | MODELS
-    | {"assembly", "diffusion", "llm", "engine", "drafters", "verifiers", "controllers", "sampling", "profiles"}
-    | {"grammar"},
-    "training": METHODS | MODELS | {"bench", "llm", "drafters", "sampling", "codebooks"},
+    "doctor": METHODS | MODELS | {"controllers", "engine", "llm", "profiles"},
+    "explain": METHODS | MODELS | {"controllers", "engine", "llm", "verifiers"},
+    "tune": METHODS | MODELS | {"assembly", "controllers", "engine", "explain", "llm", "profiles", "verify"},
+    "verify": METHODS | MODELS | {"assembly", "engine", "llm", "profiles", "sampling"},
+    "bench": METHODS | MODELS | {"drafters", "engine", "explain", "llm", "sampling", "verifiers", "verify"},
+    "training": METHODS | MODELS | {"llm", "drafters", "sampling", "codebooks"},
     "cli": METHODS
     | MODELS
     | {"async_llm", "batch", "serving", "training", "diffusion", "llm", "engine", "drafters"}
-    | {"bench", "codebooks", "profiles", "search"},
+    | {"bench", "codebooks", "doctor", "explain", "profiles", "search", "tune", "verify"},
     "__init__": METHODS | {"llm", "async_llm", "engine", "sampling"},
     "__main__": {"cli"},
 }
@@ -276,7 +277,7 @@ def deep_imports(name: str, tree: ast.Module) -> set[str]:
 
 def test_packages_are_entered_by_their_public_names() -> None:
     found = {str(path.relative_to(SRC)): deep_imports(part(path), parsed(path)) for path in modules(SRC)}
-    outside = modules(ROOT / "tests", ROOT / "benchmarks", ROOT / "recipes")
+    outside = modules(ROOT / "tests", ROOT / "benchmarks", ROOT / "lab", ROOT / "recipes")
     found |= {str(path.relative_to(ROOT)): deep_imports("", parsed(path)) for path in outside}
     assert not {path: deep for path, deep in found.items() if deep}
 
@@ -288,6 +289,46 @@ def test_that_rule_catches_a_module_inside_another_package() -> None:
     assert deep("engine", "from paceline.tree.merging import merge") == {"paceline.tree.merging"}
     assert deep("", "def f():\n    import paceline.tree.merging") == {"paceline.tree.merging"}
     assert not deep("engine", "from paceline.tree import merge\nfrom paceline.engine.loop import Engine")
+
+
+def inner_imports(tree: ast.Module) -> set[str]:
+    """Modules inside packages of Paceline that a module imports, or imports from; names of packages are public."""
+
+    def is_inner(module: str) -> bool:
+        parts = module.split(".")[1:]
+        return len(parts) > 1 and SRC.joinpath(*parts).with_suffix(".py").exists()
+
+    return {name for module, of in imports(tree) for name in (module, f"{module}.{of}") if is_inner(name)}
+
+
+def test_the_laboratory_imports_public_names_only() -> None:
+    found = {str(path.relative_to(ROOT)): inner_imports(parsed(path)) for path in modules(ROOT / "lab")}
+    assert len(found) > 10
+    assert not {path: inner for path, inner in found.items() if inner}
+
+
+def test_that_rule_catches_a_module_inside_a_package() -> None:
+    def inner(source: str) -> set[str]:
+        return inner_imports(ast.parse(source))
+
+    assert inner("from paceline.cli.terminal import say") == {"paceline.cli.terminal"}
+    assert inner("def f():\n    from paceline.engine import loop") == {"paceline.engine.loop"}
+    assert not inner(
+        "from paceline import LLM\nfrom paceline.llm import BUNDLED\nfrom paceline.bench.run import Harness"
+    )
+
+
+def of_repository(tree: ast.Module) -> set[str]:
+    """Packages at the top of the repository, which the wheel lacks, that a module imports."""
+    names = {alias.name for node in nodes(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes(tree) if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in names} & {path.name for path in ROOT.iterdir() if path.is_dir()}
+
+
+def test_the_wheel_imports_nothing_that_it_lacks() -> None:
+    found = {str(path.relative_to(SRC)): of_repository(parsed(path)) for path in modules(SRC)}
+    assert not {path: names for path, names in found.items() if names}
+    assert of_repository(ast.parse("def f():\n    from lab.peers import PEERS")) == {"lab"}
 
 
 def test_every_public_name_is_there_and_no_module_is_called_so() -> None:
@@ -367,6 +408,7 @@ def test_that_rule_catches_private_names_of_others() -> None:
 def of_tests(tree: ast.Module) -> set[str]:
     """Modules of the test suite that a script imports."""
     names = {path.relative_to(ROOT / "tests").parts[0].removesuffix(".py") for path in modules(ROOT / "tests")}
+    names -= {path.parent.name for path in ROOT.glob("*/__init__.py")}  # tested, and no part of the tests
     found = set()
     for node in nodes(tree):
         if isinstance(node, ast.Import):

@@ -12,8 +12,8 @@ import torch
 
 from paceline import LLM, ConfigError, PromptError, SamplingParams
 from paceline.bench import bundled_prompts
-from paceline.bench.judge import first_difference
 from paceline.llm import BUNDLED
+from paceline.verify import first_difference
 
 DRAFT = str(BUNDLED / "draft")
 METHODS: dict[str, dict[str, Any]] = {

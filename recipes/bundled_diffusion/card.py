@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from paceline.bench.diffusion import TASKS, items
+from lab.diffusion import TASKS, items
 from paceline.models import load_denoiser
 from paceline.models.runners import NativeDenoiser
 from recipes.bundled_diffusion.answering import encoded, fill
@@ -31,7 +31,7 @@ KINDS = {
     ),
 }
 SETS = (
-    ("generated tasks", "most", "Apache-2.0", "`paceline.bench.diffusion.tasks`, train split"),
+    ("generated tasks", "most", "Apache-2.0", "`lab.diffusion.tasks`, train split"),
     ("GSM8K", "windows of train", "MIT", "Cobbe et al. 2021, openai/grade-school-math"),
     (
         "Advising text-to-SQL",

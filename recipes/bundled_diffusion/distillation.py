@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from paceline.bench.diffusion import Item, items
+from lab.diffusion import Item, items
 from recipes.bundled_diffusion.answering import Batched, before_end, encoded, fill, text_of
 from recipes.bundled_diffusion.lessons import Lesson, read_rows
 from recipes.bundled_diffusion.losses import Batch

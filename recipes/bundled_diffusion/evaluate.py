@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from paceline.bench.diffusion import TASKS, Item, items
+from lab.diffusion import TASKS, Item, items
 from paceline.models import Denoiser
 from recipes.bundled_diffusion.answering import encoded, fill, text_of
 from recipes.common.options import add_flags, new_parser

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.bench.diffusion import Item, items
+from lab.diffusion import Item, items
 from paceline.training import update
 from recipes.bundled_diffusion.answering import Batched, masked_logits
 from recipes.bundled_diffusion.evaluate import exact_match

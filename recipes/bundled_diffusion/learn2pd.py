@@ -37,7 +37,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from paceline.bench.diffusion import items
+from lab.diffusion import items
 from paceline.diffusion.commit import BlockFilter
 from paceline.models import Call, Denoiser, Ints
 from paceline.training import keep, take_up

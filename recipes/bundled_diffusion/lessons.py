@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from paceline.bench.diffusion import TASKS, Split, items
+from lab.diffusion import TASKS, Split, items
 from recipes.bundled_diffusion.losses import Batch
 from recipes.bundled_diffusion.model import EOS
 from recipes.bundled_pair.corpus import read_documents

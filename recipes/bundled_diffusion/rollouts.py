@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.bench.diffusion import Item
+from lab.diffusion import Item
 from paceline.diffusion import Canvas, ConfiguredMethod, Outcome, Predictions, Round
 from recipes.bundled_diffusion.answering import Batched, encoded, masked_logits, padded, text_of
 from recipes.bundled_diffusion.model import EOS, Net

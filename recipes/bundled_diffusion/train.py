@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from paceline.bench.diffusion import TASKS
+from lab.diffusion import TASKS
 from recipes.bundled_diffusion.evaluate import exact_match
 from recipes.bundled_diffusion.lessons import batches, documents, task_lessons
 from recipes.bundled_diffusion.losses import Batch, block_loss, plain_loss

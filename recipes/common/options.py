@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.bench.diffusion import TASKS
+from lab.diffusion import TASKS
 
 BUNDLED = Path(paceline.__file__).parent / "bundled"
 """Where the package has its models."""

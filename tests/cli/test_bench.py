@@ -12,7 +12,7 @@ import tiny_checkpoint
 from command import ENDS, Command, arrive
 
 from paceline import LLM, bench
-from paceline.bench.judge import Difference, tokens
+from paceline.verify import Difference, tokens
 
 PROMPTS = '{"prompt": "one two one two one", "task": "a"}\n{"prompt": "Hello there", "task": "b"}\n'
 
@@ -53,17 +53,11 @@ def test_a_run_prints_tables_and_writes_a_document(run: Command, arguments: list
     assert str(tmp_path) not in json.dumps(made["provenance"])
 
 
-def test_reports_and_peers_that_are_not_installed(
-    run: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+def test_a_report_is_written_with_the_run_or_later(run: Command, arguments: list[str], tmp_path: Path) -> None:
     page, path = tmp_path / "run.html", tmp_path / "run.json"
-    found = run(*arguments, "--peers", "transformers,llama.cpp:ngram", "--html", page, "-o", path)
+    found = run(*arguments, "--html", page, "-o", path)
     assert found.code == 0, found.err
-    made = json.loads(path.read_text())
-    assert made["peers"] == []
-    assert [one["name"] for one in made["peers_skipped"]] == ["transformers", "llama.cpp"]
-    assert "left out: llama.cpp: no environment; run `paceline bench peers install llama.cpp`" in found.out
+    assert json.loads(path.read_text())["provenance"]["command"].startswith("paceline bench --model ")
     assert page.read_text().startswith("<!doctype html>")
     again = run("bench", "report", path, "-o", tmp_path / "again.html")
     assert (again.code, again.out) == (0, f"{tmp_path / 'again.html'}\n")
@@ -157,11 +151,10 @@ def test_a_comparison_of_few_prompts_says_so(run: Command, arguments: list[str],
         (["--model", "x", "--random-shape", "1b"], "not both"),
         (["-o", "/nowhere/at/all.json"], "--json (or --output) must lie in a folder that exists"),
         (["--html", "/nowhere/at/all.html"], "--html must lie in a folder that exists"),
-        (["--peers", "lama.cpp"], "unknown peer 'lama.cpp'"),
-        (["--peers", "llama.cpp", "--lora", "adapter"], "peer llama.cpp loads the checkpoint without --lora"),
-        (["--peer-model", "x"], "give --peer-url too"),
-        (["--peer-url", "ftp://x"], "url must begin with http:// or https:// and name a host, got 'ftp://x'"),
-        (["--peer-url", "http://x:99999"], "url must begin with http"),
+        (["--peers", "all"], "No such option: --peers; `python -m lab bench` in the repository has it; see"),
+        (["diffusion"], "No such command 'diffusion'; run `python -m lab diffusion` in the repository; see"),
+        (["structured"], "No such command 'structured'; run `python -m lab structured` in the repository; see"),
+        (["peers", "list"], "No such command 'peers'; run `python -m lab peers` in the repository; see"),
         (["-w", "synthetic:prompt=4,prompt=5"], "synthetic prompt must be given once, got 'prompt=4,prompt=5'"),
         (["--random-shape", "llama:layers=1,layers=2"], "random model layers must be given once"),
         (["--load", "2"], "--load is the rate of a request trace, and no workload is one"),

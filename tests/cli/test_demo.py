@@ -11,8 +11,8 @@ import tiny_checkpoint
 from command import Command
 
 from paceline.bench import demo as bench
-from paceline.bench.judge import Difference
 from paceline.cli import demo as command
+from paceline.verify import Difference
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6", "--repeats", "1")
 

@@ -12,7 +12,7 @@ import torch
 from command import Command
 from tiny_checkpoint import edit_weights
 
-from paceline.bench.doctor import CHECKS, FormFacts, MachineFacts, PassFacts, gather
+from paceline.doctor import CHECKS, FormFacts, MachineFacts, PassFacts, gather
 from paceline.llm import BUNDLED
 
 FAST = ("--dtype", "float32", "--threads", "1")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from command import ENDS, Command, arrive
 
-from paceline.bench.explain import EXPLAIN_MARK
 from paceline.engine import Engine
+from paceline.explain import EXPLAIN_MARK
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "6")
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from command import ENDS, Command, arrive
 
-from paceline.bench.tune import Arm, Interval, Tuning
 from paceline.cli.tune import words
 from paceline.llm import BUNDLED
+from paceline.tune import Arm, Interval, Tuning
 
 FAST = ("--budget", "1", "--max-tokens", "3", "--dtype", "float32", "--threads", "1")
 DRAFT = {"method": [{"method": "ngram"}, {"method": "draft_model", "model": str(BUNDLED / "draft")}]}
@@ -37,7 +37,7 @@ def prompts(tmp_path: Path) -> Path:
 def gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured shows a gain, whatever this machine does."""
     shown = Interval(1.5, 1.4, 1.62, 0.9995, 40, 12)
-    monkeypatch.setattr("paceline.bench.tune.tuning.interval", lambda measured: shown)
+    monkeypatch.setattr("paceline.tune.tuning.interval", lambda measured: shown)
 
 
 @pytest.mark.usefixtures("gain")
@@ -61,7 +61,7 @@ def test_without_evidence_nothing_is_kept(
     run: Command, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unclear = Interval(1.2, 0.99, 1.5, 0.96, 40, 12)
-    monkeypatch.setattr("paceline.bench.tune.tuning.interval", lambda measured: unclear)
+    monkeypatch.setattr("paceline.tune.tuning.interval", lambda measured: unclear)
     found = run("tune", "--prompts", prompts, *FAST)
     assert found.code == 0
     assert "Undecided, auto remains the default" in found.out
@@ -101,7 +101,7 @@ def test_a_signal_before_anything_was_measured(
         arrive(number)
         return 0.0
 
-    monkeypatch.setattr("paceline.bench.tune.tuning.Trial.warm_up", interrupt)
+    monkeypatch.setattr("paceline.tune.tuning.Trial.warm_up", interrupt)
     found = run("tune", "--prompts", prompts, *FAST)
     assert (found.code, found.line) == (code, words)
     assert "Interrupted" in found.out

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from command import Command
 
-from paceline.bench.report import TREE_MARK
-from paceline.bench.tune import Arm, Interval, StaticTree, TreeTuning, Tuning
 from paceline.cli.tune import tree_words
 from paceline.llm import BUNDLED
 from paceline.tree import best_shapes
+from paceline.tune import TREE_MARK, Arm, Interval, StaticTree, TreeTuning, Tuning
 
 FAST = ("--budget", "1", "--max-tokens", "16", "--dtype", "float32", "--threads", "1")
 GAIN = Interval(1.5, 1.4, 1.62, 0.9995, 40, 12)
@@ -39,8 +38,8 @@ def test_a_tree_that_pays_is_kept_and_used(
     run: Command, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is measured shows a gain, whatever this machine does."""
-    monkeypatch.setattr("paceline.bench.tune.tuning.interval", lambda measured: GAIN)
-    monkeypatch.setattr("paceline.bench.tune.static_trees.auto_configs", lambda drafts: [])
+    monkeypatch.setattr("paceline.tune.tuning.interval", lambda measured: GAIN)
+    monkeypatch.setattr("paceline.tune.static_trees.auto_configs", lambda drafts: [])
     found = run("tune", "--tree", "-s", DRAFT, "--prompts", prompts, *FAST, "--html", tmp_path / "tree.html")
     assert (found.code, found.err) == (0, "")
     lines = found.out.splitlines()

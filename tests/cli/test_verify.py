@@ -11,9 +11,9 @@ from command import Command
 
 from paceline import llm
 from paceline.assembly import Exactness
-from paceline.bench.judge import Difference, SamplingTest, VerifyReport
-from paceline.bench.judge import proof as bench
 from paceline.cli.verify import words
+from paceline.verify import Difference, SamplingTest, VerifyReport
+from paceline.verify import proof as bench
 
 FAST = ("--dtype", "float32", "--threads", "1", "--max-tokens", "8", "--samples", "2")
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Ending, Step, Stop, decode, deviation, pooled
+from lab.diffusion import deviation, pooled
+from paceline.diffusion import Canvas, ConfiguredMethod, Ending, Step, Stop, decode
 from paceline.errors import ConfigError
 from paceline.models import Call
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same

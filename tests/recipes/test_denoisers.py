@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.bench.diffusion import NAMES
+from lab.diffusion import NAMES
 from paceline.checkpoints import GenerationDefaults, Tokenizer
 from paceline.models import Call, load_denoiser
 from recipes.bundled_diffusion import card, losses, model, train, write

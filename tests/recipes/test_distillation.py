@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.diffusion import split_of
 from paceline import training
-from paceline.bench.diffusion import split_of
 from paceline.checkpoints import Tokenizer
 from paceline.models import load_denoiser
 from recipes.bundled_diffusion import cd4lm, distillation, dparallel, model, write

@@ -1,4 +1,4 @@
-"""Measuring: plain against accelerated decoding, compared, tested, tuned, explained; nothing here prints."""
+"""Measuring methods against plain decoding on a model of the user; nothing here prints."""
 
 import lazy_loader
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.bench.judge.proof import plain_from
-from paceline.bench.judge.tokens import Difference, differences
-from paceline.bench.timing import Turn, in_turn
 from paceline.config import SamplingParams
 from paceline.engine import RequestOutput
 from paceline.llm import BUNDLED, LLM
-from paceline.utils import user_cache
+from paceline.utils import Turn, in_turn, user_cache
+from paceline.verify import Difference, differences, plain_from
 
 BUNDLED_TARGET, BUNDLED_DRAFT = BUNDLED / "target", BUNDLED / "draft"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.timing import repeated
+from paceline.utils import repeated
 from paceline.version import __version__
 
 if TYPE_CHECKING:
@@ -24,8 +24,13 @@ POWERCAP = Path("/sys/class/powercap")
 PROCESS = Path("/proc/self")
 
 
-def provenance(seed: int, arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Command, date, versions and machine; paths in the command keep their last part only."""
+def provenance(seed: int, arguments: Sequence[str] | None = None, program: str = "paceline") -> dict[str, Any]:
+    """Command, date, versions and machine; paths in the command keep their last part only.
+
+    Args:
+        arguments: of the program; None takes the process's own.
+        program: what was run.
+    """
     packages = {}
     for name in PACKAGES:
         try:
@@ -34,7 +39,7 @@ def provenance(seed: int, arguments: Sequence[str] | None = None) -> dict[str, A
             packages[name] = "absent"
     words = sys.argv[1:] if arguments is None else list(arguments)
     return {
-        "command": " ".join(["paceline", *map(_last_part, words)]),
+        "command": " ".join([program, *map(_last_part, words)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
         "paceline": __version__,

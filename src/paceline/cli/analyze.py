@@ -18,7 +18,7 @@ from paceline.utils import integer, number
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.judge import Analysis
+    from paceline.bench.acceptance import Analysis
 
 app = typer.Typer(name="analyze", help="Theoretical analyses: acceptance.", add_completion=False)
 
@@ -91,7 +91,7 @@ def acceptance(
     else:
         own = ("draft-model", draft_model, None), ("temperature", temperature, 1.0), ("positions", positions, POSITIONS)
         rows = _read_both(p, q, [*given, *(name for name, typed, usual in own if typed != usual)])
-    from paceline.bench.judge import analyze_acceptance
+    from paceline.bench.acceptance import analyze_acceptance
 
     found = analyze_acceptance(*rows, counts, nodes)
     if html is not None:
@@ -101,14 +101,14 @@ def acceptance(
 
 def _check_page(path: Path, force: bool) -> None:
     from paceline.bench import pyplot
-    from paceline.bench.report import ACCEPTANCE_MARK
+    from paceline.bench.acceptance import ACCEPTANCE_MARK
 
     pyplot()
     outputs.must_be_page("--html", path, mark=ACCEPTANCE_MARK, command="analyze", force=force)
 
 
 def _write_page(path: Path, found: Analysis) -> None:
-    from paceline.bench.report import acceptance_html
+    from paceline.bench.acceptance import acceptance_html
 
     with outputs.writing("--html", path):
         path.write_text(acceptance_html(found, NOTE), encoding="utf-8")
@@ -137,7 +137,7 @@ def numbers(name: str, text: str, most: int) -> list[int]:
 
 
 def read_rows(path: Path) -> Any:
-    """What a file of probabilities holds; `paceline.bench.judge` checks the values.
+    """What a file of probabilities holds; `paceline.bench.acceptance` checks the values.
 
     Raises:
         ConfigError: a file that cannot be read, or holds no numbers.
@@ -168,7 +168,7 @@ def _scored(text: str, given: dict[str, Any], draft: str | None, temperature: fl
         raise ConfigError(
             "analyze compares rules itself; leave --speculative-config out and name the draft model with --draft-model"
         )
-    from paceline.bench.judge import rows_of
+    from paceline.bench.acceptance import rows_of
     from paceline.cli.tune import default_drafts
 
     draft = draft or next(iter(default_drafts(given)), None)

@@ -47,10 +47,18 @@ from paceline.utils import shortened, shown_by
 from paceline.version import __version__
 
 BAD_INPUT, BUG, NO_READER = 2, 70, 141
-NOT_COMMANDS = {
-    **dict.fromkeys(("run", "complete"), "use generate or chat"),
+IN_LAB = "`python -m lab bench` in the repository has it"
+INSTEAD = {
+    "command 'run'": "use generate or chat",
+    "command 'complete'": "use generate or chat",
+    "command 'peers'": "run `python -m lab peers` in the repository",
+    "command 'structured'": "run `python -m lab structured` in the repository",
+    "command 'diffusion'": "run `python -m lab diffusion` in the repository",
+    "option: --peers": IN_LAB,
+    "option: --peer-url": IN_LAB,
+    "option: --peer-model": IN_LAB,
 }
-"""Commands of other tools -> what to do here."""
+"""Commands of other tools, and what has left the package -> what to do."""
 
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
@@ -105,18 +113,20 @@ def options(
         set_log_level(log_level)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "paceline") -> int:
     """Run a command and return its exit code; whatever goes wrong becomes one line on standard error.
 
     Args:
         arguments: without the program's name; none at all show the help.
+        commands: the program's.
+        name: of the program.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _prepare_streams()
     start_logging()
     try:
         # Not app(): that would turn interrupts, broken pipes and mistakes into messages of its own, over several lines.
-        context = typer.main.get_command(app).make_context("paceline", list(arguments) or ["--help"])
+        context = typer.main.get_command(commands).make_context(name, list(arguments) or ["--help"])
         with context, shown_by(spinner):
             context.command.invoke(context)
         sys.stdout.flush()
@@ -163,9 +173,9 @@ def _explain(error: BaseException) -> tuple[int, str]:
         text = _bad_number(error) or format_message().rstrip(".")
         if "unexpected extra argument" in text:
             text += f"; {_extra(error)}"
-        for name, instead in NOT_COMMANDS.items():
-            if f"No such command '{name}'" in text:
-                text = f"No such command '{name}'; {instead}"
+        for name, instead in INSTEAD.items():
+            if text.startswith(f"No such {name}"):
+                text = f"No such {name}; {instead}"
         return BAD_INPUT, f"{text} See `{path} --help`" if text.endswith("?") else f"{text}; see `{path} --help`"
     return _explain_system(error)
 

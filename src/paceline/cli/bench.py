@@ -1,19 +1,21 @@
 """`paceline bench`: measures every method against plain decoding.
 
 Exit codes besides those of `cli.app`: 1 where a setting's outputs differ beyond its claim or all its prompts failed;
-130 after Ctrl-C, with what was done shown and written.
+130 after Ctrl-C, with what was done shown and written. A program that calls the command may let others take turns with
+the settings, through the object of its context.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import bench_diffusion, bench_documents, bench_peers, bench_structured
+from paceline.cli import bench_documents
 from paceline.cli.bench_documents import Output
 from paceline.cli.interrupts import INTERRUPTED, TerminatedToo, raise_from_now_on
 from paceline.cli.options import engine_options, reject_diffusion, with_flags
@@ -21,9 +23,12 @@ from paceline.cli.terminal import progress_bar, say, stages
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.run import Options
+    from paceline.bench.run import Options, Peers, Progress
     from paceline.llm import LLM
     from paceline.utils import Workload
+
+    OpenPeers = Callable[[LLM, str | None, Progress], AbstractContextManager[Peers | None]]
+    """Takes the model and the draft model that was named."""
 
 RANDOM = "random:"
 
@@ -36,10 +41,6 @@ WORKLOAD_HELP = (
     "mt-bench, mt-redundant, humaneval, gsm8k, jsonl, text, trace. Default: the prompts that ship with the package."
 )
 SHAPE_HELP = "A random-weights model: 291m, 1b, 8b or FAMILY:hidden=1024,layers=24,...; also --model random:SHAPE."
-PEERS_HELP = (
-    "Other engines on the same prompts, in turn with ours: all, NAME, NAME:METHOD separated by commas, or JSON with "
-    "options; may be repeated. `paceline bench peers list` shows them."
-)
 DIAL_TOKENS_HELP = "Speculative tokens of the dial; default: the controller's choice."
 SETTING_HELP = (
     'A setting to measure, as ngram or {"method": "ngram"}; may be repeated. Default: auto and all that run here.'
@@ -89,22 +90,6 @@ DialTokens = Annotated[
 ]
 RandomShape = Annotated[
     str | None, typer.Option("--random-shape", metavar="SHAPE", help=SHAPE_HELP, rich_help_panel="Model")
-]
-Peers = Annotated[
-    list[str] | None, typer.Option("--peers", metavar="all|NAME,NAME", help=PEERS_HELP, rich_help_panel="Peers")
-]
-PeerUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--peer-url",
-        metavar="URL",
-        help="An OpenAI-compatible endpoint, as http://host:8000/v1.",
-        rich_help_panel="Peers",
-    ),
-]
-PeerModel = Annotated[
-    str | None,
-    typer.Option("--peer-model", metavar="NAME", help="Name of the model at that endpoint.", rich_help_panel="Peers"),
 ]
 Batch = Annotated[str, typer.Option("--batch", metavar="N,N", help="Batch sizes.", rich_help_panel="Sweep")]
 Temperature = Annotated[
@@ -186,9 +171,6 @@ def command(
     temperature: Temperature = "0",
     load: Load = "1",
     repeats: Repeats = None,
-    peers: Peers = None,
-    peer_url: PeerUrl = None,
-    peer_model: PeerModel = None,
     quick: Quick = False,
     seed: Seed = 0,
     output: Output = None,
@@ -202,11 +184,11 @@ def command(
     sizes = {"limit": limit, "max_tokens": max_tokens, "repeats": repeats}
     options = _options(sizes, (batch, temperature, load), quick=quick, seed=seed, ignore_eos=ignore_eos, raw=raw)
     _name_random(given, random_shape)
-    dials, others = (_numbers("--dial", dial, 0.0, 1.0), dial_tokens), (peers or [], peer_url, peer_model)
+    dials = _numbers("--dial", dial, 0.0, 1.0), dial_tokens
     from paceline.bench.run import dial_registered
 
     with dial_registered():
-        document = _measure(given, workload or [], dials, options, draft=draft_model, others=others)
+        document = _measure(given, workload or [], dials, options, draft=draft_model, context=context)
     _show(document)
     bench_documents.write(document, output, html)
     raise typer.Exit(_exit_code(document))
@@ -279,21 +261,21 @@ def _measure(
     options: Options,
     *,
     draft: str | None,
-    others: tuple[list[str], str | None, str | None],
+    context: typer.Context,
 ) -> dict[str, Any]:
     """Load the model and run everything; returns the document, also after Ctrl-C.
 
-    `points` are those of the dial; `others` are --peers, --peer-url and --peer-model.
+    Args:
+        points: of the dial.
+        context: its object opens others that take turns; see OpenPeers.
     """
-    from paceline.bench.peers import parse_peers
     from paceline.bench.run import default_settings, dial_settings, parse_settings
 
-    wanted = parse_peers(*others, lora=given.get("lora"))
+    open_peers: OpenPeers = context.obj or _no_peers
     chosen, dials = parse_settings(given.pop("speculative_config", None) or []), dial_settings(*points)
     random = str(given.get("model", "")).startswith(RANDOM)
     llm = _open(given, options)
     from paceline.bench import read_bandwidth
-    from paceline.bench.peers import PeersInTurn
     from paceline.bench.run import Harness, build_document, load_sweep
 
     work = _workloads(texts, llm, options)
@@ -303,17 +285,25 @@ def _measure(
     for setting in [*chosen, *dials]:
         setting.open(llm, {} if setting.needs_record else None)  # for its errors, before anything is measured
     bandwidth = read_bandwidth(llm.runner.info.device)
-    with (
-        TerminatedToo(),
-        progress_bar() as bar,
-        PeersInTurn(llm, wanted, draft=draft, progress=(show := stages(bar))) as peers,
-    ):
+    with TerminatedToo(), progress_bar() as bar, open_peers(llm, draft, show := stages(bar)) as peers:
         harness = Harness(llm, [*chosen, *dials], options, show, peers)
         harness.run(work)
         for one in work:
             if one.arrivals is not None and not harness.results.interrupted:
                 load_sweep(harness, one)
-    return build_document(harness, work, skipped=skipped, bandwidth=bandwidth, random=random, peers=peers)
+    return build_document(
+        harness,
+        work,
+        skipped=skipped,
+        bandwidth=bandwidth,
+        random=random,
+        peers=peers,
+        program=context.find_root().info_name or "paceline",
+    )
+
+
+def _no_peers(llm: LLM, draft: str | None, progress: Progress) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _workloads(texts: list[str], llm: LLM, options: Options) -> list[Workload]:
@@ -371,7 +361,4 @@ def _by_reason(remarks: Iterable[str]) -> list[str]:
 
 
 app.command("compare")(bench_documents.compare)
-app.command("diffusion")(bench_diffusion.command)
 app.command("report")(bench_documents.report)
-app.command("structured")(bench_structured.command)
-app.add_typer(bench_peers.app, name="peers")

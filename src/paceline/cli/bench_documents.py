@@ -17,7 +17,7 @@ from paceline.cli.terminal import say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.judge import ComparedLine, Comparison
+    from paceline.bench.report import ComparedLine, Comparison
 
 OUTPUT = "--json (or --output)"
 Output = Annotated[
@@ -84,7 +84,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Say which differences of two runs are significant."""
-    from paceline.bench.judge import compare_documents
+    from paceline.bench.report import compare_documents
     from paceline.bench.run import load_document
 
     found = compare_documents(load_document(a), load_document(b))
@@ -110,8 +110,8 @@ def _verdict(below: Sequence[ComparedLine], number: int, limit: float) -> str:
 def _show_comparison(found: Comparison) -> None:
     from rich.console import Console
 
-    from paceline.bench import ENOUGH
     from paceline.bench.report import comparison_table
+    from paceline.utils import ENOUGH
 
     console = Console(highlight=False)
     for one in comparison_table(found, console.width):

@@ -16,7 +16,7 @@ from paceline.cli.terminal import counted, progress_bar, stages, wrapped
 from paceline.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from paceline.bench.doctor import PassFacts, Visit
+    from paceline.doctor import PassFacts, Visit
     from paceline.llm import LLM
     from paceline.profiles import Profile
 
@@ -45,7 +45,7 @@ def command(
     llm = open_llm(given | {"speculative_config": "null"}, timed=True)
     profile = _profile(llm, given) if chosen is None else None
     config = chosen or (profile and profile.speculative) or SpeculativeConfig()
-    from paceline.bench.doctor import visit
+    from paceline.doctor import visit
 
     items = _prompts(llm) if texts is None else texts[:PROBED]
     with progress_bar() as bar:

@@ -17,7 +17,7 @@ from paceline.cli.terminal import counted, progress_bar, say
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.explain import Recorder
+    from paceline.explain import Recorder
 
 DEFAULT_OUTPUT = Path("explain.html")
 
@@ -49,13 +49,13 @@ def command(
     text = read_prompt(prompt, file)
     page = None if as_json and output is None and not open_page else output or DEFAULT_OUTPUT
     if page is not None:
-        from paceline.bench.explain import EXPLAIN_MARK
+        from paceline.explain import EXPLAIN_MARK
 
         outputs.must_be_page("--output", page, mark=EXPLAIN_MARK, command="explain", force=force)
     recorder, interrupted, used = _recorded(given, text, chat)
     if recorder.output is None:
         raise typer.Exit(INTERRUPTED)
-    from paceline.bench.explain import Replay
+    from paceline.explain import Replay
 
     replay = Replay(recorder.data())
     if page is not None:
@@ -83,7 +83,7 @@ def _recorded(given: dict[str, Any], text: str, chat: bool) -> tuple[Recorder, b
     end, and what decoded, in words.
     """
     llm = open_llm(given, timed=True)
-    from paceline.bench.explain import Recorder, warm_up
+    from paceline.explain import Recorder, warm_up
 
     params = sampling_params(given, llm)
     what = {"prompt_token_ids": llm.chat_ids([{"role": "user", "content": text}])} if chat else {"prompt": text}

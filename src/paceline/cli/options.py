@@ -453,5 +453,6 @@ def reject_diffusion(given: dict[str, Any]) -> None:
 
     if "model" in given and is_denoiser(read_config(model_path(given))):
         name = given["model"]
-        those = "`paceline generate`, `paceline chat` and `paceline bench diffusion`"
-        raise ConfigError(f"{name} is a diffusion language model, which only {those} decode")
+        raise ConfigError(
+            f"{name} is a diffusion language model, which only `paceline generate` and `paceline chat` decode"
+        )

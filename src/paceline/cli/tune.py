@@ -21,8 +21,8 @@ from paceline.cli.terminal import counted, progress_bar, width, wrapped
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.bench.tune import Interval, TreeTuning, Tuning
     from paceline.llm import LLM
+    from paceline.tune import Interval, TreeTuning, Tuning
 
 EXAMPLE = """-s '{"method": "medusa", "model": "FOLDER"}'"""
 
@@ -137,8 +137,7 @@ def _drafter(
         raise ConfigError(f"--tree finds the tree of heads that you name; add {EXAMPLE}")
     if draft_model:
         raise ConfigError("--draft-model is not available with --tree; name what drafts with --speculative-config")
-    from paceline.bench.report import TREE_MARK
-    from paceline.bench.tune import drafter_of
+    from paceline.tune import TREE_MARK, drafter_of
 
     found = drafter_of(config)
     if html is not None:
@@ -175,7 +174,7 @@ def _measure(llm: LLM, items: list[Any], given: dict[str, Any], **options: Any) 
     """Tune behind a progress bar that runs from 0 to the budget."""
     import psutil
 
-    from paceline.bench.tune import tune
+    from paceline.tune import tune
 
     folder = model_path(given) if "model" in given else default_folder()
     cores = 0 if "threads" in given else psutil.cpu_count(logical=False) or 0
@@ -187,7 +186,7 @@ def _measure_tree(
     llm: LLM, items: list[Any], given: dict[str, Any], drafter: dict[str, Any], **options: Any
 ) -> TreeTuning:
     """The same for the tree of one drafter."""
-    from paceline.bench.tune import tune_tree
+    from paceline.tune import tune_tree
 
     folder = model_path(given) if "model" in given else default_folder()
     with _bar(options["budget"]) as show:
@@ -195,7 +194,7 @@ def _measure_tree(
 
 
 def _write(html: Path, found: TreeTuning) -> None:
-    from paceline.bench.report import tree_html
+    from paceline.tune import tree_html
 
     with outputs.writing("--html", html):
         html.write_text(tree_html(found), encoding="utf-8")
@@ -330,7 +329,7 @@ def _table(found: Tuning) -> list[str]:
 
 def _verdict(found: Tuning) -> list[str]:
     """What was chosen, what it gains, with which confidence."""
-    from paceline.bench import ENOUGH
+    from paceline.utils import ENOUGH
 
     lines = []
     if found.interrupted:
@@ -376,11 +375,11 @@ def gain_words(gain: Mapping[str, Any], batch_size: int) -> str:
     """A gain with its interval, or why it has none, and what it rests on.
 
     Args:
-        gain: the fields of `paceline.bench.tune.Interval`.
+        gain: the fields of `paceline.tune.Interval`.
     Raises:
         KeyError, TypeError, ValueError: they are none.
     """
-    from paceline.bench import ENOUGH, no_interval
+    from paceline.utils import ENOUGH, no_interval
 
     one, several = ("prompt", "prompts") if batch_size == 1 else ("batch", "batches")
     ends = f"95 % interval {gain['low']:.2f} to {gain['high']:.2f}"

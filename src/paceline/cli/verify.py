@@ -17,8 +17,8 @@ from paceline.cli.prompts import Prompts, read_prompts
 from paceline.cli.terminal import counted, progress_bar, short, stages, wrapped
 
 if TYPE_CHECKING:
-    from paceline.bench.judge import Agreement, SamplingTest, VerifyReport
     from paceline.llm import LLM
+    from paceline.verify import Agreement, SamplingTest, VerifyReport
 
 
 @with_flags(sampling=False)
@@ -41,7 +41,7 @@ def command(
     texts = None if prompts is None else read_prompts(prompts)
     given["seed"] = seed
     llm = open_llm(given)
-    from paceline.bench.judge import verify
+    from paceline.verify import verify
 
     items = bundled(llm) if texts is None else texts
     with progress_bar() as bar:
@@ -72,7 +72,7 @@ def words(report: VerifyReport, verified: Sequence[str] = ()) -> str:
     Args:
         verified: lines that name what was verified beside the model.
     """
-    from paceline.bench.judge import APPROXIMATE, IN_DISTRIBUTION
+    from paceline.verify import APPROXIMATE, IN_DISTRIBUTION
 
     rate = report.near_ties / report.positions if report.positions else 0.0
     lines = [f"{report.model} ({report.dtype})", *verified, f"exactness: {report.exactness}"]

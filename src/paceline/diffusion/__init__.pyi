@@ -6,9 +6,8 @@ from .base import Step as Step
 from .base import Stop as Stop
 from .base import TokenText as TokenText
 from .base import Transition as Transition
-from .cache_deviation import Deviation as Deviation
-from .cache_deviation import deviation as deviation
-from .cache_deviation import pooled as pooled
+from .base import Verification as Verification
+from .cache import NoCache as NoCache
 from .canvas import Canvas as Canvas
 from .canvas import Status as Status
 from .catalogue import METHODS as METHODS

@@ -414,7 +414,7 @@ def resolve_device(device: str, *, name: str = "device") -> torch.device:
 
 def resolve_dtype(dtype: str, declared: str, device: torch.device) -> torch.dtype:
     """The dtype to compute in; "auto" is the checkpoint's. Warns of one that the device or its fastest passes do not
-    have; which one is faster is for a measurement to say (bench.doctor).
+    have; which one is faster is for a measurement to say (paceline.doctor).
 
     Args:
         declared: the checkpoint's dtype by name; anything but the three known ones counts as float32.

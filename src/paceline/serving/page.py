@@ -19,9 +19,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from paceline.async_llm import AsyncLLM
-from paceline.bench.explain import PAGES, plain_step
 from paceline.config import LOOPBACK, ServerConfig
 from paceline.engine import Engine, StepRecord
+from paceline.explain import PAGES, plain_step
 from paceline.serving.limits import ADMIN, PAGE_FILES, Slots, owner_of, read_keys
 from paceline.serving.runs import json_response
 from paceline.tree import PROBE, Verdict

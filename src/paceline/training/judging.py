@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.bench import ENOUGH
 from paceline.training.batches import PAD, Batch
 from paceline.training.heads import Trainer
+from paceline.utils import ENOUGH
 
 DRAWS: Final = 2000
 """Of as many texts, from which an interval is made."""

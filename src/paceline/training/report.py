@@ -10,11 +10,10 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from paceline.bench import ENOUGH
 from paceline.training.judging import Evaluated, Judged
 from paceline.training.splits import NO_INTERVAL
 from paceline.training.trained import Trained
-from paceline.utils import replacing
+from paceline.utils import ENOUGH, replacing
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

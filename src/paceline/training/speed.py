@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from paceline.bench import ENOUGH, Estimate, in_turn, speedup, tokens_per_second
 from paceline.config import SamplingParams
 from paceline.training.splits import NO_INTERVAL
+from paceline.utils import ENOUGH, Estimate, in_turn, speedup, tokens_per_second
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

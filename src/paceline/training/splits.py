@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.bench import ENOUGH, no_interval
 from paceline.training.answers import Answer
 from paceline.training.batches import Document, documents_of
-from paceline.utils import need
+from paceline.utils import ENOUGH, need, no_interval
 
 logger = logging.getLogger("paceline")
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.browser import FOUND, look, picture
 from bench.documents import cell, difference, document, equality, estimate, load_run, peer, row, withheld
-from bench.replays import NASTY
+from browser import FOUND, look, picture
+from explain.replays import NASTY
 
-from paceline.bench import ENOUGH, Axis, Line, inline
+from paceline.bench import Axis, Line, inline
 from paceline.bench.report import REPORT_MARK, document_remarks, report_html, write_report
 from paceline.bench.run import check_document
+from paceline.utils import ENOUGH
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")
 HOSTILE = "</script><script>window.broken = true</script><img src=x onerror='window.broken = true'>{{ 7 * 7 }}\ud800"
@@ -29,7 +30,7 @@ def full() -> dict[str, Any]:
         [*others, cell("plain", temperature=0.8), withheld("ngram", "3 of 8 outputs differ", temperature=0.8)],
         load=[load_run(name, rate) for name in ("plain", "ngram") for rate in (1.0, 4.0)],
         peers=[peer("llama.cpp"), peer("transformers", "ngram", 150.0)],
-        peers_skipped=[{"name": "vllm", "why": "no environment; run `paceline bench peers install vllm`"}],
+        peers_skipped=[{"name": "vllm", "why": "no environment; run `python -m lab peers install vllm`"}],
         bandwidth={"bytes_per_second": 4e10, "method": "a sum", "samples": [4e10]},
     )
     check_document(found)
@@ -96,7 +97,7 @@ def test_everything_of_a_document_is_in_the_page() -> None:
         "80 [72, 88]",
         "Our fastest setting here: ngram.",
         "5.00 (of 1)",
-        "paceline bench peers install vllm",
+        "python -m lab peers install vllm",
         "40.0 GB/s (a sum)",
     ):
         assert text.replace("'", "&#39;") in page, text

@@ -9,8 +9,8 @@ import pytest
 from bench.documents import cell, document, estimate, load_run, peer
 from rich.console import Console
 
-from paceline.bench import ENOUGH
 from paceline.bench.report import table
+from paceline.utils import ENOUGH
 
 SETTINGS = ("plain", "auto", "ngram", "token_recycling", "suffix+draft_model", "ngram(num_speculative_tokens=15)")
 TASKS = ("coding", "extraction", "humanities", "reasoning", "summarization", "translation", "writing")

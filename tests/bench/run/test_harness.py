@@ -11,9 +11,7 @@ import pytest
 import tiny_checkpoint
 
 from paceline import LLM
-from paceline.bench import timed
-from paceline.bench.judge import compare_documents
-from paceline.bench.report import document_remarks
+from paceline.bench.report import compare_documents, document_remarks
 from paceline.bench.run import (
     Harness,
     Options,
@@ -30,7 +28,7 @@ from paceline.bench.run import (
     setting_name,
 )
 from paceline.errors import ConfigError
-from paceline.utils import Arrival, Conversation, Workload
+from paceline.utils import Arrival, Conversation, Workload, timed
 
 TALKS = (
     Conversation(id="one", task="a", turns=("Hello there", "And again")),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from paceline.bench.drawing import DASHES, Axis, Line, inline
 from paceline.bench.report.table import NOTHING, interval, milliseconds, percent
 from paceline.bench.run.measures import histogram
-from paceline.bench.stats import ENOUGH
+from paceline.utils import ENOUGH
 
 Record = Mapping[str, Any]
 FEW = 20

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench import stats
-from paceline.bench.explain.page import rendered
-from paceline.bench.peers import measure
 from paceline.bench.report import figures
+from paceline.bench.report.peers import fastest_setting, peer_ratio
 from paceline.bench.report.table import NOTHING, grouped, interval, length, milliseconds, percent, place_name, same
 from paceline.bench.run.document import write_whole
-from paceline.bench.stats import ENOUGH, rates_differ
+from paceline.explain import rendered
+from paceline.utils import ENOUGH, rates_differ, stats
 
 Record = Mapping[str, Any]
 MOST_ROWS = 40
@@ -277,7 +276,7 @@ def write_report(document: Record, path: Path) -> None:
     """Write the report in one piece: a reader sees the old file or the new one.
 
     Args:
-        document: checked, as from `document.load`.
+        document: checked, as from `load_document`.
     Raises:
         OSError: the file cannot be written.
     """
@@ -286,7 +285,7 @@ def write_report(document: Record, path: Path) -> None:
 
 def report_html(document: Record) -> str:
     """The page. It takes a theme from its address (`?theme=dark`, `?theme=light`), else from the system."""
-    page = rendered("report.html", REPORT_MARK, **view(document))
+    page = rendered(Path(__file__).with_name("report.html"), REPORT_MARK, **view(document))
     return re.sub(r"[\ud800-\udfff]", "\ufffd", page)  # half a surrogate pair cannot be written as UTF-8
 
 
@@ -410,10 +409,10 @@ def _sweeps(document: Record, palette: figures.Palette) -> Iterator[tuple[str, f
 def _peers(document: Record, palette: figures.Palette) -> Iterator[dict[str, Any]]:
     for name, peers in grouped(document["peers"], place_name).items():
         ours = [cell for cell in document["cells"] if place_name(cell) == name]
-        best = measure.fastest_setting(
+        best = fastest_setting(
             [cell for cell in ours if cell["setting"] == document["baseline"] or _usable(document, cell)]
         )
-        gains = [None if best is None else measure.peer_ratio(best, peer) for peer in peers]
+        gains = [None if best is None else peer_ratio(best, peer) for peer in peers]
         table = [
             [*row[:3], NOTHING if g is None else interval(g.to_dict()), *row[3:]]
             for row, g in zip(peers_table(peers), gains, strict=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.stats import ENOUGH, rates_differ, shown_faster
+from paceline.utils import ENOUGH, rates_differ, shown_faster
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.bench.judge.compare import ComparedLine, Comparison
+    from paceline.bench.report.compare import ComparedLine, Comparison
 
 Cell = Mapping[str, Any]
 NOTHING = "-"

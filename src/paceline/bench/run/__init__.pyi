@@ -1,5 +1,8 @@
+from .aggregate import cell_speeds as cell_speeds
 from .aggregate import figures_by_task as figures_by_task
 from .aggregate import matrices as matrices
+from .aggregate import output_pairs as output_pairs
+from .aggregate import why_withheld as why_withheld
 from .document import DOCUMENT_FORMAT as DOCUMENT_FORMAT
 from .document import build_document as build_document
 from .document import check_document as check_document
@@ -7,6 +10,8 @@ from .document import load_document as load_document
 from .document import save_document as save_document
 from .document import write_whole as write_whole
 from .harness import Harness as Harness
+from .harness import Peers as Peers
+from .harness import Progress as Progress
 from .load import fit_arrivals as fit_arrivals
 from .load import load_sweep as load_sweep
 from .load import trace_prompts as trace_prompts
@@ -23,6 +28,7 @@ from .records import Cell as Cell
 from .records import Options as Options
 from .records import Piece as Piece
 from .records import Run as Run
+from .records import waking as waking
 from .settings import BASELINE as BASELINE
 from .settings import DIAL as DIAL
 from .settings import Setting as Setting

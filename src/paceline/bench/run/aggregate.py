@@ -1,6 +1,6 @@
 """From raw runs to the figures of the document.
 
-A speed is given only where the outputs stay within the claimed exactness class (`paceline.bench.judge`); otherwise
+A speed is given only where the outputs stay within the claimed exactness class (`paceline.verify`); otherwise
 every speed and every time of the cell that invites comparison is null, `comparable` is false and `reason` names
 the first difference.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench import stats
-from paceline.bench.judge import tokens as equality
 from paceline.bench.run.measures import histogram, quantiles
 from paceline.bench.run.records import Cell, Piece, Run, seed_of
 from paceline.models import Runner
+from paceline.utils import stats
+from paceline.verify import Pair, baseline_pairs, compare_pairs
 
 Matrices = tuple[stats.FloatArray, stats.FloatArray]
 
@@ -60,7 +60,7 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
     same = (
         None
         if own
-        else equality.compare_pairs(around.runner, pairs(base, cell, around.seed), cell.claimed, cell.temperature)
+        else compare_pairs(around.runner, output_pairs(base, cell, around.seed), cell.claimed, cell.temperature)
     )
     reason = why_withheld(None if same is None else same.reason, rows)
     found: dict[str, Any] = {
@@ -71,13 +71,13 @@ def _cell(cell: Cell, base: Cell, around: Surroundings) -> dict[str, Any]:
         "prompts": sum(map(len, cell.groups)) + len(cell.failed),
         "failed": len({(row["prompt"], row["turn"]) for row in rows if row["error"]}),
         "repeats": _repeats(cell),
-        "equality": equality.baseline_pairs(outputs) if same is None else same.to_dict(),
+        "equality": baseline_pairs(outputs) if same is None else same.to_dict(),
         "comparable": reason is None,
         "reason": reason,
     }
     return (
         found
-        | speeds(base, cell, withheld=reason is not None)
+        | cell_speeds(base, cell, withheld=reason is not None)
         | _times(cell, rows, reason is None)
         | _work(cell, around)
         | figures_by_task(base, cell, reason)
@@ -109,7 +109,7 @@ def _repeats(cell: Cell) -> int:
     return min(counts, default=0)
 
 
-def pairs(base: Cell, cell: Cell, seed: int) -> Iterator[equality.Pair]:
+def output_pairs(base: Cell, cell: Cell, seed: int) -> Iterator[Pair]:
     """Outputs of the baseline and of a setting for the same prompt in the same repeat; failures have none."""
     known = {(run.group, run.repeat): run for run in base.runs}
     for run in cell.runs:
@@ -117,7 +117,7 @@ def pairs(base: Cell, cell: Cell, seed: int) -> Iterator[equality.Pair]:
         for index, piece in enumerate(cell.groups[run.group] if other is not None else ()):
             a, b = other.outputs[index] if other is not None else None, run.outputs[index]
             if a is not None and b is not None:
-                yield equality.Pair(piece.prompt, piece.turn, run.repeat, piece.token_ids, a, b, seed_of(piece, seed))
+                yield Pair(piece.prompt, piece.turn, run.repeat, piece.token_ids, a, b, seed_of(piece, seed))
 
 
 def matrices(base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True) -> tuple[Matrices, Matrices]:
@@ -146,7 +146,7 @@ def _most(cell: Cell) -> int:
     return 1 + max((run.repeat for run in cell.runs), default=-1)
 
 
-def speeds(
+def cell_speeds(
     base: Cell, cell: Cell, keep: Callable[[Piece], bool] = lambda piece: True, *, withheld: bool = False
 ) -> dict[str, Any]:
     """The three speeds of a cell; None where they are withheld, or nothing was measured."""
@@ -203,7 +203,7 @@ def figures_by_task(base: Cell, cell: Cell, reason: str | None) -> dict[str, Any
         mine = [row for run in cell.runs for row in run.rows if task_of[row["prompt"], row["turn"]] == task]
         lost = {(row["prompt"], row["turn"]) for row in mine if row["error"]}
         lost |= {(piece.prompt, piece.turn) for piece in cell.failed if piece.task == task}
-        fast = speeds(base, cell, lambda piece, task=task: piece.task == task, withheld=reason is not None)  # type: ignore[misc]
+        fast = cell_speeds(base, cell, lambda piece, task=task: piece.task == task, withheld=reason is not None)  # type: ignore[misc]
         steps, accepted = sum(row["steps"] for row in mine), sum(row["accepted_tokens"] for row in mine)
         made.append(
             {

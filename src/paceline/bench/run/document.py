@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.machine import provenance
-from paceline.bench.peers.measure import PeersInTurn
 from paceline.bench.run import aggregate
-from paceline.bench.run.harness import Harness
+from paceline.bench.run.harness import Harness, Peers
 from paceline.bench.run.settings import PLAIN
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
@@ -101,7 +100,8 @@ def build_document(
     skipped: Sequence[Mapping[str, str]] = (),
     bandwidth: Mapping[str, Any] | None = None,
     random: bool = False,
-    peers: PeersInTurn | None = None,
+    peers: Peers | None = None,
+    program: str = "paceline",
 ) -> dict[str, Any]:
     """The document of a benchmark as far as it got.
 
@@ -110,13 +110,14 @@ def build_document(
         bandwidth: as from `machine.read_bandwidth`.
         random: the weights are random.
         peers: that took part, if any.
+        program: what was run.
     """
     results, options = harness.results, harness.options
     found = {
         "format": DOCUMENT_FORMAT,
         "version": VERSION,
         "interrupted": results.interrupted,
-        "provenance": provenance(options.seed),
+        "provenance": provenance(options.seed, program=program),
         "model": model(harness, random),
         "options": options.to_dict(),
         "bandwidth": bandwidth,

@@ -27,12 +27,11 @@ from paceline.bench.machine import EnergyMeter, MemoryMeter
 from paceline.bench.run.measures import StepLog, Totals
 from paceline.bench.run.records import Cell, Options, Piece, Results, Run, params_of, prompts_of, row_of, waking
 from paceline.bench.run.settings import BASELINE, Records, Setting
-from paceline.bench.timing import in_turn, timed
 from paceline.config import GREEDY_EPSILON
 from paceline.engine import RequestOutput, TimeSplit, watching
 from paceline.errors import PacelineError
 from paceline.llm import LLM
-from paceline.utils import Conversation, Workload
+from paceline.utils import Conversation, Workload, in_turn, timed
 
 logger = logging.getLogger("paceline.bench")
 
@@ -41,10 +40,19 @@ Turn = Callable[[int, int], None]
 
 
 class Peers(Protocol):
-    """Others that decode the same groups in turn with the settings."""
+    """Others that decode the same groups in turn with the settings.
+
+    Attributes:
+        skipped: {"name", "why"} of what cannot run here.
+    """
+
+    skipped: list[dict[str, str]]
 
     def turns(self, base: Cell) -> list[Turn]:
         """Warmed-up calls (group, repeat), which decode a group of plain decoding's cell and keep the result."""
+
+    def entries(self, seed: int) -> list[dict[str, Any]]:
+        """The document's `peers`; `seed` is the run's."""
 
 
 class Harness:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import registry
-from paceline.bench.judge.proof import claimed_class
 from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.llm import LLM
 from paceline.utils import json_object, json_value
+from paceline.verify import claimed_class
 
 PLAIN = "plain"
 RECORD = "continuations"

@@ -1,0 +1,1 @@
+"""The commands of `python -m lab`, one module each; only this package prints."""
