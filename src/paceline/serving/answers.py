@@ -28,12 +28,12 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
     drafted, accepted, drafters = 0, 0, dict[str, list[int]]()
     for one in outputs:
         metrics = one.metrics
-        for name, share in getattr(metrics, "drafters", {}).items():
+        for name, share in metrics.drafters.items():
             both = drafters.setdefault(name, [0, 0])
             both[0] += share.num_draft_tokens
             both[1] += share.num_accepted_tokens
-        drafted += getattr(metrics, "num_draft_tokens", 0)
-        accepted += getattr(metrics, "num_accepted_tokens", 0)
+        drafted += metrics.num_draft_tokens
+        accepted += metrics.num_accepted_tokens
     followed = drafters.get("prediction", [0, 0])
     return {
         "prompt_tokens": prompt,

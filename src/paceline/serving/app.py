@@ -35,9 +35,9 @@ from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    DecodingRequest,
     DetokenizeRequest,
     ErrorAnswer,
-    Sampled,
     TokenizeRequest,
     invalid_field,
 )
@@ -96,7 +96,7 @@ class Service:
     async def answer(
         self,
         http: Request,
-        request: Sampled,
+        request: DecodingRequest,
         make: Callable[[], Awaitable[Made]],
         translated: Callable[[Run], Outgoing] | None = None,
     ) -> Response:
@@ -131,7 +131,7 @@ class Service:
 
 def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
     for job in jobs:
-        text = job.shown or llm.tokenizer.decode(job.prompt["prompt_token_ids"][:MOST_LOGGED], False)
+        text = job.shown or llm.tokenizer.decode(job.prompt.tokens[:MOST_LOGGED], False)
         logger.info("%s", Facts(owner=owner[:12], prompt=text[:MOST_LOGGED]))
 
 

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from paceline.checkpoints import Rendered, TokenBytes
-from paceline.config import SamplingParams, ServerConfig, ThinkParams
+from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfig, ThinkParams
+from paceline.engine import ReadPrompt, read_prediction, read_tenant
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.serving.chat import (
@@ -34,9 +35,11 @@ from paceline.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    DecodingRequest,
     Message,
     Prediction,
-    Sampled,
+    Prompts,
+    TemplateRequest,
     TokenizeRequest,
 )
 from paceline.serving.token_texts import token_bytes_of
@@ -75,18 +78,17 @@ class Job:
     """One prompt of a request.
 
     Attributes:
-        prompt: as `AsyncLLM` takes it.
         shown: its text, for `echo`.
         hidden: the single token that is decoded is not shown (`max_tokens` 0).
     """
 
-    prompt: Json
+    prompt: ReadPrompt
     params: SamplingParams
     shown: str = ""
     hidden: bool = False
 
 
-def named(error: PacelineError, request: Sampled) -> ApiError:
+def named(error: PacelineError, request: DecodingRequest) -> ApiError:
     """The same error for a client, with the field that its text begins with, or quotes first."""
     words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
     param = next((word for word in words if word in type(request).model_fields), None)
@@ -143,19 +145,17 @@ class JobFactory:
             more["prompt_logprobs"] = request.logprobs
         hidden = request.max_tokens == 0
         params = self._params(request, request.max_tokens or (1 if hidden else 16), more)
-        own = self._own(request, request.prediction, owner)
-        return [self._job(prompt, params, own, request, hidden) for prompt in prompts]
+        self._check_prediction(request.prediction)
+        both = [self._encoded(prompt, request) for prompt in prompts]
+        read = self._read(request, owner, [tokens for tokens, _ in both])
+        return [Job(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
 
-    def _job(
-        self, prompt: str | list[int], params: SamplingParams, own: Json, request: CompletionRequest, hidden: bool
-    ) -> Job:
-        tokens = (
-            self._llm.tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens)
-            if isinstance(prompt, str)
-            else prompt
-        )
-        shown = prompt if isinstance(prompt, str) or not request.echo else self._llm.tokenizer.decode(prompt, False)
-        return Job({"prompt_token_ids": tokens, **own}, params, shown if isinstance(shown, str) else "", hidden)
+    def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
+        """The token ids of a prompt, and its text as far as that is shown."""
+        tokenizer = self._llm.tokenizer
+        if isinstance(prompt, str):
+            return tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens), prompt
+        return prompt, tokenizer.decode(prompt, False) if request.echo else ""
 
     async def chat(self, request: ChatRequest, owner: str) -> list[Job]:
         """The one job of a conversation.
@@ -174,10 +174,16 @@ class JobFactory:
         more: Json = {"logprobs": (request.top_logprobs or 0) if request.logprobs else None}
         if marks := self._marks(request):  # what reads the answer has to see them
             more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
-        params = await asyncio.to_thread(self._params, request, most, more, text)
-        return [Job({"prompt_token_ids": tokens, **self._own(request, request.prediction, owner)}, params, text)]
 
-    async def conversation(self, request: Any) -> tuple[str, list[int]]:
+        def made() -> Job:
+            params = self._params(request, most, more, text)
+            self._check_prediction(request.prediction)
+            (prompt,) = self._read(request, owner, [tokens])
+            return Job(prompt, params, text)
+
+        return [await asyncio.to_thread(made)]
+
+    async def conversation(self, request: TemplateRequest) -> tuple[str, list[int]]:
         """The text of a conversation (of a chat or tokenize request) and its token ids.
 
         Raises:
@@ -192,7 +198,7 @@ class JobFactory:
                 tokens = await asyncio.to_thread(tokenizer.encode_rendered, rendered, most=self.most_tokens)
         return rendered.text, tokens
 
-    def turn(self, prompt: Any) -> AbstractAsyncContextManager[Any]:
+    def turn(self, prompt: Prompts) -> AbstractAsyncContextManager[None]:
         """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on. Keys take
         turns.
         """
@@ -205,10 +211,10 @@ class JobFactory:
         with suppress(ApiError, PacelineError):
             await self.conversation(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
 
-    async def rendered(self, request: Any) -> Rendered:
+    async def rendered(self, request: TemplateRequest) -> Rendered:
         """The text of a conversation, and what of it the template wrote."""
         template = self._llm.tokenizer.template(self._template)
-        messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages])
+        messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages or ()])
         if not self._reasoning.begin:
             messages = [_with_thinking(one) for one in messages]
         more = self._variables(request)
@@ -216,7 +222,7 @@ class JobFactory:
             raise ApiError(
                 f"chat_template_kwargs must not hold {name}, a field of its own", param="chat_template_kwargs"
             )
-        if request.tools and getattr(request, "tool_choice", None) != "none":
+        if request.tools and not (isinstance(request, ChatRequest) and request.tool_choice == "none"):
             more["tools"] = [tool.model_dump(exclude_none=True) for tool in request.tools]
         more |= {
             "add_generation_prompt": request.add_generation_prompt,
@@ -233,19 +239,24 @@ class JobFactory:
             raise PromptError(error)
         return Rendered(**found)
 
-    def _variables(self, request: Any) -> Json:
+    def _variables(self, request: TemplateRequest) -> Json:
         """What the template is given for the request's fields."""
         given: Json = dict(request.chat_template_kwargs or {})
-        more: Json = {}
-        if (switch := getattr(request, "enable_thinking", None)) is not None:
-            more |= _or_ignored("enable_thinking", lambda: self._steering.switched(switch, "enable_thinking"))
-        if (thinking := getattr(request, "thinking", None)) is not None:
-            more |= _or_ignored("thinking", lambda: self._steering.switched(thinking.type == "enabled", "thinking"))
-        if (effort := getattr(request, "reasoning_effort", None)) is not None:
-            more |= _or_ignored("reasoning_effort", lambda: self._steering.effort(effort))
+        more = self._switched(request) if isinstance(request, ChatRequest) else {}
         return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
 
-    def _calls(self, request: Any) -> bool:
+    def _switched(self, request: ChatRequest) -> Json:
+        """What of it is for the fields that say whether, and how much, the model thinks."""
+        more: Json = {}
+        if (switch := request.enable_thinking) is not None:
+            more |= _or_ignored("enable_thinking", lambda: self._steering.switched(switch, "enable_thinking"))
+        if (thinking := request.thinking) is not None:
+            more |= _or_ignored("thinking", lambda: self._steering.switched(thinking.type == "enabled", "thinking"))
+        if (effort := request.reasoning_effort) is not None:
+            more |= _or_ignored("reasoning_effort", lambda: self._steering.effort(effort))
+        return more
+
+    def _calls(self, request: ChatRequest) -> bool:
         """Whether functions may be called."""
         return bool(request.tools) and request.tool_choice != "none"
 
@@ -258,7 +269,7 @@ class JobFactory:
             return frozenset()
         return marks_of(self._form(request), self._reasoning) & self._special.keys()
 
-    def _thinking(self, request: Any, prompt: str) -> bool:
+    def _thinking(self, request: DecodingRequest, prompt: str) -> bool:
         """Whether an answer begins inside thoughts."""
         return request.think is None and self._reasoning.is_open(prompt, _continued(request))
 
@@ -288,16 +299,23 @@ class JobFactory:
             return _or_ignored(name, lambda: self._steering.budgeted(budget, name))
         return _or_ignored("thinking", lambda: self._steering.switched(wanted, "thinking"))
 
-    def _own(self, request: Sampled, prediction: Prediction | str | None, owner: str) -> Json:
-        own: Json = {}
+    def _check_prediction(self, prediction: Prediction | str | None) -> None:
         if prediction is not None:
             self._short("prediction", [prediction] if isinstance(prediction, str) else _texts(prediction))
-            own["prediction"] = prediction if isinstance(prediction, str) else prediction.model_dump()
-        if (salt := tenant_of(owner, request.cache_salt, request.prompt_cache_key)) is not None:
-            own["cache_salt"] = salt
-        if "speculative_config" in request.model_fields_set:  # null is plain decoding
-            own["speculative_config"] = request.speculative_config
-        return own
+
+    def _read(self, request: DecodingRequest, owner: str, prompts: Sequence[list[int]]) -> list[ReadPrompt]:
+        """Prompts with what the request says of them all.
+
+        Raises:
+            ConfigError, PromptError: something wrong about it.
+        """
+        chosen = "speculative_config" in request.model_fields_set  # null is plain decoding
+        drafts = DraftChoice.parse(request.speculative_config) if chosen else ALL_DRAFTS
+        asked = request.prediction
+        expected = asked.model_dump() if isinstance(asked, Prediction) else asked
+        prediction = read_prediction(expected, self._llm.tokenizer.encode)
+        tenant = read_tenant(tenant_of(owner, request.cache_salt, request.prompt_cache_key))
+        return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
 
     def _short(self, name: str, texts: Sequence[str]) -> None:
         """Texts that are encoded without a turn may not be long.
@@ -308,7 +326,7 @@ class JobFactory:
         if (length := sum(map(len, texts))) > LONG:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
-    def _params(self, request: Sampled, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
+    def _params(self, request: DecodingRequest, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
         given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", given.get("n"), self._config.max_n),
@@ -362,9 +380,11 @@ def _with_thinking(message: Json) -> Json:
     )
 
 
-def _continued(request: Any) -> str:
+def _continued(request: DecodingRequest) -> str:
     """The text that an answer goes on with; "" is none."""
-    last = request.messages[-1].content if getattr(request, "continue_final_message", False) else None
+    if not isinstance(request, ChatRequest) or not request.continue_final_message:
+        return ""
+    last = request.messages[-1].content
     return last if isinstance(last, str) else "".join(part.text or "" for part in last or ())
 
 
@@ -374,13 +394,14 @@ def _texts(prediction: Prediction) -> list[str]:
     return [text for part in prediction.content if isinstance(text := part.get("text"), str)]
 
 
-def _prompts(given: Any) -> list[Any]:
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
+def _prompts(given: Prompts) -> list[str | list[int]]:
+    if isinstance(given, str):
         return [given]
-    return list(given)
+    tokens = [one for one in given if isinstance(one, int)]
+    return [tokens] if tokens else [one for one in given if not isinstance(one, int)]
 
 
-def _message(message: Any) -> Json:
+def _message(message: Message) -> Json:
     """As chat templates read it."""
     found: Json = message.model_dump(exclude_none=True)
     if found["role"] == "developer":

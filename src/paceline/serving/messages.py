@@ -301,7 +301,7 @@ class MessageTranslation(Translation):
         return {"stop_reason": reason, "stop_sequence": self.stopped_by if reason == "stop_sequence" else None}
 
     def _usage(self) -> Json:
-        prompt = len(self.run.reply.jobs[0].prompt["prompt_token_ids"])
+        prompt = len(self.run.reply.jobs[0].prompt.tokens)
         cached = self.run.usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": prompt - cached,
@@ -388,4 +388,4 @@ class MessageRoutes:
             raise error.renamed(CHAT_NAMES) from None
         except PacelineError as error:
             raise named(error, chat).renamed(CHAT_NAMES) from None
-        return json_response({"input_tokens": len(job.prompt["prompt_token_ids"])})
+        return json_response({"input_tokens": len(job.prompt.tokens)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from prometheus_client import (
@@ -30,6 +30,8 @@ WHOLE: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 LENGTHS: Final = (1, 2, 5, *(digit * 10**power for power in range(1, 5) for digit in (1, 2, 5)), 100_000, 200_000)
 """Bounds of buckets, in seconds and tokens."""
 
+Kind = TypeVar("Kind", Counter, Gauge, Histogram)
+
 POSITIONS: Final = 32
 """Most positions of drafts that are told apart."""
 
@@ -51,7 +53,7 @@ class Registry:
         build = Gauge("paceline:build_info", "Versions of this server.", [*about], registry=self._process)
         build.labels(**about).set(1)
 
-    def made(self, kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
+    def made(self, kind: type[Kind], name: str, text: str, *labels: str, **more: Any) -> Kind:
         """A new counter."""
         return kind(f"{self._prefix}:{name}", text, labels, registry=self._counters, **more)
 

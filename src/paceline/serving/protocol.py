@@ -223,11 +223,14 @@ class Sampled(Body):
         return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
 
 
+Prompts = str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds], QUICK]
+
+
 class CompletionRequest(Sampled):
     """`/v1/completions`."""
 
     api: ClassVar[str] = COMPLETIONS
-    prompt: str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds], QUICK]
+    prompt: Prompts
     echo: bool = False
     logprobs: int | None = None
     prediction: Prediction | str | None = None
@@ -360,6 +363,13 @@ class TokenizeRequest(Body):
     return_token_strs: bool = False
 
 
+DecodingRequest = CompletionRequest | ChatRequest
+"""What is answered with what the model decodes."""
+
+TemplateRequest = ChatRequest | TokenizeRequest
+"""What may hold a conversation, which a template renders."""
+
+
 class DetokenizeRequest(Body):
     """`/detokenize`."""
 
@@ -484,7 +494,9 @@ def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
 def _pruned(validate: Callable[[Any], Model], given: Any, at: Sequence[str]) -> Model:
     """What is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
     notes = NOTES.get()
-    for _ in range(MAX_ERRORS if notes is not None and notes.lenient else 0):
+    if notes is None or not notes.lenient:
+        return validate(given)
+    for _ in range(MAX_ERRORS):
         try:
             return validate(given)
         except ValidationError as error:
@@ -492,7 +504,6 @@ def _pruned(validate: Callable[[Any], Model], given: Any, at: Sequence[str]) -> 
             found = [{**one, "loc": ("body", *one["loc"])} for one in few if one["type"] in UNSUPPORTED]
             if not found:
                 raise
-        assert notes is not None
         for path in filter(None, [path_of(one, given) for one in found]):
             _cut_out(given, path)
             notes.ignore(".".join(part for part in (*at, *path) if isinstance(part, str) and not part.isdecimal()))

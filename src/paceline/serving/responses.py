@@ -190,16 +190,16 @@ class ResponseRequest(Body):
     def _chat(self, items: Sequence[Json]) -> ChatRequest:
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         tools = [{"type": "function", "function": one.model_dump(exclude={"type"})} for one in self.functions()]
-        choice: Any = self.tool_choice
-        if isinstance(choice, NamedChoice):
-            choice = {"type": "function", "function": {"name": choice.name}}
+        choice = self.tool_choice
         logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return chat_request(
             {name: getattr(self, name) for name in SAME}
             | {
                 "messages": system + messages_of(items),
                 "tools": tools or None,
-                "tool_choice": choice,
+                "tool_choice": {"type": "function", "function": {"name": choice.name}}
+                if isinstance(choice, NamedChoice)
+                else choice,
                 "max_completion_tokens": self.max_output_tokens,
                 "response_format": self._format(),
                 "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
@@ -243,7 +243,7 @@ class ResponseTranslation(Translation):
 
     def body(self) -> Json:
         request, params = self.request, self.run.reply.jobs[0].params
-        choice: Any = request.tool_choice
+        choice = request.tool_choice
         text = (request.text or TextConfig()).model_dump(by_alias=True, exclude_none=True)
         return {
             "id": self.id,

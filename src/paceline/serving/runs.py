@@ -19,7 +19,7 @@ from paceline.serving.chat import constrained_by, lenient_schema
 from paceline.serving.grammars import Grammars
 from paceline.serving.jobs import named
 from paceline.serving.metrics import Metrics, Watch
-from paceline.serving.protocol import ApiError, Sampled, StreamOptions
+from paceline.serving.protocol import ApiError, DecodingRequest, StreamOptions
 from paceline.serving.request_log import CLOSED, Facts
 
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -139,7 +139,7 @@ class Run:
     def __init__(
         self,
         streams: Sequence[AsyncGenerator[StreamChunk]],
-        request: Sampled,
+        request: DecodingRequest,
         reply: CompletionAnswer | ChatAnswer,
         *,
         metrics: Metrics,
@@ -272,7 +272,7 @@ async def _hung_up(http: Request) -> None:
         pass
 
 
-def as_api_error(error: BaseException, request: Sampled) -> ApiError:
+def as_api_error(error: BaseException, request: DecodingRequest) -> ApiError:
     """For the client."""
     if isinstance(error, ApiError):
         return error

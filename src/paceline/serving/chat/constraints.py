@@ -19,7 +19,13 @@ from paceline.serving.chat import harmony
 from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, Opening, TextSchema, ToolFormat
 from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, Marks, Rules
 from paceline.serving.chat.reasoning import ReasoningFormat
-from paceline.serving.protocol import ApiError, NamedTool, ResponseFormat
+from paceline.serving.protocol import (
+    ApiError,
+    ChatRequest,
+    DecodingRequest,
+    NamedTool,
+    ResponseFormat,
+)
 
 Json = dict[str, Any]
 
@@ -27,7 +33,7 @@ BEHIND: Final = r"/[ \n]{1,4}/?"
 """What may stand behind thoughts."""
 
 
-def constrained_by(request: Any) -> str:
+def constrained_by(request: DecodingRequest) -> str:
     """The field that a request's constraint is from; of several, that of the text."""
     if request.structured_outputs is not None:
         return "structured_outputs"
@@ -35,10 +41,10 @@ def constrained_by(request: Any) -> str:
     return "tools" if wanted is None or wanted.type == "text" or _needed(request) else "response_format"
 
 
-def at_fault(request: Any) -> str:
+def at_fault(request: DecodingRequest) -> str:
     """The field of those that a request's constraint is from that a compiler rejected."""
     field = constrained_by(request)
-    if field == "response_format" and getattr(request, "tools", None):
+    if field == "response_format" and isinstance(request, ChatRequest) and request.tools:
         schema = text_schema(request.response_format, strict=False)
         bounded = bounded_json(schema.value, strict=schema.strict) if schema is not None else {}
         error = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_json_schema(bounded))
@@ -46,10 +52,10 @@ def at_fault(request: Any) -> str:
     return field
 
 
-def lenient_schema(request: Any) -> Any:
+def lenient_schema(request: DecodingRequest) -> Any:
     """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
     bound = request.structured_outputs or {}
-    wanted: ResponseFormat | None = request.response_format
+    wanted = request.response_format
     if wanted is not None and wanted.json_schema is not None:
         bound = {"json": wanted.json_schema.schema_, "strict": wanted.json_schema.strict}
     return None if bound.get("strict") or _needed(request) else bound.get("json")
@@ -73,9 +79,9 @@ def text_schema(wanted: ResponseFormat | None, *, strict: bool) -> TextSchema | 
     return TextSchema(inner.schema_, strict if inner.strict is None else inner.strict)
 
 
-def _needed(request: Any) -> bool:
+def _needed(request: DecodingRequest) -> bool:
     """Whether the answer must be calls."""
-    choice = getattr(request, "tool_choice", None)
+    choice = request.tool_choice if isinstance(request, ChatRequest) else None
     return choice == "required" or isinstance(choice, NamedTool)
 
 
@@ -95,7 +101,7 @@ class Constraints:
         self._form = form if reasoning.begin else harmony.HARMONY
         self._thinks = thinks
 
-    def of(self, request: Any, prompt: str = "", *, opened: bool = False) -> Json | None:
+    def of(self, request: DecodingRequest, prompt: str = "", *, opened: bool = False) -> Json | None:
         """`structured_outputs` of whatever asks for it.
 
         Args:
@@ -131,10 +137,11 @@ class Constraints:
         """Whether the prompt ends inside a message, which no call can follow."""
         return self._form is harmony.HARMONY and not prompt.endswith(harmony.ANSWER)
 
-    def _calls(self, request: Any, prompt: str) -> AllowedCalls | None:
+    def _calls(self, request: DecodingRequest, prompt: str) -> AllowedCalls | None:
         """Those that a chat may make."""
-        choice, tools = getattr(request, "tool_choice", None), getattr(request, "tools", None) or []
-        needed = _needed(request)
+        if not isinstance(request, ChatRequest):
+            return None
+        choice, tools, needed = request.tool_choice, request.tools or [], _needed(request)
         if needed and not tools:
             raise ApiError("tool_choice needs tools", param="tool_choice")
         if choice == "none" or not tools or (self._goes_on(prompt) and not needed):
@@ -143,9 +150,11 @@ class Constraints:
         many = request.parallel_tool_calls is not False
         return AllowedCalls.of(tools, only, needed=needed, many=many, strict=self._strict)
 
-    def _may_think(self, request: Any, prompt: str) -> bool:
+    def _may_think(self, request: DecodingRequest, prompt: str) -> bool:
         """Whether the model may begin thoughts before it answers."""
-        if not (self._thinks and self._reasoning.begin and prompt) or request.continue_final_message:
+        if not (self._thinks and self._reasoning.begin and prompt):
+            return False
+        if not isinstance(request, ChatRequest) or request.continue_final_message:
             return False
         return not prompt.rstrip().endswith(self._reasoning.end)
 
