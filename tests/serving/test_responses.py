@@ -351,7 +351,11 @@ def test_what_cannot_be_honoured_is_named(live: Live, case: str) -> None:
 
 def test_unknown_models_and_responses_are_404(live: Live) -> None:
     assert live.error(PATH, 404, model="gpt-9", input="a")["code"] == "model_not_found"
-    assert live.error(PATH, 404, input="a", previous_response_id="resp_0")["param"] == "previous_response_id"
+    for name in ("resp_0", "\u00e9", "\x00", ""):
+        assert live.error(PATH, 404, input="a", previous_response_id=name)["param"] == "previous_response_id"
+    body = '{"input": "a", "previous_response_id": "\\ud800"}'
+    half = live.http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert (half.status_code, half.json()["error"]["param"]) == (404, "previous_response_id")
 
 
 def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
