@@ -358,6 +358,19 @@ def test_unknown_models_and_responses_are_404(live: Live) -> None:
     assert (half.status_code, half.json()["error"]["param"]) == (404, "previous_response_id")
 
 
+def test_after_an_internal_error_a_client_goes_on(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResponseStore, "get", fails)
+        answer = live.http.get(f"{PATH}/resp_0")
+    assert (answer.status_code, answer.headers["connection"]) == (500, "close")
+    assert answer.json()["error"]["message"] == "internal error"
+    after = live.http.get(f"{PATH}/resp_0")  # on another connection, since that one ends
+    assert (after.status_code, after.headers.get("connection")) == (404, None)
+
+
 def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
     for field, value, told in (
         ("background", True, "background must be false (stream it, or wait for it); leave it out"),
