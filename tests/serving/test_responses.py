@@ -3,6 +3,7 @@ each key alone, and survive a kill."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -369,6 +370,32 @@ def test_after_an_internal_error_a_client_goes_on(live: Live, monkeypatch: pytes
     assert answer.json()["error"]["message"] == "internal error"
     after = live.http.get(f"{PATH}/resp_0")  # on another connection, since that one ends
     assert (after.status_code, after.headers.get("connection")) == (404, None)
+
+
+@pytest.mark.parametrize("path", ["", "/input_items?limit=100"])
+def test_a_long_stored_response_is_written_beside_the_event_loop(
+    live: Live, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    long = "a" * 100_000
+    thought = {"type": "reasoning", "summary": [{"text": long}], "content": [{"text": "b"}]}
+    tool = {"type": "function", "name": "f", "description": long}
+    items = [thought, {"role": "user", "content": "Hi"}]
+    told = live.ok(PATH, input=items, tools=[tool], tool_choice="none", max_output_tokens=1)
+    encode, written = json.JSONEncoder.encode, {True: 0, False: 0}
+
+    def spied(self: json.JSONEncoder, value: Any) -> str:
+        text = encode(self, value)
+        try:
+            on_loop = asyncio.get_running_loop().is_running()
+        except RuntimeError:
+            on_loop = False
+        written[on_loop] += len(text)
+        return text
+
+    monkeypatch.setattr(json.JSONEncoder, "encode", spied)
+    assert live.http.get(f"{PATH}/{told['id']}{path}").status_code == 200
+    assert written[False] > len(long)
+    assert written[True] < 10_000  # the line in the log
 
 
 def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
