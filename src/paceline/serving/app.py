@@ -244,7 +244,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         )
 
     async def failed(http: Request, _: Exception) -> Response:
-        return await told(http, ApiError("internal error", status=500))
+        headers = {"Connection": "close"}  # which is what becomes of it
+        return await told(http, ApiError("internal error", status=500, headers=headers))
 
     app.add_exception_handler(ApiError, told)
     app.add_exception_handler(Exception, failed)

@@ -21,7 +21,7 @@ from paceline.serving.fields import RESPONSES
 from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
-from paceline.serving.runs import Json, Run, json_response
+from paceline.serving.runs import Json, Run, json_response, large_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
 from paceline.utils import shortened
 
@@ -454,8 +454,8 @@ class ResponseRoutes:
         _only(http, ())
         live = self.running.get((http.scope["owner"], name))
         if live is not None and live.request.stored and not live.over.is_set():
-            return json_response(live.body())
-        return json_response((await self._found(name, http)).response)
+            return await large_response(live.body())
+        return await large_response((await self._found(name, http)).response)
 
     async def cancel(self, name: str, http: Request) -> Response:
         live = self.running.get((http.scope["owner"], name))
@@ -463,12 +463,12 @@ class ResponseRoutes:
             live.run.stop(ApiError("the response was cancelled", code=CANCELLED))
             with suppress(TimeoutError):  # of a client that does not read its stream
                 await asyncio.wait_for(live.over.wait(), PATIENCE)
-            return json_response(live.body())
+            return await large_response(live.body())
         response = (await self._found(name, http)).response
         if response["status"] != CANCELLED:
             why = f"the response {name!r} has ended ({response['status']}); only what runs can be cancelled"
             raise ApiError(why, param="response_id", code="response_not_running")
-        return json_response(response)
+        return await large_response(response)
 
     async def delete(self, name: str, http: Request) -> Response:
         owner = http.scope["owner"]
@@ -496,7 +496,8 @@ class ResponseRoutes:
         page = items[: int(limit)]
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
         more = len(items) > len(page)
-        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+        told = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+        return await large_response(told)
 
     async def _found(self, name: str, http: Request) -> Stored:
         found = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
