@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from paceline.serving.chat import is_json
 from paceline.serving.fields import RESPONSES
@@ -128,6 +128,7 @@ class ResponseRequest(Body):
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    _functions: list[Json] | None = PrivateAttr(None)
     text: TextConfig | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -182,14 +183,21 @@ class ResponseRequest(Body):
         items = earlier + items_of(self.input or [])
         return items, self._chat(items)
 
-    def functions(self) -> list[FunctionTool]:
-        for number, tool in enumerate(self.tools or ()):
-            known(tool, ("function",), f"tools.{number}")
-        return [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
+    def functions(self) -> list[Json]:
+        """The tools, checked once: there may be megabytes of them, and an answer shows them in several events."""
+        if self._functions is None:
+            for number, tool in enumerate(self.tools or ()):
+                known(tool, ("function",), f"tools.{number}")
+            tools = [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
+            self._functions = [tool.model_dump() for tool in tools]
+        return self._functions
 
     def _chat(self, items: Sequence[Json]) -> ChatRequest:
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        tools = [{"type": "function", "function": one.model_dump(exclude={"type"})} for one in self.functions()]
+        tools = [
+            {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
+            for tool in self.functions()
+        ]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedChoice):
             choice = {"type": "function", "function": {"name": choice.name}}
@@ -257,7 +265,7 @@ class ResponseTranslation(Translation):
             "usage": self._usage(),
             "instructions": request.instructions,
             "previous_response_id": request.previous_response_id,
-            "tools": [tool.model_dump() for tool in request.functions()],
+            "tools": request.functions(),
             "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "text": {"format": {"type": "text"}} | text,
