@@ -90,10 +90,8 @@ class Service:
     @property
     def waiting(self) -> int:
         """Requests that have not begun, those included that are being read and rendered."""
-        if self.model.llm.diffusion:
-            return self.slots.running.total() - 1
-        scheduler = self.model.llm.engine.scheduler
-        return max(len(scheduler.waiting), self.slots.running.total() - scheduler.config.max_num_seqs)
+        gauges = self.model.llm.backend.gauges()
+        return max(gauges.waiting, self.slots.running.total() - gauges.max_running)
 
     async def answer(
         self,
@@ -258,7 +256,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._llm = service, service.model.llm
-        info = self._llm.diffusion or self._llm.runner.info
+        info = self._llm.backend.info
         self._context, self._vocab_size = info.max_context, info.vocab_size
 
     def add(self, app: FastAPI) -> None:

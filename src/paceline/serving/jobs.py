@@ -108,7 +108,7 @@ class JobFactory:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
         text = chat_template or llm.tokenizer.chat_template
-        self.most_tokens = max(MOST_TOKENS, (llm.diffusion or llm.runner.info).max_context)
+        self.most_tokens = max(MOST_TOKENS, llm.backend.info.max_context)
         self._tool_format = FORMATS.get(config.tool_call_parser or format_of(text) or "")
         self._reasoning = reasoning_of(text)
         tokenizer = llm.tokenizer

@@ -294,7 +294,7 @@ class LivePage:
 
     def __init__(self, model: AsyncLLM, name: str, slots: Slots, config: ServerConfig) -> None:
         self._llm, self._name, self._slots, self._config = model.llm, name, slots, config
-        self._onlooker = None if self._llm.diffusion else Onlooker(self._llm.engine)
+        self._onlooker = Onlooker(self._llm.engine) if self._llm.backend.can_draft else None
         self._shared = not any(read_keys(config)) and config.host not in LOOPBACK
         self._chats = config.chat_template is not None or self._llm.tokenizer.has_chat_template
 
@@ -328,14 +328,11 @@ class LivePage:
         return json_response(found | self._requests(viewer), headers={"Cache-Control": "no-store"})
 
     def _requests(self, viewer: str) -> Json:
-        scheduler = self._llm.engine.scheduler
-        begun = [one for one, _ in list(scheduler.paused)], [one for one, _ in list(scheduler.filling)]
-        waiting = [*(one.request for one in begun[0]), *list(scheduler.waiting)]
-        running = {one.request.id: one.request for one in (*begun[1], *list(scheduler.running))}
-        mine = [one for one in running.values() if sees(viewer, owner_of(one.tenant))]
+        requests = self._llm.backend.requests()
+        mine = [one for one in requests.running if sees(viewer, owner_of(one.tenant))]
         return {
             "running": len(mine),
-            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in waiting),
+            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in requests.waiting),
             "requests": [
                 {"id": one.id, "owner": owner_of(one.tenant)[:12], "tokens": one.metrics.num_generation_tokens}
                 for one in mine[-MOST_REQUESTS:]
