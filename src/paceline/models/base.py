@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from paceline.errors import ConfigError
 
@@ -104,7 +104,7 @@ class LayerPlan:
     skip_mlp: Collection[int] = NOTHING
 
 
-ALL_LAYERS = LayerPlan()
+ALL_LAYERS: Final[LayerPlan] = LayerPlan()
 
 
 class SequenceCache(Protocol):

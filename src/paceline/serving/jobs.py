@@ -13,7 +13,7 @@ from typing import Any, Final
 from paceline.checkpoints import Rendered, TokenBytes
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfig, ThinkParams
 from paceline.engine import ReadPrompt, read_prediction, read_tenant
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.chat import (
     FORMATS,
@@ -187,8 +187,8 @@ class JobFactory:
         """The text of a conversation (of a chat or tokenize request) and its token ids.
 
         Raises:
-            ApiError: it takes too long.
-            ConfigError, PromptError: there is no template, or it rejects something.
+            ApiError: it takes too long, or its template rejects something.
+            ConfigError, PromptError: there is no template, or the text cannot be encoded.
         """
         rendered, tokenizer = await self.rendered(request), self._llm.tokenizer
         async with self.turn(rendered.text):
@@ -236,7 +236,7 @@ class JobFactory:
             )
             raise ApiError(why, param="messages", code="template_timeout")
         if error := found.pop("error"):
-            raise PromptError(error)
+            raise ApiError(error, param=_rejected(error, request))
         return Rendered(**found)
 
     def _variables(self, request: TemplateRequest) -> Json:
@@ -352,6 +352,15 @@ class JobFactory:
         if think is not None and most is not None and think.max_tokens > most:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
+
+
+def _rejected(error: str, request: TemplateRequest) -> str:
+    """The field that the error of a chat template is about. What it quotes may be a role, and no field."""
+    first = FIELD.match(error)
+    if first is not None and first[1] in type(request).model_fields:
+        return first[1]
+    names = request.chat_template_kwargs or {}
+    return "chat_template_kwargs" if any(repr(name) in error for name in names) else "messages"
 
 
 def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:

@@ -44,7 +44,7 @@ POSITIONS: Final = 16
 
 MOST_TREES: Final = 16
 MOST_WANTED: Final = 16
-"""Requests that are followed at a time."""
+"""Requests that are followed at a time for a viewer."""
 
 MOST_REQUESTS: Final = 32
 """That are listed."""
@@ -175,7 +175,7 @@ class Onlooker:
         now = monotonic()
         with self._lock:
             self._wanted = {key: end for key, end in self._wanted.items() if end > now}
-            if len(self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
+            if sum(one == viewer for one, _ in self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
                 self._wanted[viewer, wanted] = now + LOOKED
             counts = self._counts.setdefault(viewer, Counts())
             counts.expires = now + LOOKED
@@ -225,7 +225,9 @@ class Onlooker:
         return self._plain.get(size) if known is None else known
 
     def _keep_trees(self, record: StepRecord, wanted: Sequence[tuple[str, str]]) -> None:
-        for index in {index for key in wanted for index in self._found(record, *key)}:
+        latest = {request_id: place for place, request_id in enumerate(self._trees, 1)}
+        followed = {index for key in wanted for index in self._found(record, *key)}
+        for index in sorted(followed, key=lambda index: latest.get(record.sequences[index].request.id, 0)):
             sequence = record.sequences[index]
             ended = sequence.output.finish_reason is not None
             wait = max(LAST_EVERY if ended else TREE_EVERY, self._took / TREE_SHARE)
