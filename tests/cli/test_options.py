@@ -13,6 +13,7 @@ from command import Command
 from paceline import SamplingParams
 from paceline.cli import options
 from paceline.cli.app import app
+from paceline.config import EngineConfig, options_of
 
 ROOT = Path(__file__).parent.parent.parent
 UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "structured_outputs", "output_kind"}
@@ -28,14 +29,15 @@ def flags(command: str) -> set[str]:
 def test_every_sampling_parameter_has_a_flag(command: str) -> None:
     names = {field.name for field in fields(SamplingParams)} - UNFLAGGED
     assert {"--" + name.replace("_", "-") for name in names} <= flags(command)
-    assert set(options.SAMPLING_HELP) == names
+    assert {name for name, one in options_of(SamplingParams).items() if one.help} == names
     assert {"--json-schema", "--regex", "--grammar"} <= flags(command)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo", "verify"])
 def test_every_verb_with_a_model_takes_the_same_flags_for_it(command: str) -> None:
     wanted = {"--model", "-m", "--speculative-config", "-s", "--revision", "--trust-remote-code", "--log-level"}
-    assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(command)
+    engine = {flag.typed for flag in options.flags_of(EngineConfig, "Model")}
+    assert wanted | engine | {"--dtype", "--kv-cache-memory-bytes"} <= flags(command)
 
 
 def test_the_size_of_a_batch_reaches_the_engine() -> None:
@@ -57,7 +59,9 @@ def test_the_page_of_the_command_line_names_every_flag() -> None:
 def test_help_shows_what_the_page_shows(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = run("generate", "--help").out
-    assert all(text in shown for text in options.SAMPLING_HELP.values())
+    texts = [one.help for one in options_of(SamplingParams).values()]
+    assert "Keep this many most likely tokens; 0 keeps all." in texts
+    assert all(text in shown for text in texts)
 
 
 def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
