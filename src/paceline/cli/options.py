@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 METAVARS: Final[dict[type, str | None]] = {bool: None, int: "INT", float: "FLOAT", str: "TEXT", Path: "FILE"}
+WORDS: Final[dict[type, str]] = {int: "an integer", float: "a number"}
 DEFAULT_MAX_TOKENS: Final = 256
 
 Form = Literal["one", "repeated", "with commas"]
@@ -88,17 +89,18 @@ class Flag:
         if self.form == "repeated":
             return [self._one(text) for text in typed]
         if self.form == "with commas":
-            return tuple(self._one(text, "numbers with commas between, such as 0,4,9") for text in typed.split(","))
+            return tuple(self._one(text, typed) for text in typed.split(","))
         return self._one(typed)
 
-    def _one(self, text: Any, rule: str = "") -> Any:
+    def _one(self, text: Any, whole: str = "") -> Any:
+        """One value, of a whole list or alone."""
         if self.kind in (str, bool):
             return text
         try:
             return int(float(text) * self.unit) if self.unit != 1 else self.kind(text)
         except (ValueError, OverflowError):
-            rule = rule or ("an integer" if self.kind is int and self.unit == 1 else "a number")
-            raise ConfigError(f"{self.typed} must be {rule}, got {shortened(text)}") from None
+            rule = "numbers with commas between, such as 0,4,9" if whole else WORDS[self.kind]
+            raise ConfigError(f"{self.typed} must be {rule}, got {shortened(whole or text)}") from None
 
 
 def flags_of(config: type, panel: str | None, *, defaults: bool = False) -> tuple[Flag, ...]:
