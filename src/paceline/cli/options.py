@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -14,13 +14,7 @@ import typer
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.cli.prompts import text_or_file
 from paceline.cli.terminal import set_log_level
-from paceline.config import (
-    EngineConfig,
-    SamplingParams,
-    ServerConfig,
-    StructuredOutputsParams,
-    options_of,
-)
+from paceline.config import EngineConfig, SamplingParams, ServerConfig, StructuredOutputsParams, options_of
 from paceline.errors import ConfigError
 from paceline.utils import json_object, json_value, need, shortened
 
@@ -134,47 +128,34 @@ def _kind(hint: Any) -> tuple[type, Form]:
     return (kinds[0] if kinds[0] in METAVARS else str), "one"
 
 
-MODEL_FLAGS: Final = (
-    Flag("model", "Folder or hub id; default: the bundled model.", short="-m", metavar="MODEL", panel="Model"),
-    Flag(
-        "speculative_config",
-        'How to draft: a method, as ngram, or JSON, as {"method": "ngram"}; null decodes plainly. Default: what '
-        "`paceline tune` chose, else auto.",
-        short="-s",
-        metavar="METHOD",
-        panel="Model",
-    ),
-    Flag("tokenizer", "Folder or hub id of the tokenizer; default: the model's own.", metavar="MODEL", panel="Model"),
-    Flag("revision", "Branch, tag or commit on the hub.", metavar="NAME", panel="Model"),
-    Flag("gguf_file", "The file meant in a folder or repository of GGUF files.", metavar="NAME", panel="Model"),
-    Flag("lora", "Folder of a LoRA adapter, merged into the weights.", metavar="FOLDER", panel="Model"),
-    Flag("trust_remote_code", "Run code that comes with the checkpoint.", bool, panel="Model"),
-)
+def _in_panel(panel: str, *flags: Flag) -> tuple[Flag, ...]:
+    return tuple(replace(flag, panel=panel) for flag in flags)
+
+
+MODEL_FLAGS: Final = _in_panel(
+    "Model",
+    Flag("model", "Folder or hub id; default: the bundled model.", short="-m", metavar="MODEL"),
+    Flag("speculative_config", 'How to draft: a method, as ngram, or JSON, as {"method": "ngram"}; null decodes '
+         "plainly. Default: what `paceline tune` chose, else auto.", short="-s", metavar="METHOD"),
+    Flag("tokenizer", "Folder or hub id of the tokenizer; default: the model's own.", metavar="MODEL"),
+    Flag("revision", "Branch, tag or commit on the hub.", metavar="NAME"),
+    Flag("gguf_file", "The file meant in a folder or repository of GGUF files.", metavar="NAME"),
+    Flag("lora", "Folder of a LoRA adapter, merged into the weights.", metavar="FOLDER"),
+    Flag("trust_remote_code", "Run code that comes with the checkpoint.", bool),
+)  # fmt: skip
 """Arguments of LLM that are fields of no configuration class."""
 
-DIFFUSION: Final = "Diffusion language models"
-DIFFUSION_FLAGS: Final = (
-    Flag(
-        "dllm_unmasking_strategy",
-        "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ...",
-        metavar="NAME",
-        panel=DIFFUSION,
-    ),
-    Flag("dllm_block_length", "Slots per block; default: the model's, or the whole text.", int, panel=DIFFUSION),
-    Flag("dllm_denoising_steps", "Rounds per block, where the method has a fixed number.", int, panel=DIFFUSION),
-    Flag(
-        "dllm_confidence_threshold",
-        "Slots of at least this confidence are written, where the method has a threshold.",
-        float,
-        panel=DIFFUSION,
-    ),
-    Flag(
-        "diffusion_config",
-        'The whole configuration, as {"method": "factor", "cache": "dual"}, or the name of a method.',
-        metavar="JSON",
-        panel=DIFFUSION,
-    ),
-)
+DIFFUSION_FLAGS: Final = _in_panel(
+    "Diffusion language models",
+    Flag("dllm_unmasking_strategy",
+         "Which slots are written: a method of `paceline methods`, low_confidence_dynamic, ...", metavar="NAME"),
+    Flag("dllm_block_length", "Slots per block; default: the model's, or the whole text.", int),
+    Flag("dllm_denoising_steps", "Rounds per block, where the method has a fixed number.", int),
+    Flag("dllm_confidence_threshold",
+         "Slots of at least this confidence are written, where the method has a threshold.", float),
+    Flag("diffusion_config",
+         'The whole configuration, as {"method": "factor", "cache": "dual"}, or the name of a method.', metavar="JSON"),
+)  # fmt: skip
 """Keys of `diffusion_config`, and the whole."""
 
 

@@ -60,61 +60,35 @@ def _check_bits(name: str, value: object) -> None:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Sizes of the engine."""
+    """Sizes of the engine, and forms of its weights; `LLM` says more of each."""
 
-    dtype: str = option(
-        "auto", "auto, float32, bfloat16 or float16.", metavar="NAME", choices=DTYPES,
-        doc='"auto" takes the checkpoint\'s.',
-    )  # fmt: skip
-    device: str = option(
-        "auto", "auto, cpu, cuda or cuda:N.", metavar="NAME", check=_check_device,
-        doc='"auto" takes CUDA where there is one.',
-    )  # fmt: skip
+    dtype: str = option("auto", "auto, float32, bfloat16 or float16.", metavar="NAME", choices=DTYPES)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME", check=_check_device)
     max_model_len: int | None = option(None, "Maximum length of a sequence; default: the checkpoint's.", low=2)
     max_num_seqs: int = option(16, doc="Most sequences that run at once.", low=1, high=1024)
     max_num_batched_tokens: int = option(512, doc="Most prompt tokens in one prefill chunk.", low=1, high=65536)
     enable_prefix_caching: bool = option(
         True,
-        doc="Keep keys and values of ended requests and take them over where a prompt begins with the same tokens; "
-        "without effect where the model's runner cannot share blocks.",
+        doc="Keep keys and values of ended requests, where the runner can share blocks, for prompts that begin alike.",
     )
     kv_cache_memory_bytes: int | None = option(
-        None, "Maximum memory for keys and values, in bytes; default: 0.6 of what is free.", low=1,
-        doc="Most bytes of keys and values; None takes a share of the free memory. Requests that do not fit wait.",
-    )  # fmt: skip
+        None, "Maximum memory for keys and values, in bytes; default: 0.6 of what is free.", low=1
+    )
     speculative_memory_bytes: int | None = option(
-        None,
-        "Maximum memory for draft trees and the caches of draft models, in bytes; default: no limit.",
-        low=1,
-        doc="Most bytes that speculation may take beside the weights: draft trees of all running sequences (keys, "
-        "values, logits) and the caches of draft models. Trees are cut to what fits; None sets no limit.",
+        None, "Maximum memory for draft trees and the caches of draft models, in bytes; default: no limit.", low=1
     )
     threads: int | None = option(None, "CPU threads; default: PyTorch's setting.", low=1, high=1024)
     seed: int | None = option(None, doc="Base for requests that have none of their own.", low=-(2**63), high=2**63 - 1)
     exactness: str = option(
-        "auto",
-        "strict: bit for bit the tokens of plain decoding, or an error; default: auto.",
-        metavar="NAME",
+        "auto", "strict: bit for bit the tokens of plain decoding, or an error; default: auto.", metavar="NAME",
         choices=EXACTNESS,
-        doc='"strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a '
-        'self-test at start, or the model is rejected; "auto": the fastest form, which is strict too where that costs '
-        "nothing.",
-    )
+    )  # fmt: skip
     quantization: str | None = option(
-        None,
-        "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none; GGUF files keep their "
-        "blocks where they can, else int8 or int4.",
-        metavar="NAME",
-        check=_check_quantization,
-        doc='"int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head to int8; '
-        '"none" leaves them, and so does None but for GGUF files (models.load).',
-    )
+        None, "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none; GGUF files keep "
+        "their blocks where they can, else int8 or int4.", metavar="NAME", check=_check_quantization,
+    )  # fmt: skip
     activation_bits: int | None = option(
-        None,
-        "8 or 16, of what the blocks of a GGUF file are multiplied with; default: 8.",
-        check=_check_bits,
-        doc="8 or 16: to how many bits activations are rounded where they meet the blocks of a GGUF file; None: 8. 16 "
-        "costs about twice the arithmetic, where reading the weights does not hide it.",
+        None, "8 or 16, of what the blocks of a GGUF file are multiplied with; default: 8.", check=_check_bits
     )
 
     def __post_init__(self) -> None:

@@ -26,24 +26,16 @@ class ReplicaConfig:
         ConfigError: a value outside its range.
     """
 
-    replicas: int = option(
-        1, "Engines, each a process of its own.", low=1, high=MOST_REPLICAS,
-        doc="Engines, each in a process of its own; the least number with `max_replicas`.",
-    )  # fmt: skip
-    max_replicas: int | None = option(
-        None, "Start up to so many while requests queue.",
-        doc="As many are started while requests queue; None: `replicas`.",
-    )  # fmt: skip
+    replicas: int = option(1, "Engines, each a process of its own.", low=1, high=MOST_REPLICAS)
+    max_replicas: int | None = option(None, "Start up to so many while requests queue.")
     ray_address: str | None = option(
         None, "Ray cluster that runs them; default: Ray on this machine alone.", metavar="HOST:PORT",
         check=lambda name, value: need(value != "", name, "be a host with a port, or auto", value),
     )  # fmt: skip
     prefix_routing: bool = option(
-        True,
-        "Prompts that begin alike go to the same replica.",
-        doc="Prompts that begin alike go to the same replica; otherwise Ray takes the shorter queue of two that are "
-        "drawn at random.",
-    )
+        True, "Prompts that begin alike go to the same replica.",
+        doc="Prompts that begin alike go to the same replica; otherwise Ray takes the shorter queue of two drawn ones.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)

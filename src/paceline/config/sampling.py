@@ -104,10 +104,9 @@ class StructuredOutputsParams:
         doc="In Lark's notation, or in GBNF (EBNF of llama.cpp); any way to cut the text into terminals counts.",
     )  # fmt: skip
     json_object: bool | None = option(
-        None,
-        doc="True for any JSON object.",
+        None, doc="True for any JSON object.",
         check=lambda name, value: need(value in (True,), f"structured_outputs {name}", "be True or left out", value),
-    )
+    )  # fmt: skip
     structural_tag: Any = option(
         None,
         doc='vLLM\'s {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which what '
@@ -253,38 +252,33 @@ class SamplingParams:
         (), "A word that must not be generated; may be repeated.", doc="Words that must not be generated."
     )
     logits_processors: Sequence[LogitsProcessor] = option(
-        (),
-        doc="Functions that change the logits before all other rules: `(output_token_ids, logits)` or "
+        (), doc="Functions that change the logits before all other rules: `(output_token_ids, logits)` or "
         "`(prompt_token_ids, output_token_ids, logits)` -> logits, one row at a time, or processors of transformers. "
         "They are asked along each path of a draft too, so they must depend on their arguments alone.",
-    )
+    )  # fmt: skip
     structured_outputs: StructuredOutputsParams | None = option(
-        None,
-        doc="A JSON schema, regular expression, list of choices or grammar that the output follows, as "
+        None, doc="A JSON schema, regular expression, list of choices or grammar that the output follows, as "
         "`StructuredOutputsParams` or a dict of them; all tokens that lead out of it are forbidden.",
-    )
+    )  # fmt: skip
     steering: Mapping[str, Any] | None = option(
-        None,
-        'Change the distribution by a method, as dola, or JSON, as {"method": "cfg", "guidance_scale": 1.5}.',
+        None, 'Change the distribution by a method, as dola, or JSON, as {"method": "cfg", "guidance_scale": 1.5}.',
         metavar="METHOD",
         doc="A method that changes the model's distribution before all other rules, by earlier layers, another prompt "
         "or a second model: its name, or a dict (or its JSON) with its options, as "
         '{"method": "cfg", "guidance_scale": 1.5}.',
-    )
+    )  # fmt: skip
     canvas: Sequence[str | int | Sequence[int]] | None = option(
-        None,
-        'Of diffusion models: text given in the answer, as ["The answer is ", 5]; numbers are slots to fill.',
+        None, 'Of diffusion models: text given in the answer, as ["The answer is ", 5]; numbers are slots to fill.',
         metavar="JSON",
         doc="Of a diffusion language model: what stands where in its answer, a list of texts (or lists of token ids) "
         'and numbers of slots to fill, as ["The answer is ", 5]. Slots behind it are filled, up to `max_tokens`.',
-    )
+    )  # fmt: skip
     think: ThinkParams | Mapping[str, Any] | int | None = option(
-        None,
-        'Of diffusion models: most tokens of thoughts before the answer, or JSON, as {"max_tokens": 256}.',
+        None, 'Of diffusion models: most tokens of thoughts before the answer, or JSON, as {"max_tokens": 256}.',
         metavar="JSON",
         doc="Of a diffusion language model: thoughts before the answer, as `ThinkParams`, a dict of them, or the most "
         "tokens that they may have.",
-    )
+    )  # fmt: skip
     seed: int | None = option(
         None, "Same seed, same text.", low=-(2**63), high=2**63 - 1, doc="Same seed, same tokens; None draws one."
     )
@@ -316,10 +310,9 @@ class SamplingParams:
         True, doc="Make `text` without special tokens, or without those of a list of ids.", check=_check_skipped
     )
     output_kind: RequestOutputKind = option(
-        RequestOutputKind.CUMULATIVE,
-        check=_check_kind,
+        RequestOutputKind.CUMULATIVE, check=_check_kind,
         doc="What chunks of `stream` hold; `generate` and `chat` return whole outputs whatever it is.",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)

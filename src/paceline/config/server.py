@@ -56,37 +56,28 @@ class ServerConfig:
     host: str = option("127.0.0.1", "Address to listen on.", check=_check_host)
     port: int = option(8000, "Port; 0 takes a free one. Default: 8000.", low=0, high=65535)
     served_model_name: Sequence[str] = option(
-        (), "Name of the model in requests and answers; may be repeated.", check=_check_names,
-        doc="Names of the model, the first of which answers tell; none: what it was loaded from.",
-    )  # fmt: skip
+        (), "Name of the model in requests and answers; may be repeated.", check=_check_names
+    )
     api_key: Sequence[str] = option(
-        (), "Key that clients must give; may be repeated. Or PACELINE_API_KEY.", check=_check_names,
-        doc="Of clients; without any, everybody is let in.",
-    )  # fmt: skip
+        (), "Key that clients must give; may be repeated. Or PACELINE_API_KEY.", check=_check_names
+    )
     api_key_file: str | None = option(None, "File with one key a line.")
     admin_key: Sequence[str] = option(
-        (),
-        "Key that shows everybody's requests on the live page; may be repeated. Or PACELINE_ADMIN_KEY.",
+        (), "Key that shows everybody's requests on the live page; may be repeated. Or PACELINE_ADMIN_KEY.",
         check=_check_names,
-        doc="Of those who see the requests of all keys on the live page, without texts.",
-    )
+    )  # fmt: skip
     admin_key_file: str | None = option(None, "File with one such key a line.")
     log_requests: bool = option(False, "Log prompts, and show texts to these keys.")
     allowed_host: Sequence[str] = option(
         (), "Name that the Host header may have, beside this machine's; may be repeated.", check=_check_names,
-        doc='Names beside those of this machine that the Host header may have; "*.NAME" is all that end so, "*" any.',
+        doc='Names that the Host header may have, beside this machine\'s; "*.NAME" is all that end so, "*" is any.',
     )  # fmt: skip
     allowed_origins: Sequence[str] = option(
-        (),
-        "Origin of pages that may use the server, as https://example.org, * or a JSON list; repeatable.",
+        (), "Origin of pages that may use the server, as https://example.org, * or a JSON list; repeatable.",
         check=_check_origins,
-        doc='Origins whose pages may use the server from a browser, as "https://example.org"; "*" is any.',
-    )
-    chat_template: str | None = option(None, "File of a chat template that replaces the model's.")
-    allow_special_tokens: bool = option(
-        False, "What messages spell like special tokens becomes them.",
-        doc="What messages spell like special tokens becomes them; else it is text.",
     )  # fmt: skip
+    chat_template: str | None = option(None, "File of a chat template that replaces the model's.")
+    allow_special_tokens: bool = option(False, "What messages spell like special tokens becomes them.")
     tool_call_parser: str | None = option(
         None, f"How the model writes calls: {', '.join(TOOL_FORMATS)}. Default: as the chat template has it.",
         choices=TOOL_FORMATS,
@@ -99,32 +90,22 @@ class ServerConfig:
     )
     vllm_metrics: bool = option(False, "Give metrics vLLM's own names.")
     max_waiting: int = option(256, "Maximum number of requests that wait; more are answered 429.", low=1)
-    max_streams_per_key: int = option(
-        256, "Maximum number of requests of a key that run at once.", low=1,
-        doc="Running requests of a key; 429 beyond.",
-    )  # fmt: skip
+    max_streams_per_key: int = option(256, "Maximum number of requests of a key that run at once.", low=1)
     max_outputs_per_key: int = option(
-        1024, "Maximum number of outputs of a key, prompts times n, that run or wait at once.", low=1,
-        doc="Outputs of a key, prompts times n; 429 beyond, 400 for a request that has more alone.",
-    )  # fmt: skip
-    max_body_bytes: int = option(
-        8 * 2**20, "Maximum length of a request.", low=1, doc="Most bytes of a request; 413 beyond."
+        1024, "Maximum number of outputs of a key, prompts times n, that run or wait at once.", low=1
     )
-    max_n: int = option(16, "Maximum number of outputs of a request.", low=1, doc="Outputs of a request; 400 beyond.")
-    max_prompts: int = option(
-        256, "Maximum number of prompts of a request.", low=1, doc="Prompts of a request; 400 beyond."
-    )
+    max_body_bytes: int = option(8 * 2**20, "Maximum length of a request.", low=1)
+    max_n: int = option(16, "Maximum number of outputs of a request.", low=1)
+    max_prompts: int = option(256, "Maximum number of prompts of a request.", low=1)
     max_request_tokens: int | None = option(
-        None, "Maximum number of new tokens that a request may ask for; default: any.", low=1,
-        doc="New tokens that a request may ask for; 400 beyond.",
-    )  # fmt: skip
+        None, "Maximum number of new tokens that a request may ask for; default: any.", low=1
+    )
     receive_timeout: float = _seconds(60.0, "Seconds in which a request's head, and then its body, must have arrived.")
     request_timeout: float = _seconds(600.0, "Seconds that a request may take.")
     drain_timeout: float = _seconds(60.0, "Seconds that running requests have to end when the server stops.")
     response_file: str | None = option(
-        None, "File that stored responses are kept in; default: memory.", check=_check_path,
-        doc="SQLite database of the responses that `/v1/responses` stores; None: they are kept in memory.",
-    )  # fmt: skip
+        None, "File that stored responses are kept in; default: memory.", check=_check_path
+    )
     max_response_bytes: int = option(
         256 * 2**20, "Maximum length of all stored responses; the oldest are forgotten. Default: 256 MiB.", low=1
     )

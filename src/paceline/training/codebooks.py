@@ -47,10 +47,7 @@ class CodebookConfig(TextConfig):
 
     codebook_size: int = option(1024, "Of codebooks: codes of each.", low=2, high=1 << 16)
     codes: int = option(8, "Of codebooks: codes that make a state.")
-    sites: tuple[str, ...] = option(
-        ("attention", "mlp"), "Of codebooks: modules of every layer that have one.",
-        doc="Behind which modules of every layer there is a codebook (`paceline.codebooks.SITES`).",
-    )  # fmt: skip
+    sites: tuple[str, ...] = option(("attention", "mlp"), "Of codebooks: modules of every layer that have one.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,13 +68,11 @@ class DraftModelConfig(TrainConfig):
     """Of a draft model."""
 
     layers: tuple[int, ...] | None = option(
-        None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=_check_layers,
-        doc="Layers of the model, of which it is made, ascending; None is a fifth of them.",
-    )  # fmt: skip
+        None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=_check_layers
+    )
     hidden_size: int | None = option(
-        None, "Of a small Llama, for draft_model without --layers; 64, 128, ...", check=_check_width,
-        doc="Of a small Llama that it is instead, a multiple of 64.",
-    )  # fmt: skip
+        None, "Of a small Llama, for draft_model without --layers; 64, 128, ...", check=_check_width
+    )
     num_layers: int = option(1, "Of that Llama.", low=1, high=64)
 
     def __post_init__(self) -> None:

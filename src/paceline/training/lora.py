@@ -40,10 +40,7 @@ class LoraConfig(TextConfig):
     alpha: float = option(
         32.0, "Of lora: changes count alpha / rank times.", low=0.0, high=1e6, rule="be above 0", open_low=True
     )
-    target_modules: tuple[str, ...] | None = option(
-        None, "Of lora: q_proj,v_proj; all matrices by default.",
-        doc='Matrices that it changes, as "q_proj"; None is all of the layers\'.',
-    )  # fmt: skip
+    target_modules: tuple[str, ...] | None = option(None, "Of lora: q_proj,v_proj; all matrices by default.")
 
 
 class LoraTrainer(NextTokenTrainer):

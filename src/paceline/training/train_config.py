@@ -19,7 +19,7 @@ class Fitting:
 
     minutes: float = option(
         20.0, "Time for training, answers not counted.", low=0.0, high=1e6, rule="be above 0 and at most 1e6",
-        open_low=True, doc="Of training, judging included; or steps, where these are given.",
+        open_low=True,
     )  # fmt: skip
     steps: int | None = option(None, "Steps, in place of minutes.", low=1)
     batch_rows: int = option(4, "Rows of a step.", low=1)
@@ -29,15 +29,11 @@ class Fitting:
     )
     warmup_steps: int = option(50, doc="Over which the learning rate rises.", low=0)
     weight_decay: float = option(0.01, doc="Of AdamW.", low=0.0, high=1.0, rule="be in 0..1")
-    max_grad_norm: float = option(
-        0.5, doc="Gradients are cut to it.", low=0.0, high=1e6, rule="be above 0", open_low=True
-    )
+    max_grad_norm: float = option(0.5, doc="Gradients are cut to it.", low=0.0, high=1e6, rule="be above 0",
+                                  open_low=True)  # fmt: skip
     eval_steps: int = option(100, "Steps between two judgements, which choose the best state.", low=1)
     patience: int = option(8, doc="Judgements without a better one, after which training ends.", low=1)
-    bf16: bool | None = option(
-        None,
-        doc="Products are computed in bfloat16, weights and their averages in float32; None: where that is faster.",
-    )
+    bf16: bool | None = option(None, doc="Products in bfloat16, weights in float32; None: where that is faster here.")
     seed: int = option(0, doc="Of the order of rows and of noise.")
 
     def __post_init__(self) -> None:
@@ -55,64 +51,40 @@ class TrainConfig:
     """
 
     method: str = option(
-        REQUIRED,
-        doc="A name of the registry of trainers, or module:Class.",
+        REQUIRED, doc="A name of the registry of trainers, or module:Class.",
         check=lambda name, value: registry.lookup("trainers", value),
-    )
+    )  # fmt: skip
     data: Sequence[Path] = option(
         REQUIRED, "Prompts, as `paceline bench` reads them; repeatable.",
-        doc="Files of prompts in the formats of `paceline bench`.",
         check=lambda name, value: need(bool(value), name, "name at least one file", value),
     )  # fmt: skip
     texts: bool = option(
-        False,
-        "Learn the files' texts as they are, without answers of the model.",
-        doc="Texts are learned as they are, of conversations that end with an answer only that; otherwise the model "
-        "answers first, and only its answers are learned.",
-    )
+        False, "Learn the files' texts as they are, without answers of the model.",
+        doc="Learn the files' texts as they are, of conversations that end with an answer only that.",
+    )  # fmt: skip
     most_prompts: int | None = option(None, "Prompts taken from each file; all by default.", low=2)
     max_tokens: int = option(256, "Tokens of an answer.", low=4)
-    sampled_share: float = option(
-        0.25, "Answers drawn at temperature 0.8.", low=0.0, high=1.0, rule="be in 0..1",
-        doc="Share of answers that are drawn at temperature 0.8.",
-    )  # fmt: skip
+    sampled_share: float = option(0.25, "Answers drawn at temperature 0.8.", low=0.0, high=1.0, rule="be in 0..1")
     held_out_share: float = option(
-        0.05,
-        low=0.0,
-        high=0.4,
-        rule="be above 0 and at most 0.4",
-        open_low=True,
-        doc="Share of prompts of each of two parts that are not learned and answered greedily: one chooses the best "
-        "state, the other tests it; of few prompts they are larger (`training.splits`).",
-    )
-    draft_vocab_size: int = option(
-        8192, "Tokens that the head can draft.", low=16,
-        doc="Tokens that the head can draft, those that are written most often; kangaroo and layer_skip can draft all.",
+        0.05, low=0.0, high=0.4, rule="be above 0 and at most 0.4", open_low=True,
+        doc="Of prompts, for each of two parts that are not learned and answered greedily: one chooses the best state, "
+        "the other tests it; of few prompts they are larger (`training.splits`).",
     )  # fmt: skip
+    draft_vocab_size: int = option(8192, "Tokens that the head can draft.", low=16)
     depths: int | None = option(None, "Tokens ahead; the method's number by default.", low=1, high=16)
     taps: tuple[int, ...] | None = option(
         None, doc="Layers whose states are read, where the method reads several; None is the method's."
     )
     feature_cache_bytes: int = option(
-        2 << 30, "Memory for the model's states.", flag="feature_cache_gib", unit=2**30, low=0,
-        doc="Memory for states that are kept between epochs, where they are not on disk.",
-    )  # fmt: skip
+        2 << 30, "Memory for the model's states.", flag="feature_cache_gib", unit=2**30, low=0
+    )
     feature_disk_bytes: int = option(
-        0,
-        "Space on disk for them: computed before training begins.",
-        flag="feature_disk_gib",
-        unit=2**30,
-        low=0,
-        doc="Space on disk for states, which are then computed before training begins, outside its minutes; what is "
-        "beyond is computed on the way.",
+        0, "Space on disk for them: computed before training begins.", flag="feature_disk_gib", unit=2**30, low=0
     )
     feature_folder: Path | None = option(
-        None,
-        "Where on disk, for all runs with the same model.",
-        metavar="FOLDER",
-        doc="Where, of a folder that stays and serves all runs with the same model; None is one in the run's own "
-        "folder, freed in the end.",
-    )
+        None, "Where on disk, for all runs with the same model.", metavar="FOLDER",
+        doc="Where on disk, for all runs with the same model; None is one in the run's own folder, freed in the end.",
+    )  # fmt: skip
     fitting: Fitting = field(default_factory=Fitting)
 
     def __post_init__(self) -> None:
@@ -144,7 +116,4 @@ class TextConfig(TrainConfig):
 class ExitConfig(TrainConfig):
     """Of methods that draft with the model's first layers."""
 
-    exit_layer: int | None = option(
-        None, "Layers that draft, for kangaroo (2) and layer_skip (a quarter).", low=1,
-        doc="Layers that run before kangaroo's adapter, or that draft by layer_skip; None is 2, or a quarter.",
-    )  # fmt: skip
+    exit_layer: int | None = option(None, "Layers that draft, for kangaroo (2) and layer_skip (a quarter).", low=1)
