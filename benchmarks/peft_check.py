@@ -23,7 +23,7 @@ from common import RESULTS, save
 from safetensors.torch import load_file
 
 from paceline import LLM
-from paceline.training import Fitting, TrainConfig, train
+from paceline.training import Fitting, train, training_config
 
 EQUAL = 1e-3
 """Standard deviations by which equal logits may differ."""
@@ -78,7 +78,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     data = folder / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
     fitting = Fitting(steps=given.steps, row_tokens=64, warmup_steps=1, learning_rate=5e-3)
-    train(plain, TrainConfig(method="lora", data=(data,), texts=True, fitting=fitting), folder / "ours")
+    train(plain, training_config("lora", data=(data,), texts=True, fitting=fitting), folder / "ours")
     tokens = list(plain.tokenizer.encode(TEXTS[0]))
     ours, theirs, out = (str(folder / name) for name in ("ours", "theirs", "out"))
     versions = there(given.python, model=str(plain.folder), tokens=tokens, ours=ours, theirs=theirs, out=out)

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from paceline import LLM, SamplingParams
 from paceline.sampling.steering import parse_steering
-from paceline.training import Document, Fitting, TrainConfig, documents_of, svdecode_strength, texts_of, train
+from paceline.training import Document, Fitting, documents_of, svdecode_strength, texts_of, train, training_config
 
 CAPITALS = """Argentina Buenos Aires; Australia Canberra; Austria Vienna; Belgium Brussels; Brazil Brasília; Bulgaria
 Sofia; Canada Ottawa; Chile Santiago; China Beijing; Colombia Bogotá; Cuba Havana; Denmark Copenhagen; Ecuador Quito;
@@ -54,7 +54,7 @@ def written(path: Path, rows: Sequence[Any]) -> Path:
 def adapter(llm: LLM, data: Path, output: Path, minutes: float) -> dict[str, Any]:
     """Train it, or go on; what its report says."""
     fitting = Fitting(minutes=minutes, batch_rows=2, row_tokens=512, eval_steps=20)
-    found = train(llm, TrainConfig(method="lora", data=(data,), texts=True, fitting=fitting), output)
+    found = train(llm, training_config("lora", data=(data,), texts=True, fitting=fitting), output)
     shares = {"likeliest_before": found.before.acceptance[0], "likeliest": found.test.acceptance[0]}
     seen = {"test_texts": found.test.texts, "test_tokens": found.test.tokens}
     return shares | seen | {"steps": found.curve.best.step, "minutes": found.curve.seconds / 60}

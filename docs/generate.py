@@ -322,15 +322,27 @@ def cli() -> str:
     from paceline.cli.app import app
 
     lines = [(HERE / "cli_intro.md").read_text(encoding="utf-8"), ""]
+    shared: dict[str, set[Row]] = {}
     for name, command in _commands("paceline", typer.main.get_command(app)):
         lines += [f"## {name}", "", prose(command.help), ""]
-        panels: dict[str, list[str]] = {}
-        for parameter in command.params:
-            panel = getattr(parameter, "rich_help_panel", None) or "Options"
-            panels.setdefault(panel, []).extend(_flag(parameter))
-        for panel, rows in panels.items():
-            lines += [f"**{panel}**", "", *rows]
+        told = shared.get(name.rpartition(" ")[0], set())
+        rows = [row for row in _rows(command) if row not in told]
+        if len(getattr(command, "commands", ())) > 1 and not command.params:
+            inner = [_rows(one) for one in command.commands.values()]
+            rows = [row for row in inner[0] if all(row in others for others in inner)]
+            shared[name] = set(rows)
+            lines += ["All of its commands have these:", ""] if rows else []
+        for panel in dict.fromkeys(panel for panel, _ in rows):
+            lines += [f"**{panel}**", "", *(text for one, text in rows if one == panel)]
     return "\n".join(lines)
+
+
+Row = tuple[str, str]
+"""A panel of the help, and what is told of a flag in it."""
+
+
+def _rows(command: Any) -> list[Row]:
+    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in command.params]
 
 
 def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
@@ -341,13 +353,13 @@ def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
             yield from _commands(f"{above} {name}", command)
 
 
-def _flag(parameter: Any) -> list[str]:
+def _flag(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return [f"`{parameter.name.upper()}`", f":   {prose(parameter.help or '')}", ""]
+        return f"`{parameter.name.upper()}`\n:   {prose(parameter.help or '')}\n"
     names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len, reverse=True))
     shown = parameter.default is not None and not isinstance(parameter.default, bool | list)
     default = f" (default `{parameter.default}`)" if shown else ""
-    return [f"{names}{default}", f":   {prose(parameter.help or '')}", ""]
+    return f"{names}{default}\n:   {prose(parameter.help or '')}\n"
 
 
 def fields(name: str) -> str:

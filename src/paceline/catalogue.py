@@ -21,7 +21,7 @@ class Entry:
     Attributes:
         target: "module:Class".
         kind: for drafters "table", "model", "self", "head", or "fusion", which looks at the trees of all others; for
-            verifiers and controllers their role.
+            verifiers and controllers their role; for trainers what they make.
         exactness: class of its output at temperature 0 and above it (for drafters: under an exact verifier).
         needs: capabilities of the target's runner that it cannot do without, and other needs in words.
         paper: title and arXiv id.
@@ -488,6 +488,28 @@ STEERINGS: Mapping[str, Entry] = {
     ),
 }
 
+TRAINERS: Mapping[str, Entry] = {
+    "eagle3": Entry("paceline.training.eagle3:Eagle3Trainer", "head", paper="EAGLE-3 (arXiv:2503.01840)"),
+    "eagle": Entry("paceline.training.eagle:EagleTrainer", "head", paper="EAGLE (arXiv:2401.15077)"),
+    "hydra++": Entry("paceline.training.hydra:HydraPlusTrainer", "head", paper="Hydra++ (arXiv:2402.05109)"),
+    "hydra": Entry("paceline.training.hydra:HydraTrainer", "head", paper="Hydra (arXiv:2402.05109)"),
+    "medusa": Entry("paceline.training.medusa:MedusaTrainer", "head", paper="Medusa-1 (arXiv:2401.10774)"),
+    "medusa2": Entry("paceline.training.medusa2:Medusa2Trainer", "head and model", paper="Medusa-2 (arXiv:2401.10774)"),
+    "mlp_speculator": Entry(
+        "paceline.training.mlp_speculator:MLPSpeculatorTrainer", "head", paper="MLP speculators (arXiv:2404.19124)"
+    ),
+    "draft_model": Entry(
+        "paceline.training.draft_model:DraftModelTrainer", "draft model", paper="FastDraft (arXiv:2411.11055)"
+    ),
+    "kangaroo": Entry("paceline.training.kangaroo:KangarooTrainer", "head", paper="Kangaroo (arXiv:2404.18911)"),
+    "layer_skip": Entry("paceline.training.layer_skip:LayerSkipTrainer", "model", paper="LayerSkip (arXiv:2404.16710)"),
+    "lora": Entry("paceline.training.lora:LoraTrainer", "adapter", paper="LoRA (arXiv:2106.09685)"),
+    "codebooks": Entry(
+        "paceline.training.codebooks:CodebookTrainer", "model", paper="Codebook Features (arXiv:2310.17230)"
+    ),
+}
+"""What `paceline train` makes; they decode nothing, and so they are no family of FAMILIES."""
+
 FAMILIES: Mapping[str, Mapping[str, Entry]] = {
     "drafters": DRAFTERS,
     "verifiers": VERIFIERS,
@@ -495,3 +517,4 @@ FAMILIES: Mapping[str, Mapping[str, Entry]] = {
     "searches": SEARCHES,
     "steerings": STEERINGS,
 }
+"""Methods of decoding."""

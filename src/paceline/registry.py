@@ -1,8 +1,9 @@
 """The registries: names to classes, imported when first used.
 
 A name, or "module:Class", leads to a class and to what is declared of it (`catalogue`). Entry points of the groups
-`paceline.drafters`, `paceline.verifiers` and `paceline.controllers` add methods of other packages; a name clash is an
-error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring devices.
+`paceline.drafters`, `paceline.verifiers`, `paceline.controllers` and `paceline.trainers` add methods of other packages;
+a name clash is an error, never an overwrite. `temporary` adds what is needed for a while only, such as measuring
+devices.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-from paceline.catalogue import CONTROLLERS, DRAFTERS, FAMILIES, LEARNED_HEADS, STRICT_NOTE, VERIFIERS, Entry, Exactness
+from paceline.catalogue import (
+    CONTROLLERS,
+    DRAFTERS,
+    FAMILIES,
+    LEARNED_HEADS,
+    STRICT_NOTE,
+    TRAINERS,
+    VERIFIERS,
+    Entry,
+    Exactness,
+)
 from paceline.errors import ConfigError
 
 __all__ = [
@@ -27,6 +38,7 @@ __all__ = [
     "FAMILIES",
     "LEARNED_HEADS",
     "STRICT_NOTE",
+    "TRAINERS",
     "VERIFIERS",
     "Entry",
     "Exactness",
@@ -77,7 +89,7 @@ def table(family: str) -> dict[str, Entry]:
     Raises:
         ConfigError: two packages give one name to different classes.
     """
-    entries = {**FAMILIES[family], **_temporary.get(family, {})}
+    entries = {**({"trainers": TRAINERS} | dict(FAMILIES))[family], **_temporary.get(family, {})}
     for point in installed(family):
         other = entries.setdefault(point.name, Entry(point.value, "plugin"))
         if other.target != point.value:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from command import Command
 from paceline import SamplingParams
 from paceline.cli import options
 from paceline.cli.app import app
+from paceline.config import REQUIRED, EngineConfig, check_options, documented, option, options_of
+from paceline.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
 UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "structured_outputs", "output_kind"}
@@ -28,14 +31,15 @@ def flags(command: str) -> set[str]:
 def test_every_sampling_parameter_has_a_flag(command: str) -> None:
     names = {field.name for field in fields(SamplingParams)} - UNFLAGGED
     assert {"--" + name.replace("_", "-") for name in names} <= flags(command)
-    assert set(options.SAMPLING_HELP) == names
+    assert {name for name, one in options_of(SamplingParams).items() if one.help} == names
     assert {"--json-schema", "--regex", "--grammar"} <= flags(command)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "demo", "verify"])
 def test_every_verb_with_a_model_takes_the_same_flags_for_it(command: str) -> None:
     wanted = {"--model", "-m", "--speculative-config", "-s", "--revision", "--trust-remote-code", "--log-level"}
-    assert wanted | {"--" + name.replace("_", "-") for name in options.ENGINE_HELP} <= flags(command)
+    engine = {flag.typed for flag in options.flags_of(EngineConfig, "Model")}
+    assert wanted | engine | {"--dtype", "--kv-cache-memory-bytes"} <= flags(command)
 
 
 def test_the_size_of_a_batch_reaches_the_engine() -> None:
@@ -57,7 +61,9 @@ def test_the_page_of_the_command_line_names_every_flag() -> None:
 def test_help_shows_what_the_page_shows(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown = run("generate", "--help").out
-    assert all(text in shown for text in options.SAMPLING_HELP.values())
+    texts = [one.help for one in options_of(SamplingParams).values()]
+    assert "Keep this many most likely tokens; 0 keeps all." in texts
+    assert all(text in shown for text in texts)
 
 
 def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
@@ -85,3 +91,75 @@ def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
     assert {name: type(value) for name, value in found.items()} == {
         name: type(value) for name, value in expected.items()
     }
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig:
+    """A configuration.
+
+    Raises:
+        ConfigError: a wrong one.
+    """
+
+    files: Sequence[Path] = option(REQUIRED, "Some files.", metavar="FILE")
+    layers: tuple[int, ...] | None = option(None, "Some layers.", doc="Layers, ascending.")
+    cache_bytes: int = option(2**30, "Memory.", flag="cache_gib", unit=2**30, low=0)
+    share: float = option(0.5, "A share.", low=0.0, high=1.0, rule="be in 0..1")
+    sorts: bool = option(True, "Sort them.")
+    hidden: int | None = option(None, doc="No flag.", low=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def typed_of(words: list[str]) -> dict[str, object]:
+    """What a command with the flags of `OwnConfig` is given."""
+    found: dict[str, object] = {}
+
+    @options.with_flags(sampling=False, more=options.flags_of(OwnConfig, None, defaults=True))
+    def command(*, given: dict[str, object]) -> None:
+        found.update(given)
+
+    single = typer.Typer()
+    single.command()(command)
+    typer.main.get_command(single)(words, standalone_mode=False)
+    return found
+
+
+def test_a_field_is_a_flag_a_check_and_a_line_of_the_docstring() -> None:
+    words = ["--files", "a", "--files", "b", "--layers", "0,4", "--cache-gib", "0.5", "--no-sorts", "--share", "1"]
+    typed = typed_of(words)
+    assert typed == {"files": [Path("a"), Path("b")], "layers": (0, 4), "cache_bytes": 2**29, "share": 1.0,
+                     "sorts": False}  # fmt: skip
+    assert OwnConfig(**typed).hidden is None
+    assert typed_of(["--files", "a"]) == {"files": [Path("a")], "cache_bytes": 2**30, "share": 0.5, "sorts": True}
+    assert "    layers: Layers, ascending.\n    cache_bytes: Memory." in (OwnConfig.__doc__ or "")
+    assert set(options_of(OwnConfig)) - {flag.name for flag in options.flags_of(OwnConfig, None)} == {"hidden"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"share": 2}, "share must be in 0..1, got 2"),
+        ({"cache_bytes": None}, "cache_bytes must be an integer of 0 or more, got None"),
+        ({"hidden": 0}, "hidden must be an integer of 1 or more, got 0"),
+        ({"sorts": 1}, "sorts must be True or False, got 1"),
+    ],
+)
+def test_a_value_is_checked_as_its_field_declares(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        OwnConfig(files=[], **given)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--layers", "0,x"], "--layers must be numbers with commas between, such as 0,4,9, got '0,x'"),
+        (["--cache-gib", "inf"], "--cache-gib must be a number, got 'inf'"),
+        (["--max-model-len", "1.5"], "--max-model-len must be an integer, got '1.5'"),
+    ],
+)
+def test_what_is_no_number_is_named_with_its_flag(words: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        typed_of(["--files", "a", *words])

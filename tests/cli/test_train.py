@@ -13,7 +13,7 @@ import pytest
 from command import Command
 from safetensors import safe_open
 
-from paceline import LLM
+from paceline import LLM, registry
 from paceline.errors import PacelineError
 from paceline.training import Trainer
 
@@ -73,6 +73,8 @@ def test_a_signal_keeps_the_state_and_the_same_command_goes_on(
     ):
         assert refused.code == 2
         assert refused.line.startswith(f"the training of {out} has not finished; go on with `paceline train medusa ")
+    settings = out / "run" / "training.json"  # as of an earlier version, with settings of other methods
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"rank": 16, "sites": ["mlp"]}))
     found = run(*quick("medusa", tiny, texts, out, "--speed-prompts", "1", "--depths", "2"))
     said = " ".join(found.out.split())
     assert found.code == 0
@@ -84,6 +86,24 @@ def test_a_signal_keeps_the_state_and_the_same_command_goes_on(
     report = json.loads((out / "report.json").read_text())
     assert report["texts"]["test"]["texts"] == report["test_texts"] == report["speed"]["auto"]["over_plain"]["n"] == 1
     assert "low" not in report["speed"]["auto"]["over_plain"]
+
+
+def test_flags_of_a_method_are_those_of_its_config(run: Command, tiny: Path, texts: Path, tmp_path: Path) -> None:
+    shown = run("train", "lora", "--help").out
+    assert "--rank" in shown
+    assert "--exit-layer" not in shown
+    assert all(name in run("train", "--help").out for name in registry.TRAINERS)
+    for words, line in {
+        ("medusa", "--rank", "2"): "No such option: --rank",
+        ("lora", "--rank", "0"): "rank must be an integer in 1..1024, got 0",
+        ("lora", "--feature-cache-gib", "inf"): "--feature-cache-gib must be a number, got 'inf'",
+        ("draft_model", "--layers", "0,x"): "--layers must be numbers with commas between, such as 0,4,9, got '0,x'",
+        ("lora", "--no-texts"): "texts must be true for lora, which learns texts as they are, got False",
+        ("medsa",): "unknown trainer 'medsa'; did you mean medusa",
+    }.items():
+        found = run("train", *words, "--model", str(tiny), "--data", str(texts), "-o", str(tmp_path / "out"))
+        assert found.code == 2
+        assert line in found.line
 
 
 def test_an_adapter_drafts_nothing_and_six_texts_have_an_interval(

@@ -14,7 +14,7 @@ from paceline.bench import bundled_prompts
 from paceline.cli.main import main
 from paceline.codebooks import Books, Codebook, CodebookModel
 from paceline.errors import CapabilityError, CheckpointError, ConfigError
-from paceline.training import Fitting, TrainConfig, train
+from paceline.training import Fitting, TrainConfig, train, training_config
 
 SIZE, CODES = 32, 2
 STEPS = 25
@@ -83,8 +83,8 @@ def config(data: Path, steps: int) -> TrainConfig:
     fitting = Fitting(
         steps=steps, batch_rows=2, row_tokens=64, eval_steps=steps, warmup_steps=5, bf16=False, learning_rate=2e-4
     )
-    return TrainConfig(
-        method="codebooks",
+    return training_config(
+        "codebooks",
         data=(data,),
         texts=True,
         held_out_share=0.1,
@@ -197,7 +197,7 @@ def test_bad_input_is_named(
     with pytest.raises(CheckpointError, match="codebooks"):
         CodebookModel.load(LLM().folder)
     with pytest.raises(ConfigError, match="codes"):
-        TrainConfig(method="codebooks", data=(tmp_path,), texts=True, codebook_size=4, codes=5)
+        training_config("codebooks", data=(tmp_path,), texts=True, codebook_size=4, codes=5)
     assert main(["codebooks", "generate", str(folder), "x", "--force", "0.mlp"]) == 2
     assert "--force must be as 3.mlp=17" in capsys.readouterr().err
     assert main(["codebooks", "show", str(folder), "x", "--book", "99.mlp"]) == 2

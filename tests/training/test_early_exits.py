@@ -11,7 +11,7 @@ import torch
 
 from paceline import LLM
 from paceline.errors import ConfigError
-from paceline.training import Document, TrainConfig, trainer
+from paceline.training import Document, trainer, training_config
 
 TEXTS = [Document(tuple(range(5, 27)), 4), Document(tuple(range(90, 60, -2)), 3)]
 
@@ -23,7 +23,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 def begun(llm: LLM, method: str, **changes: Any) -> tuple[Any, Any]:
-    config = TrainConfig(method=method, data=(Path("x"),), **changes)
+    config = training_config(method, data=(Path("x"),), **changes)
     trainer(method).check(llm.runner.info, config)
     head, view = trainer(method).begun(llm, config, torch.arange(100))
     return head.eval(), view.batch([TEXTS], 40)
@@ -61,7 +61,7 @@ def test_layers_are_left_out_as_often_as_said(llm: LLM) -> None:
     assert rates[0] == 0.0
     assert rates[-1] == pytest.approx(0.1)
     assert rates == sorted(rates)
-    view = trainer("layer_skip").begun(llm, TrainConfig(method="layer_skip", data=(Path("x"),)), torch.arange(9))[1]
+    view = trainer("layer_skip").begun(llm, training_config("layer_skip", data=(Path("x"),)), torch.arange(9))[1]
     batch = view.batch([[TEXTS[0]], [TEXTS[1]]], 24)
     stay = torch.ones(4, 2, dtype=torch.bool)
     stay[2, 1] = False
@@ -76,8 +76,8 @@ def test_an_exit_behind_the_last_layer_is_rejected(llm: LLM) -> None:
         with pytest.raises(ConfigError, match="exit_layer"):
             begun(llm, method, exit_layer=4)
     with pytest.raises(ConfigError, match="exit_layer"):
-        TrainConfig(method="eagle", data=(Path("x"),), exit_layer=1)
+        training_config("eagle", data=(Path("x"),), exit_layer=1)
     with pytest.raises(ConfigError, match="hidden_size"):
-        TrainConfig(method="draft_model", data=(Path("x"),), hidden_size=100)
+        training_config("draft_model", data=(Path("x"),), hidden_size=100)
     with pytest.raises(ConfigError, match="hidden_size"):
         begun(llm, "draft_model", hidden_size=64)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from paceline import LLM
 from paceline.engine import Engine
 from paceline.errors import ConfigError
-from paceline.training import Document, Fitting, Split, TrainConfig, answered, fit, trainer
+from paceline.training import Document, Fitting, Split, answered, fit, trainer, training_config
 from paceline.utils import replacing
 
 TEXTS = [Document(tuple((7 * i + j * (i + 3)) % 500 + 4 for j in range(18 + i % 5)), 4) for i in range(20)]
@@ -62,7 +62,7 @@ def fitted(
 ) -> tuple[Weights, Any]:
     """Weights and curve; `in_step` is called in the middle of steps."""
     own: dict[str, Any] = {"codebook_size": 8, "codes": 2} if method == "codebooks" else {}
-    config = TrainConfig(method=method, data=(Path("x"),), texts=True, depths=2, fitting=HOW, **own)
+    config = training_config(method, data=(Path("x"),), texts=True, depths=2, fitting=HOW, **own)
     torch.manual_seed(0)
     head, view = trainer(method).begun(llm, config, torch.arange(300))
     left, loss = dict(in_step or {}), head.loss

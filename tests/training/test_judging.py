@@ -21,13 +21,13 @@ from paceline.training import (
     Evaluated,
     Fitting,
     Split,
-    TrainConfig,
     counted,
     figures,
     fit,
     interval_words,
     split,
     trainer,
+    training_config,
 )
 
 QUICK = Fitting(steps=12, batch_rows=2, row_tokens=32, eval_steps=4, bf16=False, warmup_steps=1, learning_rate=2e-2)
@@ -88,7 +88,7 @@ def turning(first: int, count: int) -> list[Document]:
 
 def fitted(llm: LLM, folder: Path, texts: Split) -> tuple[list[Tensor], Any]:
     """Weights and curve of an adapter."""
-    config = TrainConfig(method="lora", data=(Path("x"),), texts=True, fitting=QUICK)
+    config = training_config("lora", data=(Path("x"),), texts=True, fitting=QUICK)
     torch.manual_seed(0)
     head, view = trainer("lora").begun(llm, config, torch.arange(300))
     folder.mkdir()

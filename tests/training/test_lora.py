@@ -25,6 +25,7 @@ from paceline.training import (
     svdecode_strength,
     texts_of,
     train,
+    training_config,
 )
 
 QUICK = Fitting(steps=24, batch_rows=2, row_tokens=96, eval_steps=24, warmup_steps=5, bf16=False, learning_rate=3e-3)
@@ -52,7 +53,7 @@ def said(i: int, j: int) -> list[dict[str, str]]:
 
 
 def config(answers: Path, **changes: Any) -> TrainConfig:
-    return TrainConfig(
+    return training_config(
         **{"method": "lora", "data": (answers,), "texts": True, "held_out_share": 0.1, "fitting": QUICK} | changes
     )
 

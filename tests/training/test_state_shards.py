@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import tiny_checkpoint
 import torch
 
 from paceline import LLM
-from paceline.training import Document, Fitting, Split, StateShards, TrainConfig, fit, train, trainer
+from paceline.training import Document, Fitting, Split, StateShards, TrainConfig, fit, train, trainer, training_config
 
 KB = 1 << 10
 CAP = 150 * KB
@@ -84,9 +83,9 @@ def test_shards_of_a_killed_run_are_used_and_a_torn_one_is_not(tmp_path: Path, m
 
 
 def test_states_are_computed_before_training_and_serve_other_heads(llm: LLM, tmp_path: Path) -> None:
-    config = TrainConfig(method="eagle3", data=(Path("x"),), feature_cache_bytes=0)
+    given: dict[str, Any] = {"data": (Path("x"),), "feature_cache_bytes": 0}
     (_, three), (_, last), (_, none) = (
-        trainer(method).begun(llm, replace(config, method=method, texts=True), torch.arange(300))
+        trainer(method).begun(llm, training_config(method, texts=True, **given), torch.arange(300))
         for method in ("eagle3", "medusa", "lora")
     )
     computed = []
@@ -98,7 +97,7 @@ def test_states_are_computed_before_training_and_serve_other_heads(llm: LLM, tmp
         computed.append(counting.computed)
     assert computed == [len(TEXTS), 0, 0]
     assert batch.final.shape[-1] == batch.taps.shape[-1] == 0
-    alone = trainer("medusa").begun(llm, replace(config, method="medusa"), torch.arange(300))[1]
+    alone = trainer("medusa").begun(llm, training_config("medusa", **given), torch.arange(300))[1]
     row = [[TEXTS[3]]]
     assert torch.equal(last.batch(row, 32).final, alone.batch(row, 32).final)
     assert not torch.equal(last.batch([[TEXTS[4]]], 32).final, alone.batch(row, 32).final)

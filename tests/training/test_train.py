@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -17,20 +18,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, registry
 from paceline.bench import bundled_prompts
 from paceline.errors import ConfigError, PromptError
 from paceline.training import (
-    METHODS,
     Answer,
     Fitting,
     TrainConfig,
+    Trainer,
     answered,
     documents_of,
     packed,
     texts_of,
     train,
     trainer,
+    training_config,
 )
 
 QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
@@ -75,11 +77,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def config(prompts: Path, method: str = "eagle3", fitting: Fitting = QUICK) -> TrainConfig:
-    return TrainConfig(
-        method=method, data=(prompts,), max_tokens=40, draft_vocab_size=512, depths=3, held_out_share=0.16,
-        fitting=fitting,
-    )  # fmt: skip
+def config(prompts: Path, **changes: Any) -> TrainConfig:
+    shared = {"method": "eagle3", "data": (prompts,), "max_tokens": 40, "draft_vocab_size": 512, "depths": 3}
+    return training_config(**shared | {"held_out_share": 0.16, "fitting": QUICK} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("said") / "answers.jsonl"
 
 
-@pytest.mark.parametrize("name", [*(one for one in METHODS if trainer(one).drafts), "small_llama"])
+@pytest.mark.parametrize("name", [*(one for one in registry.TRAINERS if trainer(one).drafts), "small_llama"])
 def test_a_trained_head_is_right_more_often_and_drafts(
     llm: LLM, prompts: Path, said: Path, tmp_path: Path, name: str
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_trained_head_is_right_more_often_and_drafts(
     answers.parent.mkdir(parents=True)
     if said.exists():
         copyfile(said, answers)
-    wanted = replace(config(prompts), **{"method": name} | WANTED.get(name, {}))
+    wanted = config(prompts, **{"method": name} | WANTED.get(name, {}))
     found, method = train(llm, wanted, tmp_path / "head", speed_prompts=1), wanted.method
     copyfile(answers, said)
     assert found.test.length > found.before.length + LIFT[name], (found.before, found.test)
@@ -197,8 +197,9 @@ def test_a_run_that_could_not_begin_leaves_its_folder_free(llm: LLM, prompts: Pa
     refused = {
         "cannot": replace(config(prompts), data=(tmp_path / "missing.jsonl",)),
         "3 prompts or more": config(one),
-        "layers must be below": replace(config(prompts), method="draft_model", layers=(0, 99)),
-        "exit_layer": replace(config(prompts), method="kangaroo", exit_layer=99),
+        "layers must be below": config(prompts, method="draft_model", layers=(0, 99)),
+        "exit_layer": config(prompts, method="kangaroo", exit_layer=99),
+        "config must be a LoraConfig": replace(config(prompts), method="lora"),
         "3 texts or more": replace(config(one), texts=True),
     }
     for words, wanted in refused.items():
@@ -216,8 +217,32 @@ def test_fitting_outside_its_range_is_rejected(name: str, value: float) -> None:
 
 
 def test_settings_of_another_method_are_rejected(prompts: Path) -> None:
-    with pytest.raises(ConfigError, match="rank must be left out but for lora"):
-        replace(config(prompts), rank=3)
+    with pytest.raises(ConfigError, match="training of eagle3 does not know 'rank'"):
+        config(prompts, rank=3)
+    assert vars(config(prompts, method="lora", texts=True, rank=3))["rank"] == 3
+
+
+def test_every_trainer_is_registered_under_its_name() -> None:
+    for name in registry.TRAINERS:
+        assert trainer(name).name == name
+        assert isinstance(training_config(name, data=(Path("x"),)), trainer(name).config_class)
+    with pytest.raises(ConfigError, match=r"unknown trainer 'egle3'; did you mean eagle3 or eagle\?"):
+        trainer("egle3")
+    with pytest.raises(ConfigError, match="is not a trainer class"):
+        trainer("paceline.training:Fitting")
+
+
+class OwnTrainer(Trainer):
+    """Of another package."""
+
+    name = "own"
+
+
+def test_entry_points_add_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("own", f"{__name__}:OwnTrainer", "paceline.trainers")
+    monkeypatch.setattr(registry, "installed", lambda family: [point] if family == "trainers" else [])
+    assert trainer("own").__name__ == "OwnTrainer"
+    assert "own" not in registry.table("drafters")
 
 
 def test_answers_are_gone_on_with_behind_a_torn_line(llm: LLM, tmp_path: Path) -> None:
@@ -256,7 +281,7 @@ def test_rows_hold_every_document_once_and_none_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "match"), [({"method": "nothing"}, "method"), ({"depths": 0}, "depths"), ({"data": ()}, "data")]
+    ("change", "match"), [({"method": "nothing"}, "unknown trainer"), ({"depths": 0}, "depths"), ({"data": ()}, "data")]
 )
 def test_values_out_of_range_are_rejected(prompts: Path, change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from paceline.cli.interrupts import raise_from_now_on
-from paceline.cli.options import SERVER_HELP, engine_options, open_llm, with_flags
+from paceline.cli.options import engine_options, flags_of, open_llm, with_flags
 from paceline.cli.terminal import counted, log_json, say, set_log_level
-from paceline.config import LOOPBACK, ReplicaConfig, ServerConfig, cores
+from paceline.config import LOOPBACK, ReplicaConfig, ServerConfig, cores, options_of
 from paceline.errors import ConfigError
 from paceline.utils import json_value, local_ray, need_ray
 
@@ -28,7 +28,7 @@ MEMORY: Final = Path("/dev/shm")
 """Files in it are in memory, where the system has it."""
 
 
-@with_flags(sampling=False, diffusion=True, server=SERVER_HELP)
+@with_flags(sampling=False, diffusion=True, server=options_of(ServerConfig), more=flags_of(ReplicaConfig, "Replicas"))
 def command(
     *,
     positional: Annotated[
@@ -37,31 +37,6 @@ def command(
     max_num_seqs: Annotated[
         int, typer.Option("--max-num-seqs", help="Sequences that are decoded together.", rich_help_panel="Server")
     ] = 16,
-    replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", help="Engines, each a process of its own.", rich_help_panel="Replicas"),
-    ] = None,
-    max_replicas: Annotated[
-        int | None,
-        typer.Option("--max-replicas", help="Start up to so many while requests queue.", rich_help_panel="Replicas"),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            metavar="HOST:PORT",
-            help="Ray cluster that runs them; default: Ray on this machine alone.",
-            rich_help_panel="Replicas",
-        ),
-    ] = None,
-    prefix_routing: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-routing/--no-prefix-routing",
-            help="Prompts that begin alike go to the same replica.",
-            rich_help_panel="Replicas",
-        ),
-    ] = True,
     given: dict[str, Any],
 ) -> None:
     """Serve a model with OpenAI's and Anthropic's APIs."""
@@ -72,13 +47,13 @@ def command(
 
     if positional is not None and "model" in given:
         raise ConfigError("give the model as an argument or with --model, not both")
-    own = {name: given.pop(name) for name in SERVER_HELP if name in given}
+    own = {name: given.pop(name) for name in options_of(ServerConfig) if name in given}
     given |= {"model": positional} if positional is not None else {}
     given |= {"max_num_seqs": max_num_seqs}
     own |= {"allowed_origins": _listed(own["allowed_origins"])} if "allowed_origins" in own else {}
     config = ServerConfig(**{"served_model_name": [str(given.get("model", "bundled"))], **own})
-    scaled: dict[str, Any] = {"replicas": replicas, "max_replicas": max_replicas, "ray_address": ray_address}
-    scaled = {name: value for name, value in scaled.items() if value is not None}
+    prefix_routing = given.pop("prefix_routing")
+    scaled = {name: given.pop(name) for name in options_of(ReplicaConfig) if name in given}
     wanted = ReplicaConfig(**scaled, prefix_routing=prefix_routing) if scaled else None
     if wanted is not None:
         need_ray(f"--{next(iter(scaled)).replace('_', '-')}")

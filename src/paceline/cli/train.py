@@ -10,127 +10,96 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from paceline import registry
 from paceline.cli.interrupts import TerminatedToo
-from paceline.cli.options import open_llm, with_flags
+from paceline.cli.options import flags_of, open_llm, with_flags
 from paceline.cli.terminal import counted, remark, say
+from paceline.config import options_of
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.training import Trained
+    from paceline.training import TrainConfig, Trained, Trainer
 
 
-@with_flags(sampling=False)
-def command(
-    method: Annotated[
-        str,
-        typer.Argument(
-            help="eagle3, eagle, hydra++, hydra, medusa, medusa2, mlp_speculator, draft_model, kangaroo or layer_skip; "
-            "lora for an adapter, codebooks for a model that speaks in codes."
-        ),
-    ],
-    *,
-    data: Annotated[
-        list[Path], typer.Option("--data", metavar="FILE", help="Prompts, as `paceline bench` reads them; repeatable.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the head goes.")],
-    texts: Annotated[
-        bool, typer.Option("--texts", help="Learn the files' texts as they are, without answers of the model.")
-    ] = False,
-    most_prompts: Annotated[
-        int | None, typer.Option("--most-prompts", min=2, help="Prompts taken from each file; all by default.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=4, max=8192, help="Tokens of an answer.")] = 256,
-    sampled_share: Annotated[
-        float, typer.Option("--sampled-share", min=0.0, max=1.0, help="Answers drawn at temperature 0.8.")
-    ] = 0.25,
-    draft_vocab_size: Annotated[
-        int, typer.Option("--draft-vocab-size", min=16, help="Tokens that the head can draft.")
-    ] = 8192,
-    layers: Annotated[
-        str | None, typer.Option("--layers", help="Of the model, for draft_model: 0,4,9; a fifth of them by default.")
-    ] = None,
-    hidden_size: Annotated[
-        int | None,
-        typer.Option("--hidden-size", min=64, help="Of a small Llama, for draft_model without --layers; 64, 128, ..."),
-    ] = None,
-    num_layers: Annotated[int, typer.Option("--num-layers", min=1, max=64, help="Of that Llama.")] = 1,
-    exit_layer: Annotated[
-        int | None,
-        typer.Option("--exit-layer", min=1, help="Layers that draft, for kangaroo (2) and layer_skip (a quarter)."),
-    ] = None,
-    rank: Annotated[int, typer.Option("--rank", min=1, max=1024, help="Of lora's changes.")] = 16,
-    alpha: Annotated[float, typer.Option("--alpha", help="Of lora: changes count alpha / rank times.")] = 32.0,
-    target_modules: Annotated[
-        str | None, typer.Option("--target-modules", help="Of lora: q_proj,v_proj; all matrices by default.")
-    ] = None,
-    codebook_size: Annotated[
-        int, typer.Option("--codebook-size", min=2, max=65536, help="Of codebooks: codes of each.")
-    ] = 1024,
-    codes: Annotated[int, typer.Option("--codes", min=1, help="Of codebooks: codes that make a state.")] = 8,
-    sites: Annotated[
-        str, typer.Option("--sites", help="Of codebooks: modules of every layer that have one.")
-    ] = "attention,mlp",
-    depths: Annotated[
-        int | None, typer.Option("--depths", min=1, max=16, help="Tokens ahead; the method's number by default.")
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, max=100_000.0, help="Time for training, answers not counted.")
-    ] = 20.0,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps, in place of minutes.")] = None,
-    row_tokens: Annotated[
-        int, typer.Option("--row-tokens", min=16, max=65536, help="Longest text, and tokens of a packed row.")
-    ] = 512,
-    batch_rows: Annotated[int, typer.Option("--batch-rows", min=1, max=4096, help="Rows of a step.")] = 4,
-    learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", help="Peak; the method's by default.")
-    ] = None,
-    eval_steps: Annotated[
-        int, typer.Option("--eval-steps", min=1, help="Steps between two judgements, which choose the best state.")
-    ] = 100,
-    feature_cache_gib: Annotated[
-        float, typer.Option("--feature-cache-gib", min=0.0, max=4096.0, help="Memory for the model's states.")
-    ] = 2.0,
-    feature_disk_gib: Annotated[
-        float,
-        typer.Option(
-            "--feature-disk-gib", min=0.0, max=65536.0, help="Space on disk for them: computed before training begins."
-        ),
-    ] = 0.0,
-    feature_folder: Annotated[
-        Path | None, typer.Option("--feature-folder", help="Where on disk, for all runs with the same model.")
-    ] = None,
-    speed_prompts: Annotated[
-        int, typer.Option("--speed-prompts", min=0, max=1000, help="Test prompts on which it is timed in the end.")
-    ] = 8,
-    given: dict[str, Any],
-) -> None:
+class Trainers(TyperGroup):
+    """A command a trainer, made when it is asked for: its flags are the fields of the trainer's configuration class."""
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """All of them, by name."""
+        return {name: command_of(name) for name in registry.table("trainers")}
+
+    @commands.setter
+    def commands(self, commands: object) -> None:
+        """None are added."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(registry.table("trainers"))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return command_of(cmd_name)
+
+
+app = typer.Typer(name="train", cls=Trainers, add_completion=False)
+
+
+@app.callback()
+def _group() -> None:
     """Train a head that drafts for a model, or an adapter of it; run again after a stop, it goes on where it was."""
-    from paceline.training import LEARN_TEXTS, Fitting, TrainConfig, accelerator, launched_device, standing, train
+
+
+def command_of(method: str) -> Any:
+    """The command of a trainer.
+
+    Raises:
+        ConfigError: an unknown method.
+    """
+    from paceline.training import Fitting, trainer
+
+    made = trainer(method)
+    flags = (*flags_of(made.config_class, None, defaults=True), *flags_of(Fitting, None, defaults=True))
+
+    @with_flags(sampling=False, more=flags)
+    def command(
+        *,
+        output: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where the head goes.")],
+        speed_prompts: Annotated[
+            int,
+            typer.Option("--speed-prompts", min=0, max=1000, help="Test prompts on which it is timed in the end."),
+        ] = 8,
+        given: dict[str, Any],
+    ) -> None:
+        fitting = Fitting(**{name: given.pop(name) for name in options_of(Fitting) if name in given})
+        own = {name: given.pop(name) for name in options_of(made.config_class) if name in given}
+        run(made, made.config_class(method=method, **own, fitting=fitting), given, output, speed_prompts)
+
+    entry = registry.lookup("trainers", method)
+    command.__doc__ = f"Train as in {entry.paper}." if entry.paper else made.__doc__
+    single = typer.Typer(add_completion=False)
+    single.command(method)(command)
+    return get_command(single)
+
+
+def run(method: type[Trainer], config: TrainConfig, given: dict[str, Any], output: Path, speed_prompts: int) -> None:
+    """Train, and say what was made.
+
+    Args:
+        given: what was typed of the model.
+    """
+    from paceline.training import accelerator, launched_device, standing, train
 
     if given.pop("speculative_config", None) is not None:
         raise ConfigError("the model's answers are drafted as is fastest; leave --speculative-config out")
     if given.get("quantization") not in (None, "none"):
         raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
-    if method == "lora" and "lora" in given:
-        raise ConfigError(f"lora trains an adapter of the model itself, got --lora {given['lora']} too; leave it out")
+    if not (method.drafts or method.replaces_target) and "lora" in given:
+        adapter = f"{config.method} trains an adapter of the model itself"
+        raise ConfigError(f"{adapter}, got --lora {given['lora']} too; leave it out")
     if (device := launched_device()) is not None:
         given.setdefault("device", device)
-    fitting = Fitting(
-        minutes=minutes, steps=steps, row_tokens=row_tokens, batch_rows=batch_rows, learning_rate=learning_rate,
-        eval_steps=eval_steps, seed=given.get("seed") or 0,
-    )  # fmt: skip
-    config = TrainConfig(
-        method=method, data=tuple(data), texts=texts or method in LEARN_TEXTS, most_prompts=most_prompts,
-        max_tokens=max_tokens,
-        sampled_share=sampled_share, draft_vocab_size=draft_vocab_size, depths=depths,
-        layers=None if layers is None else numbers(layers), hidden_size=hidden_size, num_layers=num_layers,
-        exit_layer=exit_layer, rank=rank, alpha=alpha,
-        target_modules=None if target_modules is None else tuple(target_modules.split(",")),
-        codebook_size=codebook_size, codes=codes, sites=tuple(sites.split(",")),
-        feature_cache_bytes=int(feature_cache_gib * 2**30),
-        feature_disk_bytes=int(feature_disk_gib * 2**30), feature_folder=feature_folder, fitting=fitting,
-    )  # fmt: skip
     llm = open_llm(given)
     try:
         with TerminatedToo():
@@ -191,15 +160,3 @@ def _timed(speed: Mapping[str, Any]) -> str:
         f"Timed on {counted(speed['prompts'], 'test prompt')}{why}: {over_words(chain)} times plain decoding with "
         f"{counted(speed['drafts'], 'draft')} a step, {over_words(auto)} times under controller auto."
     )
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Of a list such as 0,4,9.
-
-    Raises:
-        ConfigError: something else.
-    """
-    try:
-        return tuple(int(one) for one in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--layers must be numbers with commas between, such as 0,4,9, got {text!r}") from None

@@ -1,5 +1,11 @@
 from .canvas import OF_DIFFUSION as OF_DIFFUSION
 from .canvas import ThinkParams as ThinkParams
+from .declared import REQUIRED as REQUIRED
+from .declared import Option as Option
+from .declared import check_options as check_options
+from .declared import documented as documented
+from .declared import option as option
+from .declared import options_of as options_of
 from .engine import DTYPES as DTYPES
 from .engine import FORMATS as FORMATS
 from .engine import NOT_QUANTIZED as NOT_QUANTIZED

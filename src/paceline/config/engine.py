@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from paceline.config.declared import check_options, documented, option
 from paceline.errors import ConfigError
-from paceline.utils import (
-    choice,
-    integer,
-    need,
-)
+from paceline.utils import choice, need
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXACTNESS = ("auto", "strict")
@@ -45,70 +42,54 @@ NOT_QUANTIZED = "none"
 """Keeps the values of weights, also where the file is quantised."""
 
 
+def _check_quantization(name: str, value: object) -> None:
+    if isinstance(value, str) and (instead := FORMATS.get(value.lower())):
+        raise ConfigError(f"quantization={value!r} names a format of checkpoints; {instead}")
+    choice(name, value, (NOT_QUANTIZED, *QUANTIZATIONS), optional=True)
+
+
+def _check_device(name: str, value: object) -> None:
+    kind = value.split(":")[0] if isinstance(value, str) else None
+    need(kind in ("auto", "cpu", "cuda"), name, "be auto, cpu, cuda or cuda:N", value)
+
+
+def _check_bits(name: str, value: object) -> None:
+    need(value in (8, 16), name, "be 8 or 16", value)
+
+
+@documented
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Sizes of the engine.
+    """Sizes of the engine, and forms of its weights; `LLM` says more of each."""
 
-    Attributes:
-        dtype, device: "auto" takes the checkpoint's dtype, and CUDA where there is one.
-        max_model_len: longest sequence; None takes the checkpoint's.
-        max_num_seqs: most sequences that run at once.
-        max_num_batched_tokens: most prompt tokens in one prefill chunk.
-        enable_prefix_caching: keep keys and values of ended requests and take them over where a prompt begins with the
-            same tokens; without effect where the model's runner cannot share blocks.
-        kv_cache_memory_bytes: most bytes of keys and values; None takes a share of the free memory. Requests that do
-            not fit wait.
-        speculative_memory_bytes: most bytes that speculation may take beside the weights: draft trees of all running
-            sequences (keys, values, logits) and the caches of draft models. Trees are cut to what fits; None sets no
-            limit.
-        threads: of PyTorch on the CPU; None leaves PyTorch's setting.
-        seed: base for requests that have none of their own.
-        exactness: "strict": tokens have the bits of plain decoding under every drafter and in every batch, proven by a
-            self-test at start, or the model is rejected; "auto": the fastest form, which is strict too where that costs
-            nothing.
-        quantization: "int8" or "int4" rounds the weights of the linear layers when they are loaded, those of the head
-            to int8; "none" leaves them, and so does None but for GGUF files (models.load).
-        activation_bits: 8 or 16: to how many bits activations are rounded where they meet the blocks of a GGUF file;
-            None: 8. 16 costs about twice the arithmetic, where reading the weights does not hide it.
-    """
-
-    dtype: str = "auto"
-    device: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    enable_prefix_caching: bool = True
-    kv_cache_memory_bytes: int | None = None
-    speculative_memory_bytes: int | None = None
-    threads: int | None = None
-    seed: int | None = None
-    exactness: str = "auto"
-    quantization: str | None = None
-    activation_bits: int | None = None
+    dtype: str = option("auto", "auto, float32, bfloat16 or float16.", metavar="NAME", choices=DTYPES)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME", check=_check_device)
+    max_model_len: int | None = option(None, "Maximum length of a sequence; default: the checkpoint's.", low=2)
+    max_num_seqs: int = option(16, doc="Most sequences that run at once.", low=1, high=1024)
+    max_num_batched_tokens: int = option(512, doc="Most prompt tokens in one prefill chunk.", low=1, high=65536)
+    enable_prefix_caching: bool = option(
+        True,
+        doc="Keep keys and values of ended requests, where the runner can share blocks, for prompts that begin alike.",
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Maximum memory for keys and values, in bytes; default: 0.6 of what is free.", low=1
+    )
+    speculative_memory_bytes: int | None = option(
+        None, "Maximum memory for draft trees and the caches of draft models, in bytes; default: no limit.", low=1
+    )
+    threads: int | None = option(None, "CPU threads; default: PyTorch's setting.", low=1, high=1024)
+    seed: int | None = option(None, doc="Base for requests that have none of their own.", low=-(2**63), high=2**63 - 1)
+    exactness: str = option(
+        "auto", "strict: bit for bit the tokens of plain decoding, or an error; default: auto.", metavar="NAME",
+        choices=EXACTNESS,
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, "int8 or int4 rounds the weights when they are loaded, none keeps them; default: none; GGUF files keep "
+        "their blocks where they can, else int8 or int4.", metavar="NAME", check=_check_quantization,
+    )  # fmt: skip
+    activation_bits: int | None = option(
+        None, "8 or 16, of what the blocks of a GGUF file are multiplied with; default: 8.", check=_check_bits
+    )
 
     def __post_init__(self) -> None:
-        if isinstance(self.quantization, str) and (instead := FORMATS.get(self.quantization.lower())):
-            raise ConfigError(f"quantization={self.quantization!r} names a format of checkpoints; {instead}")
-        choice("quantization", self.quantization, (NOT_QUANTIZED, *QUANTIZATIONS), optional=True)
-        need(self.activation_bits in (None, 8, 16), "activation_bits", "be 8 or 16", self.activation_bits)
-        choice("dtype", self.dtype, DTYPES)
-        choice("exactness", self.exactness, EXACTNESS)
-        kind = self.device.split(":")[0] if isinstance(self.device, str) else None
-        need(kind in ("auto", "cpu", "cuda"), "device", "be auto, cpu, cuda or cuda:N", self.device)
-        if self.max_model_len is not None:
-            integer("max_model_len", self.max_model_len, 2)
-        integer("max_num_seqs", self.max_num_seqs, 1, 1024)
-        integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 65536)
-        need(
-            isinstance(self.enable_prefix_caching, bool),
-            "enable_prefix_caching",
-            "be True or False",
-            self.enable_prefix_caching,
-        )
-        for name in ("kv_cache_memory_bytes", "speculative_memory_bytes"):
-            if (size := getattr(self, name)) is not None:
-                integer(name, size, 1)
-        if self.threads is not None:
-            integer("threads", self.threads, 1, 1024)
-        if self.seed is not None:
-            integer("seed", self.seed, -(2**63), 2**63 - 1)
+        check_options(self)

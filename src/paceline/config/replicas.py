@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from paceline.config.declared import check_options, documented, option
 from paceline.utils import integer, need
 
 MOST_REPLICAS: Final = 1024
@@ -16,30 +17,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig:
     """Of `paceline serve --replicas`.
 
-    Attributes:
-        replicas: engines, each in a process of its own; the least number with `max_replicas`.
-        max_replicas: as many are started while requests queue; None: `replicas`.
-        ray_address: of a Ray cluster that runs already; None starts one on this machine.
-        prefix_routing: prompts that begin alike go to the same replica; otherwise Ray takes the shorter queue of two
-            that are drawn at random.
     Raises:
         ConfigError: a value outside its range.
     """
 
-    replicas: int = 1
-    max_replicas: int | None = None
-    ray_address: str | None = None
-    prefix_routing: bool = True
+    replicas: int = option(1, "Engines, each a process of its own.", low=1, high=MOST_REPLICAS)
+    max_replicas: int | None = option(None, "Start up to so many while requests queue.")
+    ray_address: str | None = option(
+        None, "Ray cluster that runs them; default: Ray on this machine alone.", metavar="HOST:PORT",
+        check=lambda name, value: need(value != "", name, "be a host with a port, or auto", value),
+    )  # fmt: skip
+    prefix_routing: bool = option(
+        True, "Prompts that begin alike go to the same replica.",
+        doc="Prompts that begin alike go to the same replica; otherwise Ray takes the shorter queue of two drawn ones.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        integer("replicas", self.replicas, 1, MOST_REPLICAS)
+        check_options(self)
         if self.max_replicas is not None:
             integer("max_replicas", self.max_replicas, self.replicas, MOST_REPLICAS)
-        need(self.ray_address != "", "ray_address", "be a host with a port, or auto", self.ray_address)
 
     @property
     def most(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final, Literal
 
 from paceline.config.canvas import ThinkParams, canvas_pieces
+from paceline.config.declared import check_options, documented, option
 from paceline.errors import ConfigError
 from paceline.utils import (
     TINY,
@@ -80,38 +80,49 @@ CONSTRAINTS: Final = ("json", "regex", "choice", "grammar", "json_object", "stru
 """Fields of `StructuredOutputsParams` of which one is given."""
 
 
+@documented
 @clear_calls(example='json={"type": "object"}')
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StructuredOutputsParams:
     """What the whole output must be, with vLLM's names; exactly one of the first six is given.
 
-    Attributes:
-        json: a JSON schema as dict or text, or a pydantic model.
-        regex: a regular expression in the syntax of Rust's `regex`, matched by the whole output.
-        choice: texts, one of which is the output.
-        grammar: in Lark's notation, or in GBNF (EBNF as llama.cpp writes it); any way to cut the text into terminals
-            counts.
-        json_object: True for any JSON object.
-        structural_tag: vLLM's {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which
-            what stands between a begin and its end follows the schema.
-        disable_any_whitespace: of JSON: one blank behind commas and colons and none elsewhere.
-        whitespace_pattern: of JSON: a regular expression of the blanks that may stand between its parts; None is one
-            blank, or a line break and 32 blanks or 8 tabs at most.
-        strict: reject a schema with keywords that cannot be enforced; else they are ignored, so that the output may
-            violate them.
     Raises:
         ConfigError: none or several of the first six, or a value of another type.
     """
 
-    json: Any = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: Any = None
-    disable_any_whitespace: bool = False
-    whitespace_pattern: str | None = None
-    strict: bool = True
+    json: Any = option(
+        None, "The output is JSON that satisfies this schema; @FILE reads a file.", flag="json_schema", metavar="JSON",
+        doc="A JSON schema as dict or text, or a pydantic model.",
+    )  # fmt: skip
+    regex: str | None = option(
+        None, "The output matches this regular expression.", metavar="REGEX",
+        doc="A regular expression in the syntax of Rust's `regex`, matched by the whole output.",
+    )  # fmt: skip
+    choice: Sequence[str] | None = option(None, doc="Texts, one of which is the output.")
+    grammar: str | None = option(
+        None, "The output follows this grammar, in Lark's notation or GBNF; @FILE reads a file.",
+        doc="In Lark's notation, or in GBNF (EBNF of llama.cpp); any way to cut the text into terminals counts.",
+    )  # fmt: skip
+    json_object: bool | None = option(
+        None, doc="True for any JSON object.",
+        check=lambda name, value: need(value in (True,), f"structured_outputs {name}", "be True or left out", value),
+    )  # fmt: skip
+    structural_tag: Any = option(
+        None,
+        doc='vLLM\'s {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}: free text in which what '
+        "stands between a begin and its end follows the schema.",
+    )
+    disable_any_whitespace: bool = option(False, doc="Of JSON: one blank behind commas and colons and none elsewhere.")
+    whitespace_pattern: str | None = option(
+        None,
+        doc="Of JSON: a regular expression of the blanks that may stand between its parts; None is one blank, or a "
+        "line break and 32 blanks or 8 tabs at most.",
+    )
+    strict: bool = option(
+        True,
+        doc="Reject a schema with keywords that cannot be enforced; else they are ignored, so that the output may "
+        "violate them.",
+    )
 
     def __repr__(self) -> str:
         given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
@@ -135,11 +146,7 @@ class StructuredOutputsParams:
         if self.choice is not None:
             vars(self)["choice"] = texts = strings("structured_outputs choice", self.choice)
             need(len(texts) > 0 and "" not in texts, "structured_outputs choice", "hold texts, none empty", self.choice)
-        need(
-            self.json_object in (None, True), "structured_outputs json_object", "be True or left out", self.json_object
-        )
-        for name in ("disable_any_whitespace", "strict"):
-            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
+        check_options(self)
         spaced = self.whitespace_pattern is not None and self.disable_any_whitespace
         need(not spaced, "whitespace_pattern", "be left out with disable_any_whitespace", self.whitespace_pattern)
 
@@ -172,6 +179,26 @@ IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
 """Parameters of vLLM and transformers that are left out -> the values beside None under which they ask for nothing."""
 
 
+def _check_logprobs(name: str, value: object) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    fine = whole and (value == ALL_LOGPROBS or 0 <= value <= MAX_LOGPROBS)  # type: ignore[operator]
+    need(fine, name, f"be an integer in 0..{MAX_LOGPROBS}, or -1 for all tokens", value)
+
+
+def _check_kept(name: str, value: object) -> None:
+    fine = isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value > 0)
+    need(fine, name, "be an integer of 1 or more, or -1", value)
+
+
+def _check_skipped(name: str, value: object) -> None:
+    need(value is not None, name, "be True, False or a list of token ids", value)
+
+
+def _check_kind(name: str, value: object) -> None:
+    need(isinstance(value, RequestOutputKind), name, "be a RequestOutputKind", value)
+
+
+@documented
 @clear_calls(example="temperature=0", meant=ELSEWHERE, neutral=IDLE)
 @dataclass(kw_only=True)
 class SamplingParams:
@@ -181,77 +208,121 @@ class SamplingParams:
     own path, before verification. `temperature` below 1e-5 is greedy. Logprobs are those of the model before any rule
     (vLLM's `raw_logprobs`). An attribute may be set, and is checked; requests that were given before do not change.
 
-    Attributes:
-        n: outputs per prompt.
-        temperature, top_p, top_k, min_p: `top_k` 0 or -1 means all tokens.
-        presence_penalty, frequency_penalty: in -2..2, over generated tokens.
-        repetition_penalty: above 0, over prompt and generated tokens.
-        logit_bias: token id -> bias in -100..100.
-        allowed_token_ids: the only tokens that may be generated, end tokens not excepted; None allows all.
-        bad_words: words that must not be generated.
-        logits_processors: functions that change the logits before all other rules: `(output_token_ids, logits)` or
-            `(prompt_token_ids, output_token_ids, logits)` -> logits, one row at a time, or processors of transformers.
-            They are asked along each path of a draft too, so they must depend on their arguments alone.
-        structured_outputs: a JSON schema, regular expression, list of choices or grammar that the output follows, as
-            `StructuredOutputsParams` or a dict of them; all tokens that lead out of it are forbidden.
-        steering: a method that changes the model's distribution before all other rules, by earlier layers, another
-            prompt or a second model: its name, or a dict (or its JSON) with its options, as
-            {"method": "cfg", "guidance_scale": 1.5}.
-        canvas: of a diffusion language model: what stands where in its answer, a list of texts (or lists of token ids)
-            and numbers of slots to fill, as ["The answer is ", 5]. Slots behind it are filled, up to `max_tokens`.
-        think: of a diffusion language model: thoughts before the answer, as `ThinkParams`, a dict of them, or the most
-            tokens that they may have.
-        seed: same seed, same tokens; None draws one.
-        stop, stop_token_ids: end the output; a stop string is cut off unless `include_stop_str_in_output`.
-        max_tokens, min_tokens: limits of generated tokens; None means up to the context.
-        logprobs, prompt_logprobs: number of most likely tokens to report besides the chosen one; -1 is all, None none.
-        truncate_prompt_tokens: use this many tokens of the prompt's end; -1 uses what leaves room for `max_tokens`.
-        ignore_eos: go on after an end token.
-        detokenize, skip_special_tokens: how `text` is made: without special tokens, or without those of a list of ids.
-        output_kind: what chunks of `stream` hold; `generate` and `chat` return whole outputs whatever it is.
-
     Raises:
         ConfigError: a value outside its range, or a contradiction.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    logits_processors: Sequence[LogitsProcessor] = ()
-    structured_outputs: StructuredOutputsParams | None = None
-    steering: Mapping[str, Any] | None = None
-    canvas: Sequence[str | int | Sequence[int]] | None = None
-    think: ThinkParams | Mapping[str, Any] | int | None = None
-    seed: int | None = None
-    stop: Sequence[str] | str = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    ignore_eos: bool = False
-    detokenize: bool = True
-    skip_special_tokens: bool | Collection[int] = True
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    n: int = option(1, "Outputs per prompt.", low=1, high=MAX_N)
+    temperature: float = option(
+        1.0, "0 is greedy. Default: the checkpoint's generation_config.json, else 0.", low=0.0,
+        rule="be 0 (greedy) or positive", doc="0 is greedy; higher ones draw less likely tokens more often.",
+    )  # fmt: skip
+    top_p: float = option(
+        1.0, "Keep the most likely tokens whose probabilities sum to this.", low=0.0, high=1.0,
+        rule="be above 0 and at most 1", open_low=True,
+    )  # fmt: skip
+    top_k: int = option(
+        0, "Keep this many most likely tokens; 0 keeps all.", low=-1,
+        doc="Keep this many most likely tokens; 0 or -1 keeps all.",
+    )  # fmt: skip
+    min_p: float = option(
+        0.0, "Keep tokens at least this likely relative to the most likely one.", low=0.0, high=1.0, rule="be in 0..1"
+    )
+    presence_penalty: float = option(
+        0.0, "Subtracted from tokens that were generated before.", low=-2.0, high=2.0, rule="be in -2..2",
+        doc="In -2..2, subtracted from tokens that were generated before.",
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0, "Subtracted once per earlier occurrence.", low=-2.0, high=2.0, rule="be in -2..2",
+        doc="In -2..2, subtracted once per earlier occurrence among generated tokens.",
+    )  # fmt: skip
+    repetition_penalty: float = option(
+        1.0, "Divides the logits of tokens seen in prompt or output.", low=TINY, rule=f"be {TINY:g} or more",
+        doc="Above 0; divides the logits of tokens seen in prompt or output.",
+    )  # fmt: skip
+    logit_bias: Mapping[int, float] | None = option(
+        None, 'JSON object of token id -> bias, as {"5": -100}.', metavar="JSON",
+        doc="Token id -> bias in -100..100.",
+    )  # fmt: skip
+    allowed_token_ids: Sequence[int] | None = option(
+        None, "Token id that may be generated, and no others; may be repeated.",
+        doc="The only tokens that may be generated, end tokens not excepted; None allows all.",
+    )  # fmt: skip
+    bad_words: Sequence[str] = option(
+        (), "A word that must not be generated; may be repeated.", doc="Words that must not be generated."
+    )
+    logits_processors: Sequence[LogitsProcessor] = option(
+        (), doc="Functions that change the logits before all other rules: `(output_token_ids, logits)` or "
+        "`(prompt_token_ids, output_token_ids, logits)` -> logits, one row at a time, or processors of transformers. "
+        "They are asked along each path of a draft too, so they must depend on their arguments alone.",
+    )  # fmt: skip
+    structured_outputs: StructuredOutputsParams | None = option(
+        None, doc="A JSON schema, regular expression, list of choices or grammar that the output follows, as "
+        "`StructuredOutputsParams` or a dict of them; all tokens that lead out of it are forbidden.",
+    )  # fmt: skip
+    steering: Mapping[str, Any] | None = option(
+        None, 'Change the distribution by a method, as dola, or JSON, as {"method": "cfg", "guidance_scale": 1.5}.',
+        metavar="METHOD",
+        doc="A method that changes the model's distribution before all other rules, by earlier layers, another prompt "
+        "or a second model: its name, or a dict (or its JSON) with its options, as "
+        '{"method": "cfg", "guidance_scale": 1.5}.',
+    )  # fmt: skip
+    canvas: Sequence[str | int | Sequence[int]] | None = option(
+        None, 'Of diffusion models: text given in the answer, as ["The answer is ", 5]; numbers are slots to fill.',
+        metavar="JSON",
+        doc="Of a diffusion language model: what stands where in its answer, a list of texts (or lists of token ids) "
+        'and numbers of slots to fill, as ["The answer is ", 5]. Slots behind it are filled, up to `max_tokens`.',
+    )  # fmt: skip
+    think: ThinkParams | Mapping[str, Any] | int | None = option(
+        None, 'Of diffusion models: most tokens of thoughts before the answer, or JSON, as {"max_tokens": 256}.',
+        metavar="JSON",
+        doc="Of a diffusion language model: thoughts before the answer, as `ThinkParams`, a dict of them, or the most "
+        "tokens that they may have.",
+    )  # fmt: skip
+    seed: int | None = option(
+        None, "Same seed, same text.", low=-(2**63), high=2**63 - 1, doc="Same seed, same tokens; None draws one."
+    )
+    stop: Sequence[str] | str = option(
+        (), "Text that ends the output; may be repeated.",
+        doc="Texts that end the output; one is cut off unless `include_stop_str_in_output`.",
+    )  # fmt: skip
+    stop_token_ids: Sequence[int] = option(
+        (), "Token id that ends the output; may be repeated.", doc="Token ids that end the output."
+    )
+    include_stop_str_in_output: bool = option(False, "Keep the stop string in the text.")
+    max_tokens: int | None = option(
+        16, "Maximum number of new tokens. Default: the checkpoint's, else 256.", low=1,
+        doc="Maximum number of generated tokens; None means up to the context.",
+    )  # fmt: skip
+    min_tokens: int = option(0, "Minimum number of new tokens.", low=0)
+    logprobs: int | None = option(
+        None, "Report this many of the most likely tokens per position, -1 all (with --json).", check=_check_logprobs,
+        doc="Number of most likely tokens to report besides the chosen one; -1 is all, None none.",
+    )  # fmt: skip
+    prompt_logprobs: int | None = option(None, "The same for the prompt's tokens.", check=_check_logprobs)
+    truncate_prompt_tokens: int | None = option(
+        None, "Use this many tokens of the prompt's end; -1: what leaves room for --max-tokens.", check=_check_kept,
+        doc="Use this many tokens of the prompt's end; -1 uses what leaves room for `max_tokens`.",
+    )  # fmt: skip
+    ignore_eos: bool = option(False, "Continue after an end token.")
+    detokenize: bool = option(True, doc="Whether `text` is made.")
+    skip_special_tokens: bool | Collection[int] = option(
+        True, doc="Make `text` without special tokens, or without those of a list of ids.", check=_check_skipped
+    )
+    output_kind: RequestOutputKind = option(
+        RequestOutputKind.CUMULATIVE, check=_check_kind,
+        doc="What chunks of `stream` hold; `generate` and `chat` return whole outputs whatever it is.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        self._check_ranges()
-        self._check_limits()
+        check_options(self)
+        if self.max_tokens is not None:
+            rule = f"be at most max_tokens={self.max_tokens}"
+            need(self.min_tokens <= self.max_tokens, "min_tokens", rule, self.min_tokens)
         self.stop = strings("stop", self.stop)
         self.bad_words = strings("bad_words", self.bad_words)
         self.stop_token_ids = tokens("stop_token_ids", self.stop_token_ids)
         if not isinstance(skipped := self.skip_special_tokens, bool):
-            need(skipped is not None, "skip_special_tokens", "be True, False or a list of token ids", skipped)
             self.skip_special_tokens = frozenset(tokens("skip_special_tokens", skipped))
         self.logit_bias = self._bias()
         if self.allowed_token_ids is not None:
@@ -263,8 +334,6 @@ class SamplingParams:
         self.canvas, self.think = canvas_pieces(self.canvas), ThinkParams.parse(self.think)
         ends = self.structured_outputs is None or not self.ignore_eos
         need(ends, "ignore_eos", "be False with structured_outputs, whose end is an end token", self.ignore_eos)
-        kind = self.output_kind
-        need(isinstance(kind, RequestOutputKind), "output_kind", "be a RequestOutputKind", kind)
         need(self.detokenize or not self.stop, "stop", "be empty when detokenize is False", self.stop)
         vars(self)["_built"] = True
 
@@ -273,39 +342,6 @@ class SamplingParams:
             given = {one.name: getattr(self, one.name) for one in fields(self)}
             value = getattr(SamplingParams.from_dict({**given, name: value}), name)
         object.__setattr__(self, name, value)
-
-    def _check_ranges(self) -> None:
-        integer("n", self.n, 1, MAX_N)
-        number("temperature", self.temperature, 0.0, math.inf, "be 0 (greedy) or positive")
-        number("top_p", self.top_p, 0.0, 1.0, "be above 0 and at most 1", open_low=True)
-        integer("top_k", self.top_k, -1)
-        number("min_p", self.min_p, 0.0, 1.0, "be in 0..1")
-        number("presence_penalty", self.presence_penalty, -2.0, 2.0, "be in -2..2")
-        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "be in -2..2")
-        number("repetition_penalty", self.repetition_penalty, TINY, math.inf, f"be {TINY:g} or more")
-
-    def _check_limits(self) -> None:
-        integer("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None:
-            integer("max_tokens", self.max_tokens, 1)
-            need(
-                self.min_tokens <= self.max_tokens,
-                "min_tokens",
-                f"be at most max_tokens={self.max_tokens}",
-                self.min_tokens,
-            )
-        for name in ("logprobs", "prompt_logprobs"):
-            if (value := getattr(self, name)) is not None:
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                fine = whole and (value == ALL_LOGPROBS or 0 <= value <= MAX_LOGPROBS)
-                need(fine, name, f"be an integer in 0..{MAX_LOGPROBS}, or -1 for all tokens", value)
-        if (kept := self.truncate_prompt_tokens) is not None:
-            fine = isinstance(kept, int) and not isinstance(kept, bool) and (kept == -1 or kept > 0)
-            need(fine, "truncate_prompt_tokens", "be an integer of 1 or more, or -1", kept)
-        if self.seed is not None:
-            integer("seed", self.seed, -(2**63), 2**63 - 1)
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize"):
-            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
 
     def _processors(self) -> tuple[LogitsProcessor, ...]:
         found = items("logits_processors", self.logits_processors, "be a list of functions")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.utils import choice, integer, need, number, strings
+from paceline.config.declared import check_options, documented, option
+from paceline.utils import need, strings
 
 TOOL_FORMATS: Final = (
     *("hermes", "mistral", "mistral_args", "llama3_json", "pythonic", "qwen3_coder", "openai", "glm45"),
@@ -16,98 +16,104 @@ TOOL_FORMATS: Final = (
 )
 """How models write calls of functions (serving.chat.formats)."""
 
-MOST: Final = (
-    *("max_waiting", "max_streams_per_key", "max_outputs_per_key", "max_body_bytes", "max_n", "max_prompts"),
-    "max_response_bytes",
-)
-"""Limits that are at least 1."""
-
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 ORIGIN: Final = r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+"
 """What pages are from, as browsers write it."""
 
 
+def _check_names(name: str, value: object) -> None:
+    need(all(text.strip() for text in strings(name, value)), name, "not be empty; leave it out", "an empty text")
+
+
+def _check_origins(name: str, value: object) -> None:
+    _check_names(name, value)
+    for one in strings(name, value):
+        need(re.fullmatch(ORIGIN, one) is not None, name, "hold origins, such as https://example.org, or *", one)
+
+
+def _check_host(name: str, value: object) -> None:
+    need(isinstance(value, str) and value != "", name, "be an address", value)
+
+
+def _check_path(name: str, value: object) -> None:
+    need(value != "", name, "be a path; leave it out", value)
+
+
+def _seconds(default: float, help: str) -> float:
+    return option(default, help, low=0.0, rule="be above 0", open_low=True)
+
+
+@documented
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Of `paceline serve`, with vLLM's names where it has them.
 
-    Attributes:
-        host, port: where it listens; port 0 takes a free one.
-        served_model_name: names of the model, the first of which answers tell; none: what it was loaded from.
-        api_key: of clients; without any, everybody is let in.
-        api_key_file: holds more of them, one a line.
-        admin_key, admin_key_file: likewise of those who see the requests of all keys on the live page, without texts.
-        log_requests: prompts are in the log, and all texts on the page of those keys.
-        allowed_host: names beside those of this machine that the Host header may have; "*.NAME" is all that end so,
-            "*" is any.
-        allowed_origins: origins whose pages may use the server from a browser, as "https://example.org"; "*" is any.
-        chat_template: file of one that replaces the checkpoint's.
-        allow_special_tokens: what messages spell like special tokens becomes them; else it is text.
-        tool_call_parser: one of TOOL_FORMATS; None is read off the chat template.
-        strict_schemas: JSON schemas are strict unless a request says otherwise.
-        lenient_fields: fields that cannot be honoured are ignored, and named in the header `x-ignored-fields`.
-        vllm_metrics: metrics have vLLM's own names.
-        max_waiting, max_streams_per_key: requests that have not begun, and running ones of a key; 429 beyond.
-        max_outputs_per_key: outputs of them, prompts times n; 429 beyond, 400 for a request that has more alone.
-        max_body_bytes: of a request; 413 beyond.
-        max_n, max_prompts, max_request_tokens: outputs, prompts and new tokens of a request; 400 beyond.
-        receive_timeout: seconds in which a request's head, and then its body, must have arrived.
-        request_timeout: seconds after which a request ends with an error.
-        drain_timeout: seconds that running requests have to end when the server stops.
-        response_file: SQLite database of the responses that `/v1/responses` stores; None: they are kept in memory.
-        max_response_bytes, max_response_age: of their texts together, and seconds; older ones are forgotten.
     Raises:
         ConfigError: a value outside its range.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: Sequence[str] = ()
-    api_key: Sequence[str] = ()
-    api_key_file: str | None = None
-    admin_key: Sequence[str] = ()
-    admin_key_file: str | None = None
-    log_requests: bool = False
-    allowed_host: Sequence[str] = ()
-    allowed_origins: Sequence[str] = ()
-    chat_template: str | None = None
-    allow_special_tokens: bool = False
-    tool_call_parser: str | None = None
-    strict_schemas: bool = False
-    lenient_fields: bool = False
-    vllm_metrics: bool = False
-    max_waiting: int = 256
-    max_streams_per_key: int = 256
-    max_outputs_per_key: int = 1024
-    max_body_bytes: int = 8 * 2**20
-    max_n: int = 16
-    max_prompts: int = 256
-    max_request_tokens: int | None = None
-    receive_timeout: float = 60.0
-    request_timeout: float = 600.0
-    drain_timeout: float = 60.0
-    response_file: str | None = None
-    max_response_bytes: int = 256 * 2**20
-    max_response_age: float = 30 * 86400.0
+    host: str = option("127.0.0.1", "Address to listen on.", check=_check_host)
+    port: int = option(8000, "Port; 0 takes a free one. Default: 8000.", low=0, high=65535)
+    served_model_name: Sequence[str] = option(
+        (), "Name of the model in requests and answers; may be repeated.", check=_check_names
+    )
+    api_key: Sequence[str] = option(
+        (), "Key that clients must give; may be repeated. Or PACELINE_API_KEY.", check=_check_names
+    )
+    api_key_file: str | None = option(None, "File with one key a line.")
+    admin_key: Sequence[str] = option(
+        (), "Key that shows everybody's requests on the live page; may be repeated. Or PACELINE_ADMIN_KEY.",
+        check=_check_names,
+    )  # fmt: skip
+    admin_key_file: str | None = option(None, "File with one such key a line.")
+    log_requests: bool = option(False, "Log prompts, and show texts to these keys.")
+    allowed_host: Sequence[str] = option(
+        (), "Name that the Host header may have, beside this machine's; may be repeated.", check=_check_names,
+        doc='Names that the Host header may have, beside this machine\'s; "*.NAME" is all that end so, "*" is any.',
+    )  # fmt: skip
+    allowed_origins: Sequence[str] = option(
+        (), "Origin of pages that may use the server, as https://example.org, * or a JSON list; repeatable.",
+        check=_check_origins,
+    )  # fmt: skip
+    chat_template: str | None = option(None, "File of a chat template that replaces the model's.")
+    allow_special_tokens: bool = option(False, "What messages spell like special tokens becomes them.")
+    tool_call_parser: str | None = option(
+        None, f"How the model writes calls: {', '.join(TOOL_FORMATS)}. Default: as the chat template has it.",
+        choices=TOOL_FORMATS,
+    )  # fmt: skip
+    strict_schemas: bool = option(
+        False, "Reject JSON schemas that cannot be enforced, where requests do not say strict."
+    )
+    lenient_fields: bool = option(
+        False, "Ignore fields that cannot be honoured, and name them in the header x-ignored-fields."
+    )
+    vllm_metrics: bool = option(False, "Give metrics vLLM's own names.")
+    max_waiting: int = option(256, "Maximum number of requests that wait; more are answered 429.", low=1)
+    max_streams_per_key: int = option(256, "Maximum number of requests of a key that run at once.", low=1)
+    max_outputs_per_key: int = option(
+        1024, "Maximum number of outputs of a key, prompts times n, that run or wait at once.", low=1
+    )
+    max_body_bytes: int = option(8 * 2**20, "Maximum length of a request.", low=1)
+    max_n: int = option(16, "Maximum number of outputs of a request.", low=1)
+    max_prompts: int = option(256, "Maximum number of prompts of a request.", low=1)
+    max_request_tokens: int | None = option(
+        None, "Maximum number of new tokens that a request may ask for; default: any.", low=1
+    )
+    receive_timeout: float = _seconds(60.0, "Seconds in which a request's head, and then its body, must have arrived.")
+    request_timeout: float = _seconds(600.0, "Seconds that a request may take.")
+    drain_timeout: float = _seconds(60.0, "Seconds that running requests have to end when the server stops.")
+    response_file: str | None = option(
+        None, "File that stored responses are kept in; default: memory.", check=_check_path
+    )
+    max_response_bytes: int = option(
+        256 * 2**20, "Maximum length of all stored responses; the oldest are forgotten. Default: 256 MiB.", low=1
+    )
+    max_response_age: float = _seconds(
+        30 * 86400.0, "Seconds after which a stored response is forgotten; default: 30 days."
+    )
 
     def __post_init__(self) -> None:
-        need(isinstance(self.host, str) and self.host != "", "host", "be an address", self.host)
-        integer("port", self.port, 0, 65535)
+        check_options(self)
         for name in ("served_model_name", "api_key", "admin_key", "allowed_host", "allowed_origins"):
-            texts = strings(name, getattr(self, name))
-            need(all(text.strip() for text in texts), name, "not be empty; leave it out", "an empty text")
-            vars(self)[name] = texts
-        for one in self.allowed_origins:
-            fine = re.fullmatch(ORIGIN, one) is not None
-            need(fine, "allowed_origins", "hold origins, such as https://example.org, or *", one)
-        choice("tool_call_parser", self.tool_call_parser, TOOL_FORMATS, optional=True)
-        for name in ("log_requests", "allow_special_tokens", "strict_schemas", "lenient_fields", "vllm_metrics"):
-            need(isinstance(getattr(self, name), bool), name, "be True or False", getattr(self, name))
-        for name in MOST:
-            integer(name, getattr(self, name), 1)
-        if self.max_request_tokens is not None:
-            integer("max_request_tokens", self.max_request_tokens, 1)
-        for name in ("receive_timeout", "request_timeout", "drain_timeout", "max_response_age"):
-            number(name, getattr(self, name), 0.0, math.inf, "be above 0", open_low=True)
-        need(self.response_file != "", "response_file", "be a path; leave it out", self.response_file)
+            vars(self)[name] = strings(name, getattr(self, name))

@@ -12,6 +12,7 @@ from .head_training import train as train
 from .heads import HeadTrainer as HeadTrainer
 from .heads import Trainer as Trainer
 from .heads import trainer as trainer
+from .heads import training_config as training_config
 from .judging import Evaluated as Evaluated
 from .judging import Judged as Judged
 from .judging import counted as counted
@@ -38,8 +39,8 @@ from .state_shards import StateShards as StateShards
 from .steering_strength import Strength as Strength
 from .steering_strength import candidate_strengths as candidate_strengths
 from .steering_strength import svdecode_strength as svdecode_strength
-from .train_config import LEARN_TEXTS as LEARN_TEXTS
-from .train_config import METHODS as METHODS
+from .train_config import ExitConfig as ExitConfig
 from .train_config import Fitting as Fitting
+from .train_config import TextConfig as TextConfig
 from .train_config import TrainConfig as TrainConfig
 from .trained import Trained as Trained

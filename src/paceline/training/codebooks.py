@@ -11,6 +11,7 @@ Source: Codebook Features: Sparse and Discrete Interpretability for Neural Netwo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -19,13 +20,15 @@ from torch import Tensor, nn
 
 from paceline.checkpoints import read_config
 from paceline.codebooks import Books, write_books
+from paceline.config import documented, option
 from paceline.training.batches import Batch, Document, TargetView, packed
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
 from paceline.training.next_token import NextTokenTrainer, decoded, text_loss
+from paceline.training.train_config import TextConfig, TrainConfig
+from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.training.train_config import TrainConfig
 
 DRAWN: Final = 10.0
 """Weight of the distance between states and the codes that stand for them, the mean of all books."""
@@ -35,6 +38,20 @@ REVIVED: Final = 50
 
 ROUNDS, SEEN = 4, 4096
 """Of k-means before the first step: rounds, and tokens."""
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class CodebookConfig(TextConfig):
+    """Of codebooks."""
+
+    codebook_size: int = option(1024, "Of codebooks: codes of each.", low=2, high=1 << 16)
+    codes: int = option(8, "Of codebooks: codes that make a state.")
+    sites: tuple[str, ...] = option(("attention", "mlp"), "Of codebooks: modules of every layer that have one.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        integer("codes", self.codes, 1, self.codebook_size)
 
 
 class CodebookTrainer(NextTokenTrainer):
@@ -47,6 +64,8 @@ class CodebookTrainer(NextTokenTrainer):
         CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
     """
 
+    name: ClassVar[str] = "codebooks"
+    config_class: ClassVar[type[TrainConfig]] = CodebookConfig
     rate: ClassVar[float] = 1e-4
     drafts: ClassVar[bool] = False
     replaces_target: ClassVar[bool] = True
@@ -63,6 +82,7 @@ class CodebookTrainer(NextTokenTrainer):
     @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[CodebookTrainer, TargetView]:
         """Its vocabulary is the whole one."""
+        assert isinstance(config, CodebookConfig)
         info = llm.runner.info
         view = TargetView(llm.runner, None, torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         shape: dict[str, Any] = {"size": config.codebook_size, "firing": config.codes, "sites": config.sites}

@@ -17,6 +17,7 @@ import re
 import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -24,16 +25,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoints import Checkpoint, read_config
+from paceline.config import documented, option
 from paceline.errors import CapabilityError
 from paceline.models.heads import target_rows, write_folder
 from paceline.training.batches import Batch, TargetView
 from paceline.training.next_token import NextTokenTrainer, decoded
-from paceline.utils import need, replacing
+from paceline.training.train_config import TrainConfig
+from paceline.utils import integer, need, replacing
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.models import ModelInfo
-    from paceline.training.train_config import TrainConfig
 
 VOCABULARY: Final = "draft_vocab.json"
 """In the draft's folder: its vocabulary, for `draft_vocab_file`."""
@@ -49,20 +51,54 @@ HEAD_DIM: Final = 64
 Tensors = dict[str, Tensor]
 
 
+def _check_layers(name: str, value: Sequence[int]) -> None:
+    for layer in value:
+        integer(name, layer, 0)
+    ascending = len(value) > 0 and list(value) == sorted(set(value))
+    need(ascending, name, "be one number or more, ascending", value)
+
+
+def _check_width(name: str, value: int) -> None:
+    need(value > 0 and value % HEAD_DIM == 0, name, f"be a multiple of {HEAD_DIM}", value)
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class DraftModelConfig(TrainConfig):
+    """Of a draft model."""
+
+    layers: tuple[int, ...] | None = option(
+        None, "Of the model, for draft_model: 0,4,9; a fifth of them by default.", check=_check_layers
+    )
+    hidden_size: int | None = option(
+        None, "Of a small Llama, for draft_model without --layers; 64, 128, ...", check=_check_width
+    )
+    num_layers: int = option(1, "Of that Llama.", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        clash = self.hidden_size is not None and self.layers is not None
+        need(not clash, "hidden_size", "be left out where layers are given", self.hidden_size)
+
+
 class DraftModelTrainer(NextTokenTrainer):
     """A decoder of transformers in training, `model`, whose input is `embedded`."""
 
+    name: ClassVar[str] = "draft_model"
+    config_class: ClassVar[type[TrainConfig]] = DraftModelConfig
     rate: ClassVar[float] = 3e-4
     model: nn.Module
 
     @classmethod
     def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        assert isinstance(config, DraftModelConfig)
         most, count, layers = target.hidden_size, target.num_layers, config.layers
         need((config.hidden_size or 0) <= most, "hidden_size", f"be at most {most}, the model's", config.hidden_size)
         need(max(layers or (0,)) < count, "layers", f"be below {count}, the model's layers", layers)
 
     @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[DraftModelTrainer, TargetView]:
+        assert isinstance(config, DraftModelConfig)
         view = TargetView(llm.runner, (), vocabulary, keep_bytes=config.feature_cache_bytes)
         info = llm.runner.info
         if config.hidden_size is not None:

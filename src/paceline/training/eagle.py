@@ -9,7 +9,7 @@ Source: EAGLE: speculative sampling requires rethinking feature uncertainty (arX
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ NOISE, LENGTH = 0.2, 512
 
 class EagleTrainer(HeadTrainer):
     """An EAGLE-1 head, whose states are those after the target's final norm."""
+
+    name: ClassVar[str] = "eagle"
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 5) -> None:
         super().__init__(config, rows)

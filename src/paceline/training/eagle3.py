@@ -16,7 +16,7 @@ Source: EAGLE-3: scaling up inference acceleration of large language models via 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,8 @@ class Eagle3Layer(DecoderLayer):
 
 class Eagle3Trainer(HeadTrainer):
     """An EAGLE-3 head; `depths` unrolls are trained (the paper has 7, which take longer and serve drafts of 7)."""
+
+    name: ClassVar[str] = "eagle3"
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 5) -> None:
         super().__init__(config, rows)

@@ -198,6 +198,7 @@ def _claim(folder: Path, settings: Mapping[str, Any], command: str) -> bool:
     known = {"split": "training, held out", **json.loads(path.read_text())} if path.is_file() else {}
     known.pop("command", None)
     now = json.loads(json.dumps(settings))
+    known = {key: value for key, value in known.items() if key in now}  # earlier versions had settings of all methods
     if other := list(_differing(known, now)):
         raise ConfigError(
             f"{str(folder)!r} holds a run with another {', '.join(other)}; name another output, or remove it"
@@ -252,4 +253,7 @@ def _check(llm: LLM, config: TrainConfig) -> None:
                 f"training needs {name} of the model, which {runner.info.name} does not give as it runs here; use a "
                 "family that runs natively"
             )
-    trainer(config.method).check(runner.info, config)
+    method = trainer(config.method)
+    own = method.config_class
+    need(isinstance(config, own), "config", f"be a {own.__name__} for method {config.method!r}", type(config).__name__)
+    method.check(runner.info, config)

@@ -7,30 +7,45 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from paceline import registry
 from paceline.models.heads import write_head
 from paceline.training.batches import Batch, Document, TargetView
-from paceline.training.train_config import METHODS
+from paceline.training.train_config import TrainConfig
+from paceline.utils import reject_unknown
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.models import ModelInfo, Runner
     from paceline.models.heads import HeadConfig
-    from paceline.training.train_config import TrainConfig
 
 
 def trainer(method: str) -> type[Trainer]:
-    """The class of a method of METHODS."""
-    module, name = METHODS[method].split(":")
-    found: type[Trainer] = getattr(import_module(f"paceline.training.{module}"), name)
+    """The class of a name of the registry, or of "module:Class".
+
+    Raises:
+        ConfigError: an unknown name, or what is no trainer.
+    """
+    found: type[Trainer] = registry.load("trainers", method)
+    registry.check_derives("trainers", method, found, Trainer)
     return found
+
+
+def training_config(method: str, **settings: Any) -> TrainConfig:
+    """The configuration of a method's training, with the method's own settings among others.
+
+    Raises:
+        ConfigError: an unknown method or setting, or a value outside its range.
+    """
+    made = trainer(method).config_class
+    reject_unknown(f"training of {method}", settings, [one.name for one in fields(made)])
+    return made(method=method, **settings)
 
 
 class Trainer(nn.Module):
@@ -39,12 +54,15 @@ class Trainer(nn.Module):
     Args:
         rows: (v, hidden) of the target's head for the draft vocabulary; they stay as they are.
     Attributes:
+        name: of the method. config_class: what a user may set.
         rate: usual peak of the learning rate.
         drafts: what is written drafts for the target; otherwise it is an adapter of it, or another model.
         replaces_target: what is written is a model in place of the target.
         depths: how many tokens ahead it is judged by.
     """
 
+    name: ClassVar[str]
+    config_class: ClassVar[type[TrainConfig]] = TrainConfig
     rate: ClassVar[float] = 1e-3
     drafts: ClassVar[bool] = True
     replaces_target: ClassVar[bool] = False

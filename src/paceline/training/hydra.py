@@ -44,7 +44,7 @@ class _Head(nn.Module):
 class HydraTrainer(PathTrainer):
     """Hydra heads that share the rows of the target's head."""
 
-    method: ClassVar[HeadMethod] = "hydra"
+    name: ClassVar[HeadMethod] = "hydra"
     blocks: ClassVar[int] = 1
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
@@ -55,13 +55,13 @@ class HydraTrainer(PathTrainer):
     @classmethod
     def config_of(cls, target: ModelInfo, layer: Mapping[str, Any], draft_vocab_size: int, depths: int) -> HeadConfig:
         return HeadConfig(
-            method=cls.method,
+            method=cls.name,
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,
             draft_vocab_size=draft_vocab_size,
             num_heads=depths,
             num_layers=cls.blocks,
-            layer=layer if cls.method == "hydra++" else {},
+            layer=layer if cls.name == "hydra++" else {},
         )
 
     def made(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -88,7 +88,7 @@ class _PrefixLayer(DecoderLayer):
 class HydraPlusTrainer(HydraTrainer):
     """The same with heads of four blocks, behind a decoder layer that adds nothing at first."""
 
-    method, blocks = "hydra++", 4
+    name, blocks = "hydra++", 4
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:
         super().__init__(config, rows, depths)

@@ -23,12 +23,12 @@ from paceline.training.batches import Batch, TargetView
 from paceline.training.heads import layer_of
 from paceline.training.layer import AttentionLayer, RMSNorm
 from paceline.training.next_token import NextTokenTrainer
+from paceline.training.train_config import ExitConfig, TrainConfig
 from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.models import ModelInfo, Runner
-    from paceline.training.train_config import TrainConfig
 
 
 class AdapterLayer(AttentionLayer):
@@ -53,6 +53,8 @@ class KangarooTrainer(NextTokenTrainer):
         gains: (hidden,) of the target's final norm. rows, depths: as above.
     """
 
+    name: ClassVar[str] = "kangaroo"
+    config_class: ClassVar[type[TrainConfig]] = ExitConfig
     rate: ClassVar[float] = 2e-3
 
     def __init__(
@@ -67,12 +69,14 @@ class KangarooTrainer(NextTokenTrainer):
 
     @classmethod
     def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        assert isinstance(config, ExitConfig)
         if config.exit_layer is not None:
             integer("exit_layer", config.exit_layer, 1, target.num_layers - 1)
 
     @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[KangarooTrainer, TargetView]:
         """Its vocabulary is the whole one."""
+        assert isinstance(config, ExitConfig)
         info, layer = llm.runner.info, layer_of(llm.runner)
         exit_layer = min(2, info.num_layers - 1) if config.exit_layer is None else config.exit_layer
         every = torch.arange(info.vocab_size)

@@ -27,12 +27,12 @@ from paceline.errors import CapabilityError
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced, with_layers, write_checkpoint
 from paceline.training.next_token import NextTokenTrainer, decoded
+from paceline.training.train_config import ExitConfig, TrainConfig
 from paceline.utils import integer
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.models import ModelInfo
-    from paceline.training.train_config import TrainConfig
 
 DROPOUT: Final = 0.1
 """Chance of leaving out the last layer."""
@@ -54,6 +54,8 @@ class LayerSkipTrainer(NextTokenTrainer):
         CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
     """
 
+    name: ClassVar[str] = "layer_skip"
+    config_class: ClassVar[type[TrainConfig]] = ExitConfig
     rate: ClassVar[float] = 2e-4
     replaces_target: ClassVar[bool] = True
 
@@ -67,12 +69,14 @@ class LayerSkipTrainer(NextTokenTrainer):
 
     @classmethod
     def check(cls, target: ModelInfo, config: TrainConfig) -> None:
+        assert isinstance(config, ExitConfig)
         if config.exit_layer is not None:
             integer("exit_layer", config.exit_layer, 1, target.num_layers - 1)
 
     @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LayerSkipTrainer, TargetView]:
         """Its vocabulary is the whole one."""
+        assert isinstance(config, ExitConfig)
         info = llm.runner.info
         exit_layer = max(1, info.num_layers // 4) if config.exit_layer is None else config.exit_layer
         view = TargetView(llm.runner, (), torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,14 +20,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.checkpoints import write_adapter
+from paceline.config import documented, option
 from paceline.training.batches import Batch, TargetView
 from paceline.training.draft_model import embedding_of, sliced
 from paceline.training.next_token import NextTokenTrainer, decoded, text_loss
+from paceline.training.train_config import TextConfig, TrainConfig
 from paceline.utils import need
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.training.train_config import TrainConfig
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig(TextConfig):
+    """Of an adapter."""
+
+    rank: int = option(16, "Of lora's changes.", low=1, high=1024)
+    alpha: float = option(
+        32.0, "Of lora: changes count alpha / rank times.", low=0.0, high=1e6, rule="be above 0", open_low=True
+    )
+    target_modules: tuple[str, ...] | None = option(None, "Of lora: q_proj,v_proj; all matrices by default.")
 
 
 class LoraTrainer(NextTokenTrainer):
@@ -43,6 +57,8 @@ class LoraTrainer(NextTokenTrainer):
         CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
     """
 
+    name: ClassVar[str] = "lora"
+    config_class: ClassVar[type[TrainConfig]] = LoraConfig
     rate: ClassVar[float] = 5e-4
     drafts: ClassVar[bool] = False
 
@@ -69,6 +85,7 @@ class LoraTrainer(NextTokenTrainer):
     @classmethod
     def begun(cls, llm: LLM, config: TrainConfig, vocabulary: Tensor) -> tuple[LoraTrainer, TargetView]:
         """Its vocabulary is the whole one."""
+        assert isinstance(config, LoraConfig)
         info = llm.runner.info
         view = TargetView(llm.runner, None, torch.arange(info.vocab_size), keep_bytes=config.feature_cache_bytes)
         rank, alpha = config.rank, config.alpha

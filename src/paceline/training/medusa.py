@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class MedusaTrainer(PathTrainer):
     """Medusa heads that share the rows of the target's head."""
 
+    name: ClassVar[str] = "medusa"
     decay: ClassVar[float] = 0.8
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:

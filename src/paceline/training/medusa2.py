@@ -58,6 +58,7 @@ class Medusa2Trainer(NextTokenTrainer):
         CapabilityError: a checkpoint whose layers are not those of a causal model of Hugging Face.
     """
 
+    name: ClassVar[str] = "medusa2"
     rate: ClassVar[float] = 1e-4
     replaces_target: ClassVar[bool] = True
     vocabulary: Tensor

@@ -52,6 +52,7 @@ class _Norm(nn.Module):
 class MLPSpeculatorTrainer(PathTrainer):
     """Heads that share their weights, of the target's width."""
 
+    name: ClassVar[str] = "mlp_speculator"
     rate: ClassVar[float] = 3e-3
 
     def __init__(self, config: HeadConfig, rows: Tensor, depths: int = 4) -> None:

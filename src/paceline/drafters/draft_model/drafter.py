@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Unpack
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import ModelDrafter, SampleMethod, draws_for
+from paceline.drafters.common.bases import ModelDrafter, draws_for
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.common.draft_state import FEW, DraftState, catch_up
 from paceline.drafters.growth.base import grow, model_scores
-from paceline.drafters.growth.policies import PolicyName, TreePolicy
-from paceline.drafters.growth.policies import tree_policy as policy_of
+from paceline.drafters.growth.options import GrowthOptions, growth_policy, with_growth_options
+from paceline.drafters.growth.policies import TreePolicy
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import Runner
@@ -27,30 +28,12 @@ from paceline.utils import need
 logger = logging.getLogger("paceline")
 
 
+@with_growth_options
 class DraftModelDrafter(ModelDrafter[DraftState]):
     """Drafts with a smaller model.
 
     Args:
         model: folder or hub id of the draft model.
-        num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the draft's distribution, "greedy" takes
-            its most likely tokens, as it always does at temperature 0. By default it draws, but for requests with a
-            seed of their own, which then get the tokens of that seed whatever is drafted.
-        tree_policy: how trees grow. "levels" (the default) expands the most likely nodes of each level; "dyspec" adds
-            node by node where the draft expects most, "dyspec_threshold" all that is worth `tree_threshold`, level by
-            level; "eagle2" ranks all nodes again in the end; "static" fills the shape `speculative_token_tree`; "ppd"
-            fills the best shape of the budget's size, that of controller "ppd" where it decides. These three take
-            tokens by rank at every temperature. Above it, "rsd_c" draws `tree_width` children of every node, "rsd_s"
-            keeps as many nodes of a level by stochastic beam search, both without replacement; "spectr" draws as many
-            independent chains (for acceptance_method "k_seq"), "greedy_draft" one child beside the likeliest (for
-            "greedy_draft_sampling"); at temperature 0 all four are "levels".
-        tree_width: of "levels" (1, the default, drafts chains) and "eagle2" (10): children of a node, nodes expanded on
-            a level; of the last four policies (3): drafts, as above. Of "rsd_c" also a list: the children of a node on
-            each level, such as [3, 2, 1], and no more levels than these.
-        tree_threshold: of "dyspec_threshold": least chance, as the draft sees it, of a position that gets a node; None
-            is 1 / nodes.
-        speculative_token_tree: of "static": paths of ranks, as a list or as vLLM's text, such as "[(0,), (1,), (0,
-            0)]".
         draft_vocab_size: tokens that the draft's head keeps, the most frequent ones; the others are never drafted,
             which saves the time of their rows. None, the default, keeps as many as pay where the target's tokens were
             counted (`paceline count-tokens`), else all; "all" keeps all in any case.
@@ -75,20 +58,12 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
         args: DrafterArgs,
         *,
         model: str | None = None,
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_vocab_size: int | str | None = None,
         draft_vocab_file: str | None = None,
         draft_device: str | None = None,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
-        self._configure(
-            args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
-            threshold=tree_threshold, paths=speculative_token_tree,
-        )  # fmt: skip
+        self._configure(args, growth)
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
 
     def _open(
@@ -109,23 +84,11 @@ class DraftModelDrafter(ModelDrafter[DraftState]):
             runner = args.models.open(model, head_rows=rows, device=device)
         self._use(runner, repr(model))
 
-    def _configure(
-        self,
-        args: DrafterArgs,
-        *,
-        limit: int | None,
-        method: str | None,
-        policy: PolicyName | None,
-        width: int | Sequence[int] | None,
-        threshold: float | None,
-        paths: str | Sequence[Sequence[int]] | None,
-    ) -> None:
+    def _configure(self, args: DrafterArgs, growth: GrowthOptions) -> None:
         """Check and keep what needs no model."""
-        self._keep(args, limit, method)
-        self.policy = policy_of(policy, width=width, threshold=threshold, paths=paths)
+        self._keep(args, growth.get("num_speculative_tokens"), growth.get("draft_sample_method"))
+        self.policy = growth_policy(growth)
         self.tree_policy = self.policy.name
-        clash = self.policy.points and method == "probabilistic"
-        need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
 
     def _rows(
         self, args: DrafterArgs, size: int | str | None, file: str | None, model: str | None = None

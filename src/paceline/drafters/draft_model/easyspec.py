@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod, model_of
+from paceline.drafters.common.bases import model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.drafters.growth.base import grow, model_scores
-from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.tree import ROOT, Budget, TokenTree
 from paceline.utils import integer
 
@@ -57,6 +57,7 @@ class GroupedState(DraftState):
         super().confirm(runner)
 
 
+@with_growth_options
 class EasySpecDrafter(DraftModelDrafter):
     """Drafts with a smaller model whose layers read the same state in groups.
 
@@ -65,8 +66,6 @@ class EasySpecDrafter(DraftModelDrafter):
         layer_group_size: layers of a group; 1 is the draft model as it is. The first and the last layer are in no
             group.
         draft_device: as for `draft_model`.
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree: as
-            for `draft_model`.
     Raises:
         ConfigError: a value outside its range, a model of fewer layers.
         UnsupportedModelError: a model without the native runner.
@@ -83,18 +82,10 @@ class EasySpecDrafter(DraftModelDrafter):
         model: str | None = None,
         layer_group_size: int = SIZE,
         draft_device: str | None = None,
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
         integer("layer_group_size", layer_group_size, 1, 1024)
-        self._configure(
-            args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
-            threshold=tree_threshold, paths=speculative_token_tree,
-        )  # fmt: skip
+        self._configure(args, growth)
         model, models = model_of(args, self.name, model)
         self._use(models.open(model, group_size=layer_group_size, device=draft_device), repr(model))
         self._fuzzy = cast("GroupedRunner", self.runner).fuzzy = layer_group_size > 1

@@ -32,6 +32,7 @@ from paceline.drafters.common.chains import chain_tree
 from paceline.drafters.common.draft_chain import ChainDraft, draft_chains
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.drafters.growth.options import GrowthOptions
 from paceline.errors import CapabilityError
 from paceline.tree import EMPTY_TREE, Budget, GoOn, Scores, TokenTree, Verdict, always_go_on
 from paceline.utils import need
@@ -307,15 +308,8 @@ class PearlDrafter(DraftModelDrafter):
         draft_device: str | None = None,
     ) -> None:
         need(overlap is None or isinstance(overlap, bool), "overlap", "be True, False or None", overlap)
-        self._configure(
-            args,
-            limit=num_speculative_tokens,
-            method=draft_sample_method,
-            policy=None,
-            width=None,
-            threshold=None,
-            paths=None,
-        )
+        chains = GrowthOptions(num_speculative_tokens=num_speculative_tokens, draft_sample_method=draft_sample_method)
+        self._configure(args, chains)
         self._open(args, model, draft_vocab_size, draft_vocab_file, draft_device)
         self.choices = OverlapChoices(self.name, self._allowed(args, overlap))
 

@@ -7,6 +7,9 @@ from .base import inputs_of as inputs_of
 from .base import model_scores as model_scores
 from .dyspec import DySpecDraft as DySpecDraft
 from .dyspec import DySpecPoints as DySpecPoints
+from .options import GrowthOptions as GrowthOptions
+from .options import growth_policy as growth_policy
+from .options import with_growth_options as with_growth_options
 from .policies import MAX_WIDTH as MAX_WIDTH
 from .policies import POLICIES as POLICIES
 from .policies import PolicyName as PolicyName

@@ -8,13 +8,12 @@ large language models via training-time test (arXiv:2503.01840).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.growth.base import Growth
-from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.heads.cached_drafter import CachedHeadDrafter
 from paceline.drafters.heads.feature_drafts import FeatureDrafts, FeatureState
 from paceline.drafters.heads.tapped_states import TappedStates
@@ -24,15 +23,12 @@ from paceline.tree import TokenTree
 from paceline.utils import integer
 
 
+@with_growth_options
 class EagleDrafter(CachedHeadDrafter[FeatureState]):
     """Drafts with a head of one decoder layer that was trained for the target.
 
     Args:
         model: folder or hub id of the head.
-        num_speculative_tokens: most levels to draft; None leaves it to the budget.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the head's distribution, "greedy" takes its
-            most likely tokens. By default it draws, but for requests with a seed of their own.
-        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as for `draft_model`.
         draft_context: most tokens at the end of a prompt that the head sees, beside all that is generated; what lies
             before them is not computed again where it is cached. None is the whole prompt.
     Raises:
@@ -50,17 +46,11 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
         args: DrafterArgs,
         *,
         model: str | None = None,
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_context: int | None = 1024,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
         integer("draft_context", 1 if draft_context is None else draft_context, 1)
-        policy = tree_policy, tree_width, tree_threshold, speculative_token_tree
-        name, target = self._configure(args, model, num_speculative_tokens, draft_sample_method, policy)
+        name, target = self._configure(args, model, growth)
         self.head = FeatureHead.load(name, target, self.heads, tokenizer=args.fingerprint)
         self._drafts = FeatureDrafts(self.head, args.vocab_size, args.index)
         self._read(target, self.head.taps, draft_context)
@@ -82,12 +72,12 @@ class EagleDrafter(CachedHeadDrafter[FeatureState]):
         return FeatureState(context, self.head.fork(state.cache), state.states.copy())
 
 
+@with_growth_options
 class Eagle2Drafter(EagleDrafter):
     """The same head as `eagle`, with the trees of EAGLE-2 where no other policy is named.
 
     Args:
-        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
-            speculative_token_tree, draft_context: as for `eagle`.
+        model, draft_context: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """
@@ -96,12 +86,14 @@ class Eagle2Drafter(EagleDrafter):
     usual_policy = "eagle2"
 
 
+@with_growth_options
 class Eagle3Drafter(EagleDrafter):
     """Drafts with a head that reads several of the target's layers and predicts tokens alone.
 
+    `tree_policy` "eagle2" makes the paper's trees.
+
     Args:
-        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
-            speculative_token_tree, draft_context: as for `eagle`; `tree_policy` "eagle2" makes the paper's trees.
+        model, draft_context: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """

@@ -9,10 +9,11 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar
 import torch
 
 from paceline.drafters.base import Context, Drafter, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod, check_method, draws_for, limit_of
+from paceline.drafters.common.bases import check_method, draws_for, limit_of
 from paceline.drafters.common.draft_chain import ChainDraft, add_level, plain
 from paceline.drafters.common.draft_rows import best_tokens, fit_rows
 from paceline.drafters.growth.base import Growth
+from paceline.drafters.growth.options import GrowthOptions, growth_policy
 from paceline.drafters.growth.policies import PolicyName
 from paceline.drafters.growth.policies import tree_policy as policy_of
 from paceline.errors import CapabilityError
@@ -22,6 +23,9 @@ from paceline.utils import need
 
 STATIC: Final = policy_of("ppd", width=None, threshold=None, paths=None)
 """Trees of the shape that comes with the budget."""
+
+TREES: Final = ("tree_policy", "tree_width", "tree_threshold", "speculative_token_tree")
+"""Options that say how trees grow."""
 
 
 class HeadState(Protocol):
@@ -50,25 +54,14 @@ class HeadDrafter(Drafter, Generic[S]):
     """Whether the shape of a static tree that a controller has chosen is drafted where the user named no policy."""
     none: torch.Tensor
 
-    def _configure(
-        self,
-        args: DrafterArgs,
-        model: str | None,
-        limit: int | None,
-        method: SampleMethod | None,
-        policy: tuple[PolicyName | None, int | Sequence[int] | None, float | None, object],
-    ) -> tuple[str, Runner]:
+    def _configure(self, args: DrafterArgs, model: str | None, growth: GrowthOptions) -> tuple[str, Runner]:
         """Check and keep the options; the head's name and the target."""
+        method = growth.get("draft_sample_method")
         check_method(method)
-        self.index, self.limit, self.method = args.index, limit_of(limit), method
-        name, width, threshold, paths = policy
-        self.policy = policy_of(
-            self.usual_policy if name is None and paths is None else name, width=width, threshold=threshold, paths=paths
-        )
+        self.index, self.limit, self.method = args.index, limit_of(growth.get("num_speculative_tokens")), method
+        self.policy = growth_policy(growth, self.usual_policy)
         self.tree_policy, self._in_chains = self.policy.name, self.policy.name == "chain"
-        free = all(option is None for option in policy) and method != "probabilistic"
-        clash = self.policy.points and method == "probabilistic"
-        need(not clash, "draft_sample_method", f"be greedy or left out with tree_policy {self.policy.name!r}", method)
+        free = all(growth.get(name) is None for name in TREES) and method != "probabilistic"
         rule = f"be the folder or hub id of a head for method {self.name!r}"
         need(isinstance(model, str) and args.target is not None, "speculative_config model", rule, model)
         assert args.target is not None

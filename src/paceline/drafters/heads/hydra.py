@@ -6,16 +6,15 @@ Source: Hydra: sequentially-dependent draft heads for Medusa decoding (arXiv:240
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.common.draft_state import CHUNK, FEW
 from paceline.drafters.growth.base import Growth
-from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.heads.cached_drafter import CachedHeadDrafter, CachedState
 from paceline.drafters.heads.last_state import LastStateDrafter
 from paceline.drafters.heads.path_drafts import PathDrafts
@@ -27,12 +26,12 @@ from paceline.tree import TokenTree
 from paceline.utils import integer
 
 
+@with_growth_options
 class HydraDrafter(LastStateDrafter):
     """Drafts with Hydra's heads that were trained for the target.
 
     Args:
-        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
-            speculative_token_tree: as for `medusa`.
+        model: as for `medusa`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """
@@ -65,12 +64,13 @@ class PrefixState(CachedState):
         self.made = self.made[:0]
 
 
+@with_growth_options
 class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
     """Hydra++: the heads begin with what a decoder layer makes of the target's states of the whole text.
 
     Args:
-        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
-            speculative_token_tree: as for `medusa`. draft_context: as for `eagle`.
+        model: as for `medusa`.
+        draft_context: as for `eagle`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """
@@ -84,17 +84,11 @@ class HydraPlusDrafter(CachedHeadDrafter[PrefixState]):
         args: DrafterArgs,
         *,
         model: str | None = None,
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_context: int | None = 1024,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
         integer("draft_context", 1 if draft_context is None else draft_context, 1)
-        policy = tree_policy, tree_width, tree_threshold, speculative_token_tree
-        name, target = self._configure(args, model, num_speculative_tokens, draft_sample_method, policy)
+        name, target = self._configure(args, model, growth)
         self.head = HydraPlusHead(name, target, tokenizer=args.fingerprint)
         self.limit = min(self.limit, self.head.depths)
         self._drafts = PathDrafts(self.head, args.vocab_size, args.index)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Unpack, cast
 
 import torch
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.common.draft_chain import ChainDraft
 from paceline.drafters.growth.base import Growth
-from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.heads.head_drafter import HeadDrafter
 from paceline.drafters.heads.path_drafts import PathDrafts
 from paceline.drafters.heads.tapped_states import of_pass, of_prompt
@@ -38,15 +37,12 @@ class LastState:
         return len(self.state) > 0 and self.known == len(self.context.tokens)
 
 
+@with_growth_options
 class LastStateDrafter(HeadDrafter[LastState]):
     """Base of drafters whose heads were trained for the target.
 
     Args:
         model: folder or hub id of the heads.
-        num_speculative_tokens: most levels to draft; None leaves it to the budget. There are no more than heads.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the heads' distributions, "greedy" takes
-            their most likely tokens. By default it draws, but for requests with a seed of their own.
-        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as of `draft_model`.
     Raises:
         ConfigError: a value outside its range, no heads.
         CheckpointError: heads of another method or for another model.
@@ -60,15 +56,9 @@ class LastStateDrafter(HeadDrafter[LastState]):
         args: DrafterArgs,
         *,
         model: str | None = None,
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
-        policy = tree_policy, tree_width, tree_threshold, speculative_token_tree
-        name, target = self._configure(args, model, num_speculative_tokens, draft_sample_method, policy)
+        name, target = self._configure(args, model, growth)
         self.head = self.heads(name, target, tokenizer=args.fingerprint)
         self.limit = min(self.limit, self.head.depths)
         self._drafts = PathDrafts(self.head, args.vocab_size, args.index)

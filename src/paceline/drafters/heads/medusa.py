@@ -8,21 +8,20 @@ Source: Medusa: simple LLM inference acceleration framework with multiple decodi
 
 from __future__ import annotations
 
+from paceline.drafters.growth.options import with_growth_options
 from paceline.drafters.heads.last_state import LastStateDrafter
 from paceline.models.heads import MedusaHead
 
 
+@with_growth_options
 class MedusaDrafter(LastStateDrafter):
     """Drafts with Medusa's heads that were trained for the target.
 
+    Where no option says how trees grow, it drafts chains; under controller "ppd", which is the one where medusa is
+    named alone, the static trees that it finds best for what was accepted and measured.
+
     Args:
         model: folder or hub id of the heads.
-        num_speculative_tokens: most levels to draft; None leaves it to the budget. There are no more than heads.
-        draft_sample_method: above temperature 0, "probabilistic" draws from the heads' distributions, "greedy" takes
-            their most likely tokens. By default it draws, but for requests with a seed of their own.
-        tree_policy, tree_width, tree_threshold, speculative_token_tree: how trees grow, as of `draft_model`. Where none
-            of them is given, chains; under controller "ppd", which is the one where medusa is named alone, the static
-            trees that it finds best for what was accepted and measured.
     Raises:
         ConfigError: a value outside its range, no heads.
         CheckpointError: heads of another method or for another model.

@@ -5,16 +5,17 @@ Source: Accelerating production LLMs with combined token/embedding speculators (
 
 from __future__ import annotations
 
+from paceline.drafters.growth.options import with_growth_options
 from paceline.drafters.heads.last_state import LastStateDrafter
 from paceline.models.heads import MLPSpeculatorHead
 
 
+@with_growth_options
 class MLPSpeculatorDrafter(LastStateDrafter):
     """Drafts with the heads of an MLP speculator ("accelerator") that was trained for the target.
 
     Args:
-        model, num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold,
-            speculative_token_tree: as for `medusa`.
+        model: as for `medusa`.
     Raises:
         ConfigError, CheckpointError, CapabilityError: as there.
     """

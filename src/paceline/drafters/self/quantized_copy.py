@@ -10,26 +10,25 @@ Source: weight-only quantisation as torchao's int8_weight_only and int4_weight_o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 from paceline.config import QUANTIZATIONS
 from paceline.drafters.base import DrafterArgs
-from paceline.drafters.common.bases import SampleMethod
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
-from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.vocab import trimmed_head
 from paceline.errors import ConfigError
 from paceline.utils import need
 
 
+@with_growth_options
 class QuantizedCopyDrafter(DraftModelDrafter):
     """Drafts with a copy of the target whose weights are rounded.
 
     Args:
         quantization: "int8" (the default) or "int4", or torchao's names for them, "int8_weight_only" and
             "int4_weight_only".
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree,
-            draft_vocab_size, draft_vocab_file: as for `draft_model`.
+        draft_vocab_size, draft_vocab_file: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range; a target that is rounded so itself.
         OutOfMemoryError: no room for both.
@@ -43,21 +42,13 @@ class QuantizedCopyDrafter(DraftModelDrafter):
         args: DrafterArgs,
         *,
         quantization: str = "int8",
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_vocab_size: int | str | None = None,
         draft_vocab_file: str | None = None,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
         known = isinstance(quantization, str) and quantization in QUANTIZATIONS
         need(known, "quantization of 'quantized_copy'", f"be one of {', '.join(QUANTIZATIONS)}", quantization)
-        self._configure(
-            args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
-            threshold=tree_threshold, paths=speculative_token_tree,
-        )  # fmt: skip
+        self._configure(args, growth)
         trimmed_head.check(draft_vocab_size, draft_vocab_file)
         if args.models is None:
             raise ConfigError("method 'quantized_copy' needs a target that was loaded from files")

@@ -11,25 +11,25 @@ heterogeneous vocabularies (arXiv:2502.05202); vLLM's `use_heterogeneous_vocab`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from paceline.drafters.base import Context, DrafterArgs
-from paceline.drafters.common.bases import SampleMethod, model_of
+from paceline.drafters.common.bases import model_of
 from paceline.drafters.common.draft_state import DraftState
 from paceline.drafters.draft_model.drafter import DraftModelDrafter
-from paceline.drafters.growth.policies import PolicyName
+from paceline.drafters.growth.options import GrowthOptions, with_growth_options
 from paceline.drafters.vocab.retokenize import Retokenizer, TranslatedState
 from paceline.drafters.vocab.vocabularies import check_shared, open_shared, shared_tokens
 from paceline.tree import EMPTY_TREE, NO_BUDGET, Budget, Scores, TokenTree, Verdict
 
 
+@with_growth_options
 class TliDrafter(DraftModelDrafter):
     """Drafts with a model of another tokenizer, in the tokens of both.
 
     Args:
         model: folder or hub id of the draft model.
-        num_speculative_tokens, draft_sample_method, tree_policy, tree_width, tree_threshold, speculative_token_tree,
-            draft_device: as for `draft_model`.
+        draft_device: as for `draft_model`.
     Raises:
         ConfigError: a value outside its range.
         DrafterError: tokenizers with nothing in common.
@@ -44,18 +44,10 @@ class TliDrafter(DraftModelDrafter):
         args: DrafterArgs,
         *,
         model: str | None = None,
-        num_speculative_tokens: int | None = None,
-        draft_sample_method: SampleMethod | None = None,
-        tree_policy: PolicyName | None = None,
-        tree_width: int | Sequence[int] | None = None,
-        tree_threshold: float | None = None,
-        speculative_token_tree: str | Sequence[Sequence[int]] | None = None,
         draft_device: str | None = None,
+        **growth: Unpack[GrowthOptions],
     ) -> None:
-        self._configure(
-            args, limit=num_speculative_tokens, method=draft_sample_method, policy=tree_policy, width=tree_width,
-            threshold=tree_threshold, paths=speculative_token_tree,
-        )  # fmt: skip
+        self._configure(args, growth)
         model, models = model_of(args, self.name, model)
         target, draft = models.tokenizer, models.tokenizer_of(model)
         shared = shared_tokens(target, draft)

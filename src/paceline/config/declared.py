@@ -1,0 +1,110 @@
+"""What is declared of one field of a configuration, in the field itself: default, flag, help, check, documentation.
+
+The command line makes its flags of it, `check_options` runs the checks, and `documented` writes the class's docstring,
+of which the tables of the site are made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache, partial
+from typing import Any, Final, TypeVar
+
+from paceline.utils import MAX_COUNT, choice, integer, need, number
+
+T = TypeVar("T")
+Class = TypeVar("Class", bound=type)
+
+Check = Callable[[str, Any], object]
+"""(name, value); it raises ConfigError."""
+
+REQUIRED: Final[Any] = MISSING
+"""Default of a field that must be given."""
+
+KEY: Final = "option"
+"""Of a field's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is declared of a field.
+
+    Attributes:
+        help: of its flag; a field without help has no flag.
+        doc: what the documentation says in place of it.
+        flag: name of the flag with underscores, where it is not the field's. metavar: what stands for its value.
+        unit: what is typed counts so many times.
+        check: of its value; None, where a field may be None, is not checked.
+    """
+
+    help: str
+    doc: str
+    flag: str
+    metavar: str
+    unit: int
+    check: Check | None
+
+
+def option(
+    default: T, help: str = "", *, doc: str = "", flag: str = "", metavar: str = "", unit: int = 1,
+    low: float | None = None, high: float | None = None, rule: str = "", open_low: bool = False,
+    choices: Sequence[str] = (), check: Check | None = None,
+) -> T:  # fmt: skip
+    """A field of a dataclass with these declarations; True and False are checked where no other check is given.
+
+    Args:
+        default: REQUIRED for a field that must be given.
+        help, doc, flag, metavar, unit, check: of `Option`.
+        low, high: least and greatest integer; with a rule, number. rule: what the error says. open_low: without `low`.
+        choices: names.
+    """
+    if low is not None and rule:
+        check = partial(number, low=low, high=math.inf if high is None else high, rule=rule, open_low=open_low)
+    elif low is not None:
+        check = partial(integer, low=int(low), high=MAX_COUNT if high is None else int(high))
+    elif choices:
+        check = partial(choice, known=choices, optional=default is None)
+    elif check is None and isinstance(default, bool):
+        check = check_bool
+    declared = Option(help, doc or help, flag, metavar, unit, check)
+    return field(default=default, metadata={KEY: declared})
+
+
+def check_bool(name: str, value: object) -> None:
+    """Reject what is neither True nor False."""
+    need(isinstance(value, bool), name, "be True or False", value)
+
+
+def options_of(config: type) -> Mapping[str, Option]:
+    """Field -> what is declared of it, in the order of the fields."""
+    return {one.name: one.metadata[KEY] for one in fields(config) if KEY in one.metadata}
+
+
+@cache
+def _checks(config: type) -> Sequence[tuple[str, Check, bool]]:
+    """Of each field that is checked: its name, its check, and whether it may be None."""
+    optional = {one.name: "None" in str(one.type) for one in fields(config)}
+    return [(name, one.check, optional[name]) for name, one in options_of(config).items() if one.check is not None]
+
+
+def check_options(config: object) -> None:
+    """Check the fields of a configuration as they declare.
+
+    Raises:
+        ConfigError: the first that is wrong.
+    """
+    kind: Any = type(config)
+    for name, check, optional in _checks(kind):
+        value = getattr(config, name)
+        if value is not None or not optional:
+            check(name, value)
+
+
+def documented(cls: Class) -> Class:
+    """The same class; its docstring ends with what its fields declare, as attributes."""
+    told = [f"    {name}: {one.doc}" for name, one in options_of(cls).items()]
+    cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *told])
+    return cls
