@@ -46,8 +46,8 @@ from paceline.engine import (
     shaped,
     truncated,
 )
-from paceline.errors import CapabilityError, ConfigError
-from paceline.models import load_runner, memory_of
+from paceline.errors import CapabilityError, ConfigError, PromptError
+from paceline.models import Inputs, context_of, load_runner, memory_of
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.search import BeamSearchOutput, BeamSearchParams, SearchConfig, run_searches
@@ -587,16 +587,29 @@ class LLM(metaclass=Named):
         if self.diffusion is None:
             check_autoregressive(params)
         info, serial = self.diffusion or self.runner.info, next(self._count)
-        tokens = truncated(read.tokens, params, info.max_context)
+        context = self._context(read.inputs)
+        tokens, cut = truncated(read.tokens, params, context), params.truncate_prompt_tokens
+        whole = len(tokens) == len(read.tokens) or not read.inputs.embeddings
+        need(whole, "truncate_prompt_tokens", "leave a prompt whole that has embeddings in it", cut)
         longest = None if self.config.max_model_len is None else info.declared_context
         most = params.max_tokens
         border = None if self.diffusion else self.runner.info.rope_border
         room = check_prompt(
-            tokens, info.vocab_size, info.max_context, most, read.prediction, longest=longest, rope_border=border
+            tokens, info.vocab_size, context, most, read.prediction, longest=longest, rope_border=border
         )
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         more = read.tenant, read.prediction, read.drafts
-        return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more)
+        return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more, inputs=read.inputs)
+
+    def _context(self, inputs: Inputs) -> int:
+        """Most tokens of a text with these inputs."""
+        if self.diffusion is None:
+            return context_of(self.runner, inputs)
+        if inputs.digest:
+            raise PromptError(
+                f"{self.folder} is a diffusion language model, which takes tokens, got {inputs.described()}"
+            )
+        return self.diffusion.max_context
 
 
 def _absent(owner: str, name: str) -> str:
