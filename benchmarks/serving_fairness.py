@@ -151,7 +151,8 @@ def main() -> None:
     command = paceline(given.model, given.method, port=port, threads=given.threads, served_model_name="model")
     with child([*command, "--api-key", "one", "--api-key", "other"], threads=given.threads, port=port) as server:
         found = asyncio.run(compared(server.address, given))
-    save("serving_fairness", {"model": given.model or "bundled", "asks": given.asks, "times": found}, given.folder)
+    name = Path(given.model).name if given.model else "bundled"
+    save("serving_fairness", {"model": name, "asks": given.asks, "times": found}, given.folder)
     floods = [one for name, one in found.items() if name != "alone"]
     sys.exit(any(max(one["first_ratio"], one["between_ratio"]) > 2 for one in floods))
 

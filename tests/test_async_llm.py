@@ -142,6 +142,19 @@ def test_a_step_that_fails_ends_what_had_begun_and_nothing_else(monkeypatch: pyt
     assert after == wanted()[0]
 
 
+def test_the_last_chunk_is_waited_for_where_another_thread_has_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    collect, held = llm().backend.collect, list[Any]()
+
+    def late(request_id: str) -> Any:
+        """As if the step that made a chunk, on another thread, did not hand it over before the next look."""
+        held.append(collect(request_id))
+        return held.pop(0) if len(held) > 1 else []
+
+    monkeypatch.setattr(llm().backend, "collect", late)
+    assert run(last(AsyncLLM(llm()), PROMPTS[0], PARAMS[0])) == wanted()[0]
+    assert held
+
+
 def test_a_conversation_is_rendered_by_the_template() -> None:
     messages = [{"role": "user", "content": "Hello"}]
     own = LLM(dtype="float32", profile=False)

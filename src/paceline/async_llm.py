@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.config import SamplingParams
-from paceline.diffusion import DiffusionEngine
 from paceline.engine import (
+    Backend,
     DecodingWorker,
-    EngineDriver,
-    EngineWorker,
     Mailbox,
-    OneByOneWorker,
     OutputAssembly,
     Prompt,
     ReadPrompt,
@@ -53,19 +50,19 @@ class AsyncLLM:
         self._workers: dict[int, DecodingWorker] = {}
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, owner: str = ""
+        self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None, *, owner: str = ""
     ) -> AsyncGenerator[StreamChunk]:
         """What each step adds to one prompt's outputs; `chunk.output` is live and may be ahead of its chunk.
 
         Args:
-            prompt, sampling_params: as in `LLM.stream`.
+            prompt, sampling_params: as in `LLM.request`.
             owner: whose request it is. Owners take turns, and each gets its share of the engine's time.
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        request, decoder = self.llm.request(prompt, sampling_params)
+        request, backend = self.llm.request(prompt, sampling_params)
         request.owner = owner
-        return self._chunks(request, decoder)
+        return self._chunks(request, backend)
 
     def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncGenerator[RequestOutput]:
         """One prompt's outputs after each step, as `sampling_params.output_kind` says: all so far, what is new, or once
@@ -74,8 +71,8 @@ class AsyncLLM:
         Raises:
             PromptError, ConfigError: at once, before anything runs.
         """
-        request, decoder = self.llm.request(prompt, sampling_params)
-        return self._assembled(request, decoder)
+        request, backend = self.llm.request(prompt, sampling_params)
+        return self._assembled(request, backend)
 
     def chat(
         self,
@@ -98,8 +95,8 @@ class AsyncLLM:
         text, tokens = self.llm.tokenizer.encode_chat(messages, **names)
         return self._assembled(*self.llm.request(ReadPrompt(text, tokens, []), sampling_params))
 
-    async def _chunks(self, request: Request, decoder: EngineDriver | DiffusionEngine) -> AsyncGenerator[StreamChunk]:
-        worker, mailbox = self._worker(decoder), Mailbox(request)
+    async def _chunks(self, request: Request, backend: Backend) -> AsyncGenerator[StreamChunk]:
+        worker, mailbox = self._worker(backend), Mailbox(request)
         worker.submit(mailbox)
         try:
             while (chunk := await mailbox.get()) is not None:
@@ -107,21 +104,18 @@ class AsyncLLM:
         finally:
             worker.cancel(request)
 
-    async def _assembled(
-        self, request: Request, decoder: EngineDriver | DiffusionEngine
-    ) -> AsyncGenerator[RequestOutput]:
+    async def _assembled(self, request: Request, backend: Backend) -> AsyncGenerator[RequestOutput]:
         assembly = OutputAssembly(request.params.output_kind)
-        async with aclosing(self._chunks(request, decoder)) as chunks:
+        async with aclosing(self._chunks(request, backend)) as chunks:
             async for chunk in chunks:
                 if (found := assembly.add(chunk)) is not None:
                     yield found
 
-    def _worker(self, decoder: EngineDriver | DiffusionEngine) -> DecodingWorker:
-        found = self._workers.get(id(decoder))
-        if found is None:
-            found = EngineWorker(decoder) if isinstance(decoder, EngineDriver) else OneByOneWorker(decoder.stream)
-            self._workers[id(decoder)] = found
-        return found
+    def _worker(self, backend: Backend) -> DecodingWorker:
+        worker = self._workers.get(id(backend))
+        if worker is None:
+            worker = self._workers[id(backend)] = DecodingWorker(backend)
+        return worker
 
     @property
     def faults(self) -> int:

@@ -26,9 +26,10 @@ from paceline.checkpoints import (
     read_config,
     resolve,
 )
-from paceline.config import ALL_DRAFTS, EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
-from paceline.diffusion import DiffusionEngine, check_autoregressive, check_kind
+from paceline.config import EngineConfig, GivenConfig, SamplingParams, SpeculativeConfig
+from paceline.diffusion import DiffusionDriver, DiffusionEngine, check_kind
 from paceline.engine import (
+    Backend,
     Engine,
     EngineDriver,
     Prompt,
@@ -46,8 +47,8 @@ from paceline.engine import (
     shaped,
     truncated,
 )
-from paceline.errors import CapabilityError, ConfigError, PromptError
-from paceline.models import Inputs, context_of, load_runner, memory_of
+from paceline.errors import CapabilityError, ConfigError
+from paceline.models import load_runner
 from paceline.profiles import DEFAULT, Profile, adopt
 from paceline.sampling import draw_seed
 from paceline.search import BeamSearchOutput, BeamSearchParams, SearchConfig, run_searches
@@ -56,7 +57,7 @@ from paceline.utils import Advance, choice, clear_calls, integer, need, request_
 logger = logging.getLogger("paceline")
 
 BUNDLED = BUNDLED_FOLDER
-OF_THE_MODEL = ("engine", "runner", "models", "_driver")
+OF_THE_MODEL = ("backend", "engine", "runner", "models")
 
 
 class Named(type):
@@ -98,6 +99,7 @@ class LLM(metaclass=Named):
         profile: the one in use, or None.
         default_draft: folder of the draft model that ships with this target, or None.
         exactness: "strict, proven by self-test", or "up to near ties" and why.
+        backend: decodes, whatever kind of model it is.
         models: opens models beside the target, each once for all engines around these weights.
         diffusion: what decodes where the model is a diffusion language model, which has none of the engine's parts;
             else None.
@@ -109,8 +111,9 @@ class LLM(metaclass=Named):
 
     profile: Profile | None = None
     closed = False
+    backend: Backend
     diffusion: DiffusionEngine | None = None
-    _predicting: EngineDriver | None = None  # beside a profile that reads no predictions
+    _predicting: Backend | None = None  # beside a profile that reads no predictions
 
     def __init__(
         self,
@@ -181,16 +184,15 @@ class LLM(metaclass=Named):
             need(isinstance(value, bool), key, "be True or False", value)
         check_methods(self.speculative)
         self.default_draft = str(BUNDLED / "draft") if model is None else None
-        self._load(str(BUNDLED / "target") if model is None else str(model), tokenizer, revision, gguf_file)
-        if profile and self._by_default and self.diffusion is None:
-            self._adopt_profile()
-        if self.diffusion is None:
-            self._assemble()
+        name = str(BUNDLED / "target") if model is None else str(model)
+        self._load(name, tokenizer, revision, gguf_file, profile=profile)
         self._seed = draw_seed(self.config.seed if self.config.seed is not None else secrets.randbits(62), 0)
         self._count = count()
 
-    def _load(self, name: str, tokenizer: str | Path | None, revision: str | None, gguf_file: str | None) -> None:
-        """Read the checkpoint: tokenizer, defaults, weights."""
+    def _load(
+        self, name: str, tokenizer: str | Path | None, revision: str | None, gguf_file: str | None, *, profile: bool
+    ) -> None:
+        """Read the checkpoint, its tokenizer and defaults first, and open the backend of its kind."""
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         self.folder = folder = resolve(name, revision=revision, code=self._trust, gguf_file=gguf_file)
@@ -201,13 +203,21 @@ class LLM(metaclass=Named):
         self.tokenizer = Tokenizer.load(words, trust_remote_code=self._trust)
         self.defaults = GenerationDefaults.load(folder, self.tokenizer)
         if is_denoiser(config):
-            need(self._lora is None, "lora", "be left out for a diffusion language model", self._lora)
-            engine, own = self.config, self._diffusion_config
-            self.diffusion = DiffusionEngine.load(folder, self.tokenizer, self.defaults, engine, own, name=name)
-            self.speculative, self.defaults = None, self.diffusion.defaults
-            return
+            self._open_denoiser(name)
+        else:
+            self._open_runner(name, profile=profile and self._by_default)
+
+    def _open_denoiser(self, name: str) -> None:
+        need(self._lora is None, "lora", "be left out for a diffusion language model", self._lora)
+        self.diffusion = DiffusionEngine.load(
+            self.folder, self.tokenizer, self.defaults, self.config, self._diffusion_config, name=name
+        )
+        self.speculative, self.defaults = None, self.diffusion.defaults
+        self.backend = DiffusionDriver(self.diffusion, self._turns)
+
+    def _open_runner(self, name: str, *, profile: bool) -> None:
         self.runner = load_runner(
-            folder,
+            self.folder,
             name=name,
             dtype=self.config.dtype,
             device=self.config.device,
@@ -220,11 +230,14 @@ class LLM(metaclass=Named):
             tokens=1 + max((*self.tokenizer.tokens(), *self.defaults.eos_ids)),
         )
         self.models = DraftModels(
-            folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust, lora=self._lora
+            self.folder, self.tokenizer, self.runner.info, self.config, trust_remote_code=self._trust, lora=self._lora
         )
         self._exact: list[Exactness] = []
         if self.config.exactness == "strict":
-            _ = self.exactness
+            self._find_exactness()
+        if profile:
+            self._adopt_profile()
+        self._assemble()
 
     def _adopt_profile(self) -> None:
         self.profile = adopt(self.runner.info, self.folder, threads=self.config.threads)
@@ -240,6 +253,9 @@ class LLM(metaclass=Named):
         Found out at first use by a self-test, and kept on disk.
         """
         self._must_draft("exactness")
+        return self._find_exactness()
+
+    def _find_exactness(self) -> Exactness:
         if not self._exact:
             with self._turns.turn():
                 self._exact.append(find_exactness(self.runner, self.config.exactness))
@@ -259,7 +275,7 @@ class LLM(metaclass=Named):
         self.engine = Engine(
             parts, self.config, tokenizer=self.tokenizer, eos_ids=self.defaults.eos_ids, models=self.models
         )
-        self._driver = EngineDriver(self.engine, self._turns)
+        self.backend = EngineDriver(self.engine, self._turns)
 
     def with_speculative_config(self, speculative_config: GivenConfig) -> LLM:
         """The same loaded model under another speculative_config: another engine around the same weights."""
@@ -312,10 +328,7 @@ class LLM(metaclass=Named):
         need(fine, "use_tqdm", "be True, False, None or what takes the place of tqdm", use_tqdm)
         params = self._params(sampling_params, len(prompts))
         requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        if search is not None:
-            run = self._searching(search, params)
-        else:
-            run = self.diffusion.run if self.diffusion else self._serving(requests).run
+        run = self._backend_for(requests).run if search is None else self._searching(search, params)
         with request_bar(len(requests), use_tqdm) as advance:
             run(requests, advance)
         results = [request.result() for request in requests]
@@ -455,12 +468,12 @@ class LLM(metaclass=Named):
 
         Closing the iterator, or forgetting it, cancels the request.
         """
-        request, decoder = self.request(prompt, sampling_params)
-        return shaped(decoder.stream(request), request.params.output_kind)
+        request, backend = self.request(prompt, sampling_params)
+        return shaped(backend.stream(request), request.params.output_kind)
 
     def request(
         self, prompt: Prompt | ReadPrompt, sampling_params: SamplingParams | None = None
-    ) -> tuple[Request, EngineDriver | DiffusionEngine]:
+    ) -> tuple[Request, Backend]:
         """A request, checked and not begun, and what decodes it.
 
         Args:
@@ -472,11 +485,9 @@ class LLM(metaclass=Named):
         (params,) = self._params(sampling_params, 1)
         read = prompt if isinstance(prompt, ReadPrompt) else read_prompt(one_prompt(prompt), self.tokenizer.encode)
         request = self._request(read, params)
-        if self.diffusion:
-            return request, self.diffusion
-        driver = self._serving([request])
-        driver.engine.check(request)
-        return request, driver
+        backend = self._backend_for([request])
+        backend.check(request)
+        return request, backend
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
         """Write what the drafters have learned from the texts so far; returns the files.
@@ -510,12 +521,7 @@ class LLM(metaclass=Named):
     def reset_prefix_cache(self) -> bool:
         """Forget the keys and values of ended requests; whether there was such a cache."""
         self._must_be_open()
-        memory = None if self.diffusion else memory_of(self.runner)
-        if memory is None or not self.config.enable_prefix_caching:
-            return False
-        with self._turns.turn():
-            memory.forget()
-        return True
+        return self.backend.reset_prefix_cache()
 
     def close(self) -> None:
         """End the running requests and let go of the model, whose memory is freed unless others share it.
@@ -525,9 +531,9 @@ class LLM(metaclass=Named):
         if self.closed:
             return
         self.closed = True
-        for driver in () if self.diffusion else (self._driver, self._predicting):
-            if driver is not None:
-                self._turns.soon(driver.close)
+        for backend in (self.backend, self._predicting):
+            if backend is not None:
+                self._turns.soon(backend.close)
         for name in OF_THE_MODEL:
             vars(self).pop(name, None)
         self.diffusion = self._predicting = None
@@ -554,62 +560,54 @@ class LLM(metaclass=Named):
         return params_for(self.default_sampling_params() if given is None else given, number)
 
     def _must_draft(self, what: str) -> None:
-        """Reject what only models with an engine have, and where it is closed."""
+        """Reject what only models that can be drafted for have, and where it is closed."""
         self._must_be_open()
-        if self.diffusion:
+        if not self.backend.can_draft:
             raise CapabilityError(
                 f"{what} is only available for autoregressive models, and {self.folder} is a diffusion language model"
             )
 
-    def _serving(self, requests: Sequence[Request]) -> EngineDriver:
+    def _backend_for(self, requests: Sequence[Request]) -> Backend:
         """Who decodes these together. A profile is the machine's choice and was made without predictions: where its
         methods read none, requests with some are drafted for from these alone. Methods that the user chose are used as
         they are.
         """
-        if "prediction" in self.drafter_methods or not any(request.prediction for request in requests):
-            return self._driver
+        if not any(request.prediction for request in requests) or not self.backend.can_draft:
+            return self.backend
+        if "prediction" in self.drafter_methods:
+            return self.backend
         if self.profile is not None:
             with self._turns.turn():
                 if self._predicting is None:
-                    self._predicting = self.with_speculative_config({"method": "prediction"})._driver
+                    self._predicting = self.with_speculative_config({"method": "prediction"}).backend
             return self._predicting
         if self.drafter_methods:
             logger.warning(
                 "a prediction is ignored, since none of the methods %s uses it; add the method prediction",
                 self.drafter_methods,
             )
-        return self._driver
+        return self.backend
 
     def _request(self, read: ReadPrompt, params: SamplingParams) -> Request:
         params = copy(params)
-        fine = self.diffusion is None or read.drafts == ALL_DRAFTS
-        need(fine, "speculative_config", "be left out for a diffusion language model", read.drafts)
-        if self.diffusion is None:
-            check_autoregressive(params)
-        info, serial = self.diffusion or self.runner.info, next(self._count)
-        context = self._context(read.inputs)
-        tokens, cut = truncated(read.tokens, params, context), params.truncate_prompt_tokens
+        self.backend.check_params(params, read.drafts)
+        info, serial, context = self.backend.info, next(self._count), self.backend.context_for(read.inputs)
+        tokens = truncated(read.tokens, params, context)
         whole = len(tokens) == len(read.tokens) or not read.inputs.embeddings
-        need(whole, "truncate_prompt_tokens", "leave a prompt whole that has embeddings in it", cut)
-        longest = None if self.config.max_model_len is None else info.declared_context
-        most = params.max_tokens
-        border = None if self.diffusion else self.runner.info.rope_border
+        rule = "leave a prompt whole that has embeddings in it"
+        need(whole, "truncate_prompt_tokens", rule, params.truncate_prompt_tokens)
         room = check_prompt(
-            tokens, info.vocab_size, context, most, read.prediction, longest=longest, rope_border=border
+            tokens,
+            info.vocab_size,
+            context,
+            params.max_tokens,
+            read.prediction,
+            longest=None if self.config.max_model_len is None else info.declared_context,
+            rope_border=info.rope_border,
         )
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         more = read.tenant, read.prediction, read.drafts
         return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more, inputs=read.inputs)
-
-    def _context(self, inputs: Inputs) -> int:
-        """Most tokens of a text with these inputs."""
-        if self.diffusion is None:
-            return context_of(self.runner, inputs)
-        if inputs.digest:
-            raise PromptError(
-                f"{self.folder} is a diffusion language model, which takes tokens, got {inputs.described()}"
-            )
-        return self.diffusion.max_context
 
 
 def _absent(owner: str, name: str) -> str:

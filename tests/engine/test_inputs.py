@@ -208,3 +208,11 @@ def test_models_of_tokens_reject_them_in_one_line(folder: str) -> None:
     with pytest.raises(PromptError, match="a prompt dict does not know 'inputs'; known are cache_salt"):
         llm.generate({"prompt_token_ids": [1, 2, 3], "inputs": {"encoder_tokens": [1]}}, GREEDY)
     llm.generate({"prompt_token_ids": [1, 2, 3], "inputs": NO_INPUTS}, GREEDY)
+
+
+def test_diffusion_models_reject_them() -> None:
+    llm = LLM("bundled/diffusion", threads=1)
+    with pytest.raises(
+        PromptError, match=r"diffusion language model takes tokens as inputs, got encoder_tokens \(1 ids\)"
+    ):
+        llm.generate({"prompt_token_ids": [1, 2, 3], "inputs": Inputs([1])}, SamplingParams(max_tokens=4))

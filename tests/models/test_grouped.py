@@ -56,7 +56,7 @@ def test_exact_passes_have_the_bits_of_the_plain_runner(model: Any, compiled: bo
             runner.release(cache)
         found.append(seen)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert two.arena.pool.free == len(two.arena.pool.counts) - 1
+    assert two.native.arena.pool.free == len(two.native.arena.pool.counts) - 1
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from models.layer_chains import layer_chains
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError
-from paceline.models import LayerPlan, load_runner
+from paceline.models import Capabilities, LayerPlan, load_runner
 from paceline.models.passes import ROWS, CompiledDecoder
 from paceline.models.runners import NativeRunner, layer_drafts_of, native
 from paceline.tree import EMPTY_TREE, TokenTree
@@ -156,7 +156,7 @@ def test_scattered_caches_draft_alike(folder: Path) -> None:
 
 def test_a_runner_that_cannot_is_rejected_by_name(folder: Path) -> None:
     class Other:
-        info = load(folder).info
+        info, capabilities = load(folder).info, Capabilities()
 
     with pytest.raises(CapabilityError, match="method 'layer_skip' drafts with some of the target's own layers, which"):
         layer_drafts_of(Other(), "layer_skip")  # type: ignore[arg-type]

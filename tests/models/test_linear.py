@@ -29,7 +29,7 @@ from paceline.checkpoints import (
     values_of,
 )
 from paceline.errors import UnsupportedModelError
-from paceline.models import load_runner
+from paceline.models import Runner, load_runner
 from paceline.models.layers import (
     Map,
     agrees,
@@ -42,7 +42,7 @@ from paceline.models.layers import (
     make_quantized_linear,
 )
 from paceline.models.passes import padded
-from paceline.models.runners import NativeRunner
+from paceline.models.runners import native_of
 from paceline.tree import EMPTY_TREE, TokenTree
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -277,13 +277,14 @@ FAMILIES = sorted(set(CASES) - {"llama3", "llama-linear", "llama-yarn", "gemma3"
 def test_every_family_runs_the_model_that_its_small_weights_stand_for(folders: Any, name: str, form: Form) -> None:
     folder = folders(name)
     runner = load_runner(folder, quantization=form)
-    assert isinstance(runner, NativeRunner)
+    native = native_of(runner)
+    assert native is not None
     assert runner.info.quantization == form
     spec = spec_from_config(read_config(folder))
     plain = load_weights(Checkpoint(folder), spec, device=CPU, dtype=torch.float32)
-    read = {key: padded(key, value, spec) for key, value in plain.items()} if runner.spec != spec else plain
-    small = {key: value.float() for key, value in dequantized(quantize(read, runner.spec, form)).items()}
-    untied = replace(runner.spec, tied=False)
+    read = {key: padded(key, value, spec) for key, value in plain.items()} if native.spec != spec else plain
+    small = {key: value.float() for key, value in dequantized(quantize(read, native.spec, form)).items()}
+    untied = replace(native.spec, tied=False)
     want = logits(type(runner)(untied, small, name="t", device=CPU, dtype=torch.float32, compiled=False))
     assert near(logits(runner), want)
     dense = logits(type(runner)(spec, plain, name="t", device=CPU, dtype=torch.float32, compiled=False))
@@ -301,5 +302,5 @@ def near(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((a - b).abs().max() < 2e-3 * b.std())
 
 
-def logits(runner: NativeRunner) -> torch.Tensor:
+def logits(runner: Runner) -> torch.Tensor:
     return runner.extend([runner.open()], [IDS], all_logits=True).logits

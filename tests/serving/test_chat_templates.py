@@ -233,3 +233,26 @@ def test_offsets_of_special_tokens_that_are_not_shown(forced: Callable[[list[int
         offsets = found["logprobs"]["text_offset"]
         assert offsets[at + 1] - offsets[at] == length
         assert found["text"][offsets[at + 1] :] == " two"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+@pytest.mark.parametrize(
+    ("body", "param", "told"),
+    [
+        ({"messages": [{"role": "user"}]}, "messages", "message 0 (role 'user') has no content"),
+        ({"messages": [*HELLO, {"role": "stop"}]}, "messages.1.role", "messages.1.role must be"),
+        ({"messages": HELLO, "chat_template_kwargs": {"seed": 1}}, "chat_template_kwargs", "'seed'"),
+        ({"messages": HELLO, "chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs", "'colour'"),
+        (
+            {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "exclude each other",
+        ),
+    ],
+)
+def test_what_a_template_rejects_is_named_by_its_field(
+    asking: Live, path: str, body: dict[str, Any], param: str, told: str
+) -> None:
+    error = asking.error(path, **body)
+    assert error["param"] == param
+    assert told in error["message"]

@@ -10,8 +10,10 @@ import pytest
 from command import Command
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.serving import Metrics
 from tests.serving.conftest import Live, serve
 from tests.serving.test_api import CHAT, COMPLETIONS, events
+from tests.serving.test_operations import value
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 PROMPT = "insert Henry at 4: Holmes, Bill, John, York, Don, Jack =>"
@@ -77,6 +79,25 @@ def test_the_bare_text_is_the_answer_alone(run: Command, model: tuple[str, LLM])
     [out] = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=21, think=13))
     found = run("generate", PROMPT, "-m", name, "--dtype=float32", "--max-tokens=21", "--think=13")
     assert found.out == out.outputs[0].text + "\n"
+
+
+def test_what_runs_and_what_waits_is_in_the_metrics(model: tuple[str, LLM]) -> None:
+    _, llm = model
+    metrics = Metrics(AsyncLLM(llm))
+
+    def counted() -> list[float]:
+        page = metrics.page().decode()
+        return [value(page, f"paceline:num_requests_{name}") for name in ("running", "waiting")]
+
+    requests = [llm.request(PROMPT, SamplingParams(temperature=0.0, max_tokens=21))[0] for _ in range(3)]
+    assert counted() == [0, 0]
+    for request in requests:
+        llm.backend.open(request)
+    llm.backend.step()
+    assert counted() == [1, 2]
+    for request in requests:
+        llm.backend.drop(request.id)
+    assert counted() == [0, 0]
 
 
 NAN, INF = float("nan"), float("inf")

@@ -91,6 +91,15 @@ def test_fields_and_texts_that_are_no_json(live: Live) -> None:
     below_500(live, "/detokenize", json.dumps({"tokens": [10**30]}))
 
 
+@pytest.mark.parametrize("token", [2**31, 2**53 + 1, 2**64, 10**30])
+@pytest.mark.parametrize("echo", [False, True])
+def test_ids_that_no_tokenizer_has_are_the_prompts_fault(live: Live, token: int, *, echo: bool) -> None:
+    error = live.error(COMPLETIONS, prompt=[1, token], max_tokens=1, echo=echo)
+    assert (error["param"], error["type"]) == ("prompt", "invalid_request_error")
+    assert error["message"].startswith("prompt token ids must be integers in 0..")
+    assert live.http.post(COMPLETIONS, json={"prompt": [1, 2], "max_tokens": 1, "echo": echo}).status_code == 200
+
+
 def test_a_constraint_that_cannot_be_followed_is_the_clients_fault(live: Live) -> None:
     native = {"grammar": "%llguidance {}\nstart: start"}
     error = live.error(COMPLETIONS, prompt="a", max_tokens=4, structured_outputs=native)

@@ -336,3 +336,34 @@ def test_a_text_of_too_many_tokens_is_rejected_before_they_are_listed(roomy: Liv
     else:
         assert f"the context holds {context}" in roomy.error(path, **asked("a " * context))["message"]
     assert "at most 262144 are read" in roomy.error(path, **asked("a " * 300_000))["message"]
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/tokenize"])
+def test_few_texts_are_written_at_once(llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Whatever a key asks for many times, threads are left for what others ask."""
+    tokenizer, guard, now, most, go_on = llm.tokenizer, threading.Lock(), 0, 0, threading.Event()
+    name = "decode" if path == "/detokenize" else "token_text"
+    real = getattr(tokenizer, name)
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        nonlocal now, most
+        with guard:
+            now, most = now + 1, max(most, now + 1)
+        assert go_on.wait(60)
+        with guard:
+            now -= 1
+        return real(*arguments, **more)
+
+    monkeypatch.setattr("paceline.serving.jobs.ENCODERS", 2)
+    body = {"tokens": [5]} if path == "/detokenize" else {"prompt": "a", "return_token_strs": True}
+    for live in serve(AsyncLLM(llm)):
+        live.ok(path, **body)
+        monkeypatch.setattr(tokenizer, name, slow)
+        with ThreadPoolExecutor(12) as pool:
+            asked = [pool.submit(live.ok, path, **body) for _ in range(12)]
+            assert comes(lambda: now >= 2)
+            time.sleep(0.2)
+            go_on.set()
+            for one in asked:
+                one.result()
+    assert most <= 3

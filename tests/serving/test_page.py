@@ -194,3 +194,15 @@ def test_keys_of_administrators_come_as_those_of_clients_do(tmp_path: Path, monk
     assert read_keys(config) == (("other",), ("given", "of the file", "of the environment"))
     with pytest.raises(ConfigError, match="admin_key must be another one"):
         read_keys(ServerConfig(api_key=["same"], admin_key=["same"]))
+
+
+@pytest.mark.parametrize("flooding", ["yours", "mine"])
+def test_a_key_that_follows_many_requests_keeps_no_other_from_following_one(llm: LLM, flooding: str) -> None:
+    """A viewer's own requests are bounded: the control is one that has no room left itself."""
+    model = AsyncLLM(llm.with_speculative_config(DRAFTS))
+    for live in serve(model, api_key=["mine", "yours"]):
+        for number in range(40):
+            state(live, flooding, f"none-{number}")
+        state(live, "mine")
+        decode(live, "mine")
+        assert (state(live, "mine")["tree"] is not None) == (flooding == "yours")

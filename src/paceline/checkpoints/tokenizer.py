@@ -32,6 +32,8 @@ TALK = (
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
+LARGEST_ID = 2**31
+"""Beyond all ids that a library of tokenizers has a number for."""
 TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE, "tekken.json", "vocab.json", "vocab.txt")
 
 
@@ -143,9 +145,13 @@ class Tokenizer:
         Args:
             skip_special_tokens: leave them out, or those that are given.
         """
-        if isinstance(skip_special_tokens, bool):
-            return self._backend.decode(list(ids), skip_special_tokens)
-        return self._backend.decode([index for index in ids if index not in skip_special_tokens], False)
+        skip = skip_special_tokens is True
+        if not isinstance(skip_special_tokens, bool):
+            ids = [index for index in ids if index not in skip_special_tokens]
+        try:
+            return self._backend.decode(list(ids), skip)
+        except OverflowError:  # of ids that the library has no numbers for
+            return self._backend.decode([index for index in ids if 0 <= index < LARGEST_ID], skip)
 
     def token_text(self, index: int) -> str:
         """The text of one token as it reads inside a text, a leading space kept; "" for ids beyond the vocabulary."""

@@ -160,12 +160,9 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
     Raises:
         ConfigError: with what to add.
     """
-    if (
-        expected is not None
-        and llm.diffusion is None
-        and llm.profile is None
-        and "prediction" not in llm.drafter_methods
-    ):
+    if expected is None or llm.profile is not None or not llm.backend.can_draft:
+        return
+    if "prediction" not in llm.drafter_methods:
         methods = ", ".join(llm.drafter_methods) or "none"
         raise ConfigError(
             f"--prediction needs the method prediction or auto in --speculative-config; the methods are: {methods}"
@@ -174,7 +171,7 @@ def check_prediction(expected: str | None, llm: LLM) -> None:
 
 def with_cut_told(chunks: Generator[StreamChunk], max_tokens: int, llm: LLM) -> Generator[StreamChunk]:
     """The same chunks; before the first, a line on standard error where the context holds fewer tokens than wanted."""
-    context = (llm.diffusion or llm.runner.info).max_context
+    context = llm.backend.info.max_context
     with closing(chunks):
         for number, chunk in enumerate(chunks):
             room = context - len(chunk.output.prompt_token_ids)

@@ -13,6 +13,7 @@ from .canvas import Status as Status
 from .catalogue import METHODS as METHODS
 from .catalogue import PARTS as PARTS
 from .catalogue import Method as Method
+from .driver import DiffusionDriver as DiffusionDriver
 from .engine import DiffusionEngine as DiffusionEngine
 from .grammar_check import GrammarCheck as GrammarCheck
 from .loop import Outcome as Outcome
@@ -25,7 +26,6 @@ from .methods import part as part
 from .options import ENGINE as ENGINE
 from .options import SAMPLING as SAMPLING
 from .options import canonical as canonical
-from .options import check_autoregressive as check_autoregressive
 from .options import check_kind as check_kind
 from .options import parse_config as parse_config
 from .outputs import DOT as DOT

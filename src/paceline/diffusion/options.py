@@ -91,17 +91,6 @@ def check_sampling(params: SamplingParams) -> None:
             raise ConfigError(f"{key}={shortened(value)} cannot be used with a diffusion language model; {do}")
 
 
-def check_autoregressive(params: SamplingParams) -> None:
-    """Reject sampling parameters that an autoregressive model does not have.
-
-    Raises:
-        ConfigError: the first of them.
-    """
-    for key in OF_DIFFUSION:
-        if getattr(params, key) is not None:
-            raise ConfigError(f"{key} cannot be used with an autoregressive model; leave it out")
-
-
 def check_engine(config: EngineConfig) -> None:
     """Reject engine arguments that cannot be honoured.
 

@@ -1,3 +1,7 @@
+from .backend import Backend as Backend
+from .backend import BackendInfo as BackendInfo
+from .backend import Gauges as Gauges
+from .backend import OpenRequests as OpenRequests
 from .cache_room import Room as Room
 from .detokenize import BROKEN as BROKEN
 from .detokenize import IncrementalDetokenizer as IncrementalDetokenizer
@@ -30,7 +34,9 @@ from .prompts import ReadPrompt as ReadPrompt
 from .prompts import as_list as as_list
 from .prompts import one_prompt as one_prompt
 from .prompts import params_for as params_for
+from .prompts import read_prediction as read_prediction
 from .prompts import read_prompt as read_prompt
+from .prompts import read_tenant as read_tenant
 from .prompts import truncated as truncated
 from .record import StepRecord as StepRecord
 from .record import TimeSplit as TimeSplit
@@ -47,6 +53,4 @@ from .transcript import Transcript as Transcript
 from .transcript import find_stop as find_stop
 from .transcript import open_length as open_length
 from .worker import DecodingWorker as DecodingWorker
-from .worker import EngineWorker as EngineWorker
 from .worker import Mailbox as Mailbox
-from .worker import OneByOneWorker as OneByOneWorker

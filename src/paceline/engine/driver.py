@@ -10,9 +10,13 @@ from threading import RLock, get_ident
 from time import sleep
 from typing import Final, TypeVar
 
+from paceline.config import OF_DIFFUSION, DraftChoice, SamplingParams
+from paceline.engine.backend import BackendInfo, Gauges, OpenRequests
 from paceline.engine.loop import Engine
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
+from paceline.errors import ConfigError
+from paceline.models import Inputs, context_of
 from paceline.utils import Advance
 
 A = TypeVar("A")
@@ -125,16 +129,58 @@ def tell(advance: Advance, requests: Sequence[Request]) -> None:
 
 
 class EngineDriver:
-    """Runs requests of many threads on one engine.
+    """The backend of autoregressive models: runs requests of many threads on one engine, all of them together.
 
     Args:
         turns: of the loaded model.
     """
 
+    can_draft: Final = True
+
     def __init__(self, engine: Engine, turns: Turns) -> None:
         self.engine, self._turns = engine, turns
         self.inboxes: dict[str, deque[StreamChunk]] = {}
         self._whole = True  # the last step, or removal of a request, came to its end
+
+    @property
+    def info(self) -> BackendInfo:
+        """See `Backend.info`."""
+        info = self.engine.parts.runner.info
+        return BackendInfo(info.vocab_size, info.max_context, info.declared_context, info.rope_border)
+
+    def context_for(self, inputs: Inputs) -> int:
+        """See `Backend.context_for`."""
+        return context_of(self.engine.parts.runner, inputs)
+
+    def gauges(self) -> Gauges:
+        """See `Backend.gauges`."""
+        scheduler = self.engine.scheduler
+        memory = scheduler.memory
+        return Gauges(
+            running=len(scheduler.running) + len(scheduler.filling),
+            waiting=len(scheduler.waiting),
+            paused=len(scheduler.paused),
+            max_running=scheduler.config.max_num_seqs,
+            cache_usage=memory.used / memory.capacity if memory is not None and memory.capacity else None,
+        )
+
+    def requests(self) -> OpenRequests:
+        """See `Backend.requests`."""
+        scheduler = self.engine.scheduler
+        paused, filling = list(scheduler.paused), list(scheduler.filling)
+        running = [*(sequence for sequence, _ in filling), *list(scheduler.running)]
+        waiting = [*(sequence.request for sequence, _ in paused), *list(scheduler.waiting)]
+        return OpenRequests(list({one.request.id: one.request for one in running}.values()), waiting)
+
+    def check_params(self, params: SamplingParams, drafts: DraftChoice) -> None:
+        """See `Backend.check_params`; choices of drafters are looked at in `check`."""
+        for key in OF_DIFFUSION:
+            if getattr(params, key) is not None:
+                raise ConfigError(f"{key} cannot be used with an autoregressive model; leave it out")
+
+    def check(self, request: Request) -> None:
+        """See `Backend.check`."""
+        self.engine.check(request)
 
     def run(self, requests: Sequence[Request], advance: Advance | None = None) -> None:
         """Decode requests to their ends; all of them are taken back if anything is raised.
@@ -201,6 +247,15 @@ class EngineDriver:
         """Cancel an open request, or forget an ended one."""
         self.inboxes.pop(request_id, None)
         self._cancel([request_id])
+
+    def reset_prefix_cache(self) -> bool:
+        """See `Backend.reset_prefix_cache`."""
+        scheduler = self.engine.scheduler
+        if scheduler.memory is None or scheduler.prefixes is None:
+            return False
+        with self._turns.turn():
+            scheduler.memory.forget()
+        return True
 
     def close(self) -> None:
         """End all requests, in a turn; streams of theirs end with what they have."""

@@ -78,7 +78,7 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
         raise PromptError(str(error)) from None
     text, tokens = _main(prompt, encode)
     drafts = DraftChoice.parse(prompt["speculative_config"]) if "speculative_config" in prompt else ALL_DRAFTS
-    prediction, tenant = _prediction(prompt.get("prediction"), encode), _tenant(prompt.get("cache_salt"))
+    prediction, tenant = read_prediction(prompt.get("prediction"), encode), read_tenant(prompt.get("cache_salt"))
     return ReadPrompt(text, tokens, prediction, tenant, drafts, inputs or NO_INPUTS)
 
 
@@ -102,7 +102,14 @@ def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[
     return text, encode(text)
 
 
-def _prediction(prediction: object, encode: Callable[..., list[int]]) -> list[int]:
+def read_prediction(prediction: object, encode: Callable[..., list[int]]) -> list[int]:
+    """Token ids of what the output is expected to be; none where nothing is.
+
+    Args:
+        prediction, encode: as in `read_prompt`.
+    Raises:
+        PromptError: something else.
+    """
     if isinstance(prediction, Mapping):
         prediction = _content(prediction)
     if prediction is None:
@@ -135,7 +142,12 @@ def _content(prediction: Mapping[str, Any]) -> object:
     return "".join(part["text"] for part in parts)
 
 
-def _tenant(salt: object) -> str:
+def read_tenant(salt: object) -> str:
+    """The tenant that a `cache_salt` stands for.
+
+    Raises:
+        PromptError: it is no text, or too long.
+    """
     if salt is None:
         return NO_TENANT
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from threading import Condition, Thread, current_thread
 from time import perf_counter
 from typing import Final
 
-from paceline.engine.driver import EngineDriver
+from paceline.engine.backend import Backend
 from paceline.engine.fairness import FairQueue
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
@@ -37,11 +36,13 @@ class Mailbox:
     """Where a coroutine waits for the chunks of its request; made in its event loop.
 
     Attributes:
-        outputs: how many have not ended.
+        outputs: how many have not ended for the coroutine.
+        expected: how many have not ended for the thread that decodes.
     """
 
     def __init__(self, request: Request) -> None:
-        self.request, self.outputs = request, request.params.n
+        self.request = request
+        self.outputs = self.expected = request.params.n
         self.loop = asyncio.get_running_loop()
         self._chunks: deque[StreamChunk] = deque()
         self._error: BaseException | None = None
@@ -72,15 +73,17 @@ class Mailbox:
         return chunk
 
 
-class DecodingWorker(ABC):
+class DecodingWorker:
     """Decodes requests on a thread, which starts with the first one.
 
+    Args:
+        backend: other threads may use it too.
     Attributes:
         faults: steps that raised, each of which ended the requests that had begun.
     """
 
-    def __init__(self) -> None:
-        self.faults = 0
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self.faults = backend, 0
         self._wake = Condition()
         self._todo = FairQueue[Callable[[], None]]()
         self._mail: dict[str, Mailbox] = {}
@@ -119,14 +122,15 @@ class DecodingWorker(ABC):
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._todo or self._closed or self._busy()):
+                while not (self._todo or self._closed or self._mail):
                     self._wake.wait()
                 closed = self._closed
             self._work_off(inf if closed else ASIDE)
             if closed:
-                self._shut()
+                self._backend.close()
+                self._post(self._collected())
                 return
-            self._guarded(self._step)
+            self._guarded(self._backend.step)
             self._post(self._collected())
 
     def _work_off(self, seconds: float) -> None:
@@ -136,7 +140,7 @@ class DecodingWorker(ABC):
             with self._wake:
                 work = self._todo.pop(self._todo.owners[0])
             self._guarded(work)
-            if perf_counter() > end and self._busy():
+            if perf_counter() > end and self._mail:
                 return
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -161,29 +165,37 @@ class DecodingWorker(ABC):
     def _reject(self, mailbox: Mailbox, error: BaseException) -> None:
         _tell(mailbox.loop, partial(mailbox.put, [], error))
 
-    @abstractmethod
-    def _busy(self) -> bool:
-        """There is something to decode."""
-
-    @abstractmethod
     def _begin(self, mailbox: Mailbox) -> None:
         """Take a request in; one that cannot be decoded is rejected."""
+        try:
+            self._backend.open(mailbox.request)
+        except Exception as error:  # of this request alone
+            self._backend.drop(mailbox.request.id)
+            self._reject(mailbox, error)
+        else:
+            self._mail[mailbox.request.id] = mailbox
 
-    @abstractmethod
     def _end(self, request_id: str) -> None:
         """Let go of a request."""
+        if self._mail.pop(request_id, None) is not None:
+            self._backend.drop(request_id)
 
-    @abstractmethod
-    def _step(self) -> None:
-        """Decode a little."""
-
-    @abstractmethod
     def _collected(self) -> Delivery:
-        """What the step has made."""
-
-    @abstractmethod
-    def _shut(self) -> None:
-        """End what is left."""
+        """What the step has made, whoever made it; requests that have ended are let go."""
+        delivery = []
+        for request_id, mailbox in list(self._mail.items()):
+            try:
+                chunks = self._backend.collect(request_id)
+            except Exception as error:
+                self._end(request_id)
+                self._reject(mailbox, error)
+                continue
+            if chunks:
+                delivery.append((mailbox, chunks))
+                mailbox.expected -= sum(chunk.finish_reason is not None for chunk in chunks)
+            if not mailbox.expected:
+                self._end(request_id)
+        return delivery
 
 
 def _put(delivery: Delivery) -> None:
@@ -196,104 +208,3 @@ def _tell(loop: asyncio.AbstractEventLoop, work: Callable[[], object]) -> None:
         loop.call_soon_threadsafe(work)
     except RuntimeError:
         logger.debug("an event loop was closed before its requests ended")
-
-
-class EngineWorker(DecodingWorker):
-    """Steps an engine as long as it has work, all its requests together.
-
-    Args:
-        driver: of the engine; other threads may use it too.
-    """
-
-    def __init__(self, driver: EngineDriver) -> None:
-        super().__init__()
-        self._driver = driver
-
-    def _busy(self) -> bool:
-        return self._driver.engine.has_work
-
-    def _begin(self, mailbox: Mailbox) -> None:
-        try:
-            self._driver.open(mailbox.request)
-        except Exception as error:  # of this request alone
-            self._driver.drop(mailbox.request.id)
-            self._reject(mailbox, error)
-        else:
-            self._mail[mailbox.request.id] = mailbox
-
-    def _end(self, request_id: str) -> None:
-        if self._mail.pop(request_id, None) is not None:
-            self._driver.drop(request_id)
-
-    def _step(self) -> None:
-        self._driver.step()
-
-    def _collected(self) -> Delivery:
-        delivery = []
-        for request_id, mailbox in list(self._mail.items()):
-            if chunks := self._driver.collect(request_id):
-                delivery.append((mailbox, chunks))
-            if mailbox.request.finished:
-                self._mail.pop(request_id)
-                self._driver.drop(request_id)
-        return delivery
-
-    def _shut(self) -> None:
-        self._driver.close()
-        self._post(self._collected())
-
-
-class OneByOneWorker(DecodingWorker):
-    """Decodes requests one after the other, those of different owners in turn.
-
-    Args:
-        stream: decodes one.
-    """
-
-    def __init__(self, stream: Callable[[Request], Generator[StreamChunk]]) -> None:
-        super().__init__()
-        self._stream = stream
-        self._waiting = FairQueue[Mailbox]()
-        self._now: tuple[Mailbox, Generator[StreamChunk]] | None = None
-
-    def _busy(self) -> bool:
-        return self._now is not None or bool(self._waiting)
-
-    def _begin(self, mailbox: Mailbox) -> None:
-        self._waiting.append(mailbox.request.owner, mailbox)
-
-    def _end(self, request_id: str) -> None:
-        for mailbox in self._waiting:
-            if mailbox.request.id == request_id:
-                self._waiting.remove(mailbox.request.owner, mailbox)
-        if self._now is not None and self._now[0].request.id == request_id:
-            self._now[1].close()
-            self._now = None
-
-    def _step(self) -> None:
-        if self._now is None and self._waiting:
-            mailbox = self._waiting.pop(self._waiting.owners[0])
-            try:
-                self._now = (mailbox, self._stream(mailbox.request))
-            except Exception as error:  # of this request alone
-                self._reject(mailbox, error)
-        if self._now is None:
-            return
-        mailbox, chunks = self._now
-        try:
-            self._post([(mailbox, [next(chunks)])])
-        except StopIteration:
-            self._now = None
-        except Exception as error:
-            self._now = None
-            self._reject(mailbox, error)
-            raise
-
-    def _collected(self) -> Delivery:
-        return []
-
-    def _shut(self) -> None:
-        if self._now is not None:
-            self._now[1].close()
-        for mailbox in ([self._now[0]] if self._now else []) + list(self._waiting):
-            self._reject(mailbox, RuntimeError("the model was closed"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.models.inputs import NO_INPUTS, Inputs
@@ -147,7 +147,7 @@ class LayerPlan:
     skip_mlp: Collection[int] = NOTHING
 
 
-ALL_LAYERS = LayerPlan()
+ALL_LAYERS: Final[LayerPlan] = LayerPlan()
 
 
 class SequenceCache(Protocol):

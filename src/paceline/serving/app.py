@@ -90,10 +90,8 @@ class Service:
     @property
     def waiting(self) -> int:
         """Requests that have not begun, those included that are being read and rendered."""
-        if self.model.llm.diffusion:
-            return self.slots.running.total() - 1
-        scheduler = self.model.llm.engine.scheduler
-        return max(len(scheduler.waiting), self.slots.running.total() - scheduler.config.max_num_seqs)
+        gauges = self.model.llm.backend.gauges()
+        return max(gauges.waiting, self.slots.running.total() - gauges.max_running)
 
     async def answer(
         self,
@@ -244,7 +242,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         )
 
     async def failed(http: Request, _: Exception) -> Response:
-        return await told(http, ApiError("internal error", status=500))
+        headers = {"Connection": "close"}  # which is what becomes of it
+        return await told(http, ApiError("internal error", status=500, headers=headers))
 
     app.add_exception_handler(ApiError, told)
     app.add_exception_handler(Exception, failed)
@@ -257,7 +256,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service, self._llm = service, service.model.llm
-        info = self._llm.diffusion or self._llm.runner.info
+        info = self._llm.backend.info
         self._context, self._vocab_size = info.max_context, info.vocab_size
 
     def add(self, app: FastAPI) -> None:
@@ -318,28 +317,34 @@ class Routes:
         self._service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
-        tokenizer, most = self._llm.tokenizer, self._service.jobs.most_tokens
+        tokenizer, jobs = self._llm.tokenizer, self._service.jobs
         special = request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
         try:
             with self._service.slots.slot(http.scope["owner"], 0):
                 if request.prompt is None:
-                    tokens = (await self._service.jobs.conversation(request))[1]
+                    tokens = (await jobs.conversation(request))[1]
                     tokens = tokenizer.framed(tokens) if special else tokens
                 else:
-                    async with self._service.jobs.turn(request.prompt):
-                        tokens = await asyncio.to_thread(tokenizer.encode, request.prompt, special, most=most)
+                    async with jobs.turn(request.prompt):
+                        tokens = await asyncio.to_thread(
+                            tokenizer.encode, request.prompt, special, most=jobs.most_tokens
+                        )
+                found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
+                if request.return_token_strs:
+                    async with jobs.turn(""):
+                        texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
+                    found["token_strs"] = texts
         except PacelineError as error:
             raise ApiError(str(error)) from None
-        found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
-        if request.return_token_strs:
-            found["token_strs"] = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
         return await large_response(found)
 
-    async def detokenize(self, request: DetokenizeRequest) -> Response:
+    async def detokenize(self, request: DetokenizeRequest, http: Request) -> Response:
         self._service.check_model(request.model)
         if any(token >= self._vocab_size for token in request.tokens):
             raise ApiError(f"tokens must hold ids in 0..{self._vocab_size - 1}", param="tokens")
-        text = await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)
+        with self._service.slots.slot(http.scope["owner"], 0):
+            async with self._service.jobs.turn(""):
+                text = await asyncio.to_thread(self._llm.tokenizer.decode, request.tokens, False)
         return await large_response({"prompt": text})
 
     async def health(self) -> Response:

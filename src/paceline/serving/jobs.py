@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from paceline.checkpoints import Rendered, TokenBytes
 from paceline.config import SamplingParams, ServerConfig, ThinkParams
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.chat import (
     FORMATS,
@@ -108,7 +108,7 @@ class JobFactory:
         self.workers, self._one_long, self._others = Workers(), Places(1), Places(ENCODERS)
         self._llm, self._config, self._template = llm, config, chat_template
         text = chat_template or llm.tokenizer.chat_template
-        self.most_tokens = max(MOST_TOKENS, (llm.diffusion or llm.runner.info).max_context)
+        self.most_tokens = max(MOST_TOKENS, llm.backend.info.max_context)
         self._tool_format = FORMATS.get(config.tool_call_parser or format_of(text) or "")
         self._reasoning = reasoning_of(text)
         tokenizer = llm.tokenizer
@@ -181,8 +181,8 @@ class JobFactory:
         """The text of a conversation (of a chat or tokenize request) and its token ids.
 
         Raises:
-            ApiError: it takes too long.
-            ConfigError, PromptError: there is no template, or it rejects something.
+            ApiError: it takes too long, or its template rejects something.
+            ConfigError, PromptError: there is no template, or the text cannot be encoded.
         """
         rendered, tokenizer = await self.rendered(request), self._llm.tokenizer
         async with self.turn(rendered.text):
@@ -230,7 +230,7 @@ class JobFactory:
             )
             raise ApiError(why, param="messages", code="template_timeout")
         if error := found.pop("error"):
-            raise PromptError(error)
+            raise ApiError(error, param=_rejected(error, request))
         return Rendered(**found)
 
     def _variables(self, request: Any) -> Json:
@@ -334,6 +334,15 @@ class JobFactory:
         if think is not None and most is not None and think.max_tokens > most:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
+
+
+def _rejected(error: str, request: Any) -> str:
+    """The field that the error of a chat template is about. What it quotes may be a role, and no field."""
+    first = FIELD.match(error)
+    if first is not None and first[1] in type(request).model_fields:
+        return first[1]
+    names = request.chat_template_kwargs or {}
+    return "chat_template_kwargs" if any(repr(name) in error for name in names) else "messages"
 
 
 def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:

@@ -21,7 +21,6 @@ from prometheus_client import (
 
 from paceline.async_llm import AsyncLLM
 from paceline.engine import RequestMetrics, RequestOutput, StreamChunk
-from paceline.models import memory_of
 from paceline.serving.request_log import Facts
 from paceline.version import __version__
 
@@ -141,13 +140,12 @@ class Metrics:
     def page(self) -> bytes:
         """All of it, in Prometheus's text format."""
         llm = self._model.llm
-        if not llm.closed and llm.diffusion is None:
-            scheduler = llm.engine.scheduler
-            self.running.set(len(scheduler.running) + len(scheduler.filling))
-            self.waiting.set(len(scheduler.waiting) + len(scheduler.paused))
-            memory = memory_of(llm.runner)
-            if memory is not None and memory.capacity:
-                self.cache.set(memory.used / memory.capacity)
+        if not llm.closed:
+            gauges = llm.backend.gauges()
+            self.running.set(gauges.running)
+            self.waiting.set(gauges.waiting + gauges.paused)
+            if gauges.cache_usage is not None:
+                self.cache.set(gauges.cache_usage)
         self.faults.set(self._model.faults)
         return self._registry.page()
 

@@ -44,7 +44,7 @@ POSITIONS: Final = 16
 
 MOST_TREES: Final = 16
 MOST_WANTED: Final = 16
-"""Requests that are followed at a time."""
+"""Requests that are followed at a time for a viewer."""
 
 MOST_REQUESTS: Final = 32
 """That are listed."""
@@ -175,7 +175,7 @@ class Onlooker:
         now = monotonic()
         with self._lock:
             self._wanted = {key: end for key, end in self._wanted.items() if end > now}
-            if len(self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
+            if sum(one == viewer for one, _ in self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
                 self._wanted[viewer, wanted] = now + LOOKED
             counts = self._counts.setdefault(viewer, Counts())
             counts.expires = now + LOOKED
@@ -225,7 +225,9 @@ class Onlooker:
         return self._plain.get(size) if known is None else known
 
     def _keep_trees(self, record: StepRecord, wanted: Sequence[tuple[str, str]]) -> None:
-        for index in {index for key in wanted for index in self._found(record, *key)}:
+        latest = {request_id: place for place, request_id in enumerate(self._trees, 1)}
+        followed = {index for key in wanted for index in self._found(record, *key)}
+        for index in sorted(followed, key=lambda index: latest.get(record.sequences[index].request.id, 0)):
             sequence = record.sequences[index]
             ended = sequence.output.finish_reason is not None
             wait = max(LAST_EVERY if ended else TREE_EVERY, self._took / TREE_SHARE)
@@ -292,7 +294,7 @@ class LivePage:
 
     def __init__(self, model: AsyncLLM, name: str, slots: Slots, config: ServerConfig) -> None:
         self._llm, self._name, self._slots, self._config = model.llm, name, slots, config
-        self._onlooker = None if self._llm.diffusion else Onlooker(self._llm.engine)
+        self._onlooker = Onlooker(self._llm.engine) if self._llm.backend.can_draft else None
         self._shared = not any(read_keys(config)) and config.host not in LOOPBACK
         self._chats = config.chat_template is not None or self._llm.tokenizer.has_chat_template
 
@@ -326,14 +328,11 @@ class LivePage:
         return json_response(found | self._requests(viewer), headers={"Cache-Control": "no-store"})
 
     def _requests(self, viewer: str) -> Json:
-        scheduler = self._llm.engine.scheduler
-        begun = [one for one, _ in list(scheduler.paused)], [one for one, _ in list(scheduler.filling)]
-        waiting = [*(one.request for one in begun[0]), *list(scheduler.waiting)]
-        running = {one.request.id: one.request for one in (*begun[1], *list(scheduler.running))}
-        mine = [one for one in running.values() if sees(viewer, owner_of(one.tenant))]
+        requests = self._llm.backend.requests()
+        mine = [one for one in requests.running if sees(viewer, owner_of(one.tenant))]
         return {
             "running": len(mine),
-            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in waiting),
+            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in requests.waiting),
             "requests": [
                 {"id": one.id, "owner": owner_of(one.tenant)[:12], "tokens": one.metrics.num_generation_tokens}
                 for one in mine[-MOST_REQUESTS:]

@@ -161,7 +161,7 @@ def messages_of(items: Iterable[Json]) -> list[Json]:
             found.append(turn)
         if kind == "reasoning":
             turn["reasoning_content"] = turn.get("reasoning_content", "") + "\n".join(
-                str(part.get("text", "")) for part in item.get("content") or item["summary"]
+                str(part.get("text") or "") for part in item.get("content") or item["summary"]
             )
         elif kind == "function_call":
             function = {"name": item["name"], "arguments": item["arguments"]}

@@ -228,6 +228,8 @@ class ResponseStore:
 
     def get(self, owner: str, name: str) -> Stored | None:
         """A response of this owner; None where there is none."""
+        if not name.isascii():  # as no id is; SQLite takes no halves of characters
+            return None
         asked = "SELECT response, input FROM responses WHERE id = ? AND owner = ? AND expires > ?"
         with self._told(), self._lock:
             row = self._base.execute(asked, (name, owner, time.time())).fetchone()

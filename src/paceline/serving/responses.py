@@ -14,14 +14,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from paceline.serving.chat import is_json
 from paceline.serving.fields import RESPONSES
 from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
-from paceline.serving.runs import Json, Run, json_response
+from paceline.serving.runs import Json, Run, json_response, large_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
 from paceline.utils import shortened
 
@@ -128,6 +128,7 @@ class ResponseRequest(Body):
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    _functions: list[Json] | None = PrivateAttr(None)
     text: TextConfig | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -182,14 +183,21 @@ class ResponseRequest(Body):
         items = earlier + items_of(self.input or [])
         return items, self._chat(items)
 
-    def functions(self) -> list[FunctionTool]:
-        for number, tool in enumerate(self.tools or ()):
-            known(tool, ("function",), f"tools.{number}")
-        return [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
+    def functions(self) -> list[Json]:
+        """The tools, checked once: there may be megabytes of them, and an answer shows them in several events."""
+        if self._functions is None:
+            for number, tool in enumerate(self.tools or ()):
+                known(tool, ("function",), f"tools.{number}")
+            tools = [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
+            self._functions = [tool.model_dump() for tool in tools]
+        return self._functions
 
     def _chat(self, items: Sequence[Json]) -> ChatRequest:
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        tools = [{"type": "function", "function": one.model_dump(exclude={"type"})} for one in self.functions()]
+        tools = [
+            {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
+            for tool in self.functions()
+        ]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedChoice):
             choice = {"type": "function", "function": {"name": choice.name}}
@@ -257,7 +265,7 @@ class ResponseTranslation(Translation):
             "usage": self._usage(),
             "instructions": request.instructions,
             "previous_response_id": request.previous_response_id,
-            "tools": [tool.model_dump() for tool in request.functions()],
+            "tools": request.functions(),
             "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "text": {"format": {"type": "text"}} | text,
@@ -454,8 +462,8 @@ class ResponseRoutes:
         _only(http, ())
         live = self.running.get((http.scope["owner"], name))
         if live is not None and live.request.stored and not live.over.is_set():
-            return json_response(live.body())
-        return json_response((await self._found(name, http)).response)
+            return await large_response(live.body())
+        return await large_response((await self._found(name, http)).response)
 
     async def cancel(self, name: str, http: Request) -> Response:
         live = self.running.get((http.scope["owner"], name))
@@ -463,12 +471,12 @@ class ResponseRoutes:
             live.run.stop(ApiError("the response was cancelled", code=CANCELLED))
             with suppress(TimeoutError):  # of a client that does not read its stream
                 await asyncio.wait_for(live.over.wait(), PATIENCE)
-            return json_response(live.body())
+            return await large_response(live.body())
         response = (await self._found(name, http)).response
         if response["status"] != CANCELLED:
             why = f"the response {name!r} has ended ({response['status']}); only what runs can be cancelled"
             raise ApiError(why, param="response_id", code="response_not_running")
-        return json_response(response)
+        return await large_response(response)
 
     async def delete(self, name: str, http: Request) -> Response:
         owner = http.scope["owner"]
@@ -496,7 +504,8 @@ class ResponseRoutes:
         page = items[: int(limit)]
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
         more = len(items) > len(page)
-        return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+        told = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+        return await large_response(told)
 
     async def _found(self, name: str, http: Request) -> Stored:
         found = await asyncio.to_thread(self.store.get, http.scope["owner"], name)

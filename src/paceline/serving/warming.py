@@ -36,11 +36,11 @@ def warm_up(llm: LLM) -> None:
         PacelineError: the model cannot decode.
     """
     start = perf_counter()
-    most = (llm.diffusion or llm.runner.info).max_context
+    most = llm.backend.info.max_context
     count = max(1, min(TOKENS, most // 2))
     ids = llm.tokenizer.encode(TEXT)[: max(1, most - count)]
     greedy = SamplingParams(temperature=0.0, max_tokens=count)
-    if llm.diffusion is not None:
+    if not llm.backend.can_draft:
         _decode(llm, [ids], greedy)
     else:
         apart = llm.with_speculative_config(llm.speculative)
