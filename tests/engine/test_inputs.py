@@ -167,6 +167,14 @@ def test_the_runner_says_how_many_tokens_fit() -> None:
         live.check(request("a", Inputs(embeddings=[EmbeddedSpan(65, ROWS)])))
 
 
+def test_steering_by_a_second_sequence_and_inputs_exclude_each_other() -> None:
+    live = engine(EncoderRunner())
+    params = SamplingParams(temperature=0.0, steering={"method": "cfg", "guidance_scale": 1.5})
+    live.check(request("a", NO_INPUTS, params))
+    with pytest.raises(PromptError, match=r"'cfg' has a second sequence, .* the prompt has encoder_tokens \(1 ids\)"):
+        live.check(request("b", Inputs(encoder_tokens=[1]), params))
+
+
 def test_generate_passes_inputs_through(llm: LLM) -> None:
     one, other = Inputs(encoder_tokens=[1, 2]), Inputs(encoder_tokens=[2, 1])
     for cached in (0, 64):

@@ -14,8 +14,10 @@ from tiny_llama import tokens as tiny_tokens
 from toy_parts import ForgetfulHash, HybridReference, HybridRunner, ReplayedHash, RunningHash, SharingHash
 
 from paceline.config import SamplingParams
-from paceline.engine import Engine, Scheduler, decode_plainly
+from paceline.engine import Engine, Request, Scheduler, Turns, decode_plainly
 from paceline.engine import Sequence as Decoding
+from paceline.errors import CapabilityError
+from paceline.search import SearchConfig, run_searches
 
 PROMPTS = [tiny_tokens(size, seed=size) for size in (3, 20, 37)]
 LENGTH = 16
@@ -89,6 +91,18 @@ def test_sequences_that_make_way_come_back(reference: HybridReference, monkeypat
     found = run(drafting(runner, reference, kv_cache_memory_bytes=size), prompts, long)
     assert paused
     assert tokens(found) == [[reference.greedy(prompt, 56)] for prompt in prompts]
+
+
+def test_searches_which_take_tokens_back_are_rejected() -> None:
+    request, config = Request("a", None, PROMPTS[0], GREEDY, 7, LENGTH), SearchConfig.parse("beam")
+
+    def search(runner: Any) -> None:
+        run_searches(engine(runner), Turns(), [request], [config.open()], budget=config.budget, models=None)  # type: ignore[arg-type]
+
+    with pytest.raises(CapabilityError, match="search needs a model that can take back tokens that it has read; tiny"):
+        search(HybridRunner())
+    search(HybridRunner().native)
+    assert len(request.outputs[0].token_ids) == LENGTH, "the control: its attention alone can"
 
 
 def test_prompts_that_begin_alike_share_nothing(reference: HybridReference) -> None:

@@ -112,7 +112,8 @@ class LongRopeRunner:
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> LongRopeCache:
         """See `Runner.open`."""
-        context_of(self, inputs)
+        if inputs.digest:
+            context_of(self, inputs)
         return LongRopeCache(self.arena, prompt_length)
 
     @torch.inference_mode()

@@ -195,7 +195,8 @@ class NativeRunner(KeepsStates[NativeCache]):
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
-        context_of(self, inputs)
+        if inputs.digest:
+            context_of(self, inputs)
         return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()

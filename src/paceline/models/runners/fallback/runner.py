@@ -145,7 +145,8 @@ class TransformersRunner:
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> FallbackCache:
         """See `Runner.open`; the length of the prompt is not used."""
-        context_of(self, inputs)
+        if inputs.digest:
+            context_of(self, inputs)
         return FallbackCache(self.make_history())
 
     def extend(
