@@ -13,7 +13,8 @@ from engine.test_loop import Guess
 from tiny_llama import tokens as tiny_tokens
 from toy_parts import ForgetfulHash, HybridReference, HybridRunner, ReplayedHash, RunningHash, SharingHash
 
-from paceline.config import SamplingParams
+from paceline.assembly import build_parts
+from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
 from paceline.engine import Engine, Request, Scheduler, Turns, decode_plainly
 from paceline.engine import Sequence as Decoding
 from paceline.errors import CapabilityError
@@ -91,6 +92,20 @@ def test_sequences_that_make_way_come_back(reference: HybridReference, monkeypat
     found = run(drafting(runner, reference, kv_cache_memory_bytes=size), prompts, long)
     assert paused
     assert tokens(found) == [[reference.greedy(prompt, 56)] for prompt in prompts]
+
+
+def test_a_draft_model_must_take_tokens_back(wanted: list[list[list[int]]]) -> None:
+    target, draft = HybridRunner(), HybridRunner()
+    config = SpeculativeConfig(method="draft_model", model="tiny")
+    with pytest.raises(CapabilityError, match="'draft_model' needs a model that can take back tokens that it has read"):
+        build_parts(target, config, load=lambda name: draft)  # type: ignore[arg-type]
+    _, parts = build_parts(target, config, load=lambda name: draft.native)  # type: ignore[arg-type]
+    live, request = Engine(parts, EngineConfig()), Request("a", None, PROMPTS[1], GREEDY, 7, LENGTH)
+    live.add(request)
+    while live.has_work:
+        live.step()
+    assert [request.outputs[0].token_ids] == wanted[1]
+    assert not request.metrics.dropped_drafters
 
 
 def test_searches_which_take_tokens_back_are_rejected() -> None:
