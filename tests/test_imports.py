@@ -21,6 +21,7 @@ MODELS = {"checkpoints", "models"}
 FLOORS = (
     {"models.spec"},
     {"checkpoints"},
+    {"models.inputs"},
     {"models.base", "models.denoiser_base", "models.loading"},
     {"models.cpu", "models.cuda"},
     {"models.state"},

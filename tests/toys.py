@@ -17,7 +17,7 @@ import torch
 from toy_layers import ToyLayers
 from toy_numbers import normal
 
-from paceline.models import Capabilities, ModelInfo
+from paceline.models import NO_INPUTS, Capabilities, Inputs, ModelInfo, context_of
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 
 Rows = list[list[int]]
@@ -163,7 +163,8 @@ class ToyRunner:
         if len(tokens) and not 0 <= int(min(tokens)) <= int(max(tokens)) < self.info.vocab_size:
             raise ToyError(f"token ids out of range: {list(tokens)}")
 
-    def open(self, prompt_length: int = 0) -> ToyCache:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> ToyCache:
+        context_of(self, inputs)
         self.open_caches += 1
         return ToyCache()
 

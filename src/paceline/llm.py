@@ -591,12 +591,15 @@ class LLM(metaclass=Named):
     def _request(self, read: ReadPrompt, params: SamplingParams) -> Request:
         params = copy(params)
         self.backend.check_params(params, read.drafts)
-        info, serial = self.backend.info, next(self._count)
-        tokens = truncated(read.tokens, params, info.max_context)
+        info, serial, context = self.backend.info, next(self._count), self.backend.context_for(read.inputs)
+        tokens = truncated(read.tokens, params, context)
+        whole = len(tokens) == len(read.tokens) or not read.inputs.embeddings
+        rule = "leave a prompt whole that has embeddings in it"
+        need(whole, "truncate_prompt_tokens", rule, params.truncate_prompt_tokens)
         room = check_prompt(
             tokens,
             info.vocab_size,
-            info.max_context,
+            context,
             params.max_tokens,
             read.prediction,
             longest=None if self.config.max_model_len is None else info.declared_context,
@@ -604,7 +607,7 @@ class LLM(metaclass=Named):
         )
         seed = params.seed if params.seed is not None else draw_seed(self._seed, serial)
         more = read.tenant, read.prediction, read.drafts
-        return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more)
+        return Request(f"request-{serial}", read.text, tokens, params, seed, room, *more, inputs=read.inputs)
 
 
 def _absent(owner: str, name: str) -> str:

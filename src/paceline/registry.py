@@ -60,6 +60,7 @@ ABILITIES: Final = {
     "input_embeddings": "takes embeddings in place of tokens",
     "fork": "can copy a running sequence",
     "blocks": "keeps its caches in blocks",
+    "truncate": "can take back tokens that it has read",
 }
 """What a model must be able to do for a method, by the names of `Capabilities`."""
 

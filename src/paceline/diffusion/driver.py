@@ -12,6 +12,8 @@ from typing import Final
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.diffusion.engine import DiffusionEngine
 from paceline.engine import BackendInfo, FairQueue, Gauges, OpenRequests, Request, StreamChunk, Turns
+from paceline.errors import PromptError
+from paceline.models import Inputs
 from paceline.utils import Advance, described, need
 
 
@@ -36,6 +38,14 @@ class DiffusionDriver:
         """See `Backend.info`."""
         engine = self.engine
         return BackendInfo(engine.vocab_size, engine.max_context, engine.declared_context)
+
+    def context_for(self, inputs: Inputs) -> int:
+        """See `Backend.context_for`."""
+        if inputs.digest:
+            raise PromptError(
+                f"a diffusion language model takes tokens as inputs, got {inputs.described()}; leave it out"
+            )
+        return self.engine.max_context
 
     def gauges(self) -> Gauges:
         """See `Backend.gauges`."""

@@ -53,6 +53,7 @@ class Context:
         prediction: tokens that the caller expects as output; may be empty, and may hold ids beyond the vocabulary.
         forced: gives up to so many tokens that structured_outputs makes certain, or likely, to come next, with their
             chances; None without such a constraint.
+        source: a second text, which an encoder has read and the output follows; None where there is none.
         cache: gives the target's own cache of this sequence, for drafters with `runs_target`, which may use its scratch
             slots while they propose; it may be another one in every step.
     """
@@ -68,6 +69,7 @@ class Context:
     tenant: str = NO_TENANT
     prediction: Sequence[int] = ()
     forced: Callable[[int], list[tuple[int, float]]] | None = None
+    source: Sequence[int] | None = None
     cache: Callable[[], SequenceCache] | None = None
 
 

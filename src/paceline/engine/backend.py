@@ -19,6 +19,7 @@ from typing import Protocol
 from paceline.config import DraftChoice, SamplingParams
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
+from paceline.models import Inputs
 from paceline.utils import Advance
 
 
@@ -28,7 +29,7 @@ class BackendInfo:
 
     Attributes:
         vocab_size: token ids lie below it.
-        max_context: most tokens of a prompt and its output together.
+        max_context: most tokens of a prompt and its output together, without inputs beside them.
         declared_context: most that the checkpoint allows; None where it does not say.
         rope_border: see `models.ModelInfo`; None where no text has such a border.
     """
@@ -83,6 +84,13 @@ class Backend(Protocol):
     @property
     def info(self) -> BackendInfo:
         """The model."""
+
+    def context_for(self, inputs: Inputs) -> int:
+        """Most tokens of a prompt and its output together, where the request has these inputs.
+
+        Raises:
+            PromptError: inputs that the model does not take.
+        """
 
     def gauges(self) -> Gauges:
         """How busy it is."""

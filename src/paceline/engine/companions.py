@@ -23,7 +23,7 @@ import torch
 from paceline import registry
 from paceline.checkpoints import is_adapter
 from paceline.engine.companion import Companion, Second
-from paceline.errors import CapabilityError, ConfigError
+from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.models import HasHead, Runner, SequenceCache
 from paceline.sampling import given_rows
 from paceline.sampling.steering import Steering, parse_steering
@@ -108,6 +108,11 @@ class Companions:
         if request.params.steering is None:
             return None
         method = parse_steering(request.params.steering)
+        if method.companions and request.inputs.digest:
+            raise PromptError(
+                f"steering method {method.name!r} has a second sequence, which gets tokens only, but the prompt has "
+                f"{request.inputs.described()}; leave one of them out"
+            )
         companion = Companion(method, _taps(method, self.runner))
         for kind in method.companions:
             choice(f"companions of steering method {method.name!r}", kind, ("prompt", "model"))

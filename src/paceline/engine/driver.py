@@ -16,6 +16,7 @@ from paceline.engine.loop import Engine
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.request import Request
 from paceline.errors import ConfigError
+from paceline.models import Inputs, context_of
 from paceline.utils import Advance
 
 A = TypeVar("A")
@@ -146,6 +147,10 @@ class EngineDriver:
         """See `Backend.info`."""
         info = self.engine.parts.runner.info
         return BackendInfo(info.vocab_size, info.max_context, info.declared_context, info.rope_border)
+
+    def context_for(self, inputs: Inputs) -> int:
+        """See `Backend.context_for`."""
+        return context_of(self.engine.parts.runner, inputs)
 
     def gauges(self) -> Gauges:
         """See `Backend.gauges`."""

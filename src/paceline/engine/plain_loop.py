@@ -40,7 +40,7 @@ class PlainText:
     def __init__(self, request: Request, index: int, eos_ids: Seq[int], runner: Runner) -> None:
         assert request.rules is not None
         self.tokens = list(request.prompt_ids)
-        self.cache: SequenceCache = runner.open(len(self.tokens))
+        self.cache: SequenceCache = runner.open(len(self.tokens), request.inputs)
         if len(self.tokens) > 1:
             runner.extend([self.cache], [self.tokens[:-1]])
         self._rules: Rules = request.rules.fork()

@@ -2,7 +2,8 @@
 
 At least the last token of a text is always computed, since it is the root of the next step. Requests that need
 something of every position of their prompt (prompt logprobs) take nothing over, and where drafters want the hidden
-states of a prompt's last tokens, these are computed; what they leave can be taken over. Tenants share nothing. Layers
+states of a prompt's last tokens, these are computed; what they leave can be taken over. Tenants share nothing, nor do
+the same tokens with other inputs. Where a sequence keeps more than keys and values, all of it must be shareable. Layers
 with a sliding window may have given back what is behind it: then less is taken over, or nothing. Source: automatic
 prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
 """
@@ -38,7 +39,7 @@ class PrefixCache:
         """
         request = sequence.request
         pieces = self._wanted(sequence)
-        known = self._memory.known(request.tenant, pieces) if pieces else 0
+        known = self._memory.known(request.prefix_key, pieces) if pieces else 0
         best, source = known, None
         for other in live if pieces else ():
             common = self._common(request, pieces, other)
@@ -48,8 +49,10 @@ class PrefixCache:
             if reached > best and (present := self._memory.present(other.cache, reached)) > best:
                 best, source = present, other
         if best:
-            share = self._memory.share
-            sequence.cache = self._memory.adopt(request.tenant, pieces) if source is None else share(source.cache, best)
+            if source is None:
+                sequence.cache = self._memory.adopt(request.prefix_key, pieces, sequence.cache)
+            else:
+                sequence.cache = self._memory.share(source.cache, best)
         request.note_cached(sequence.cache.length)
         return True
 
@@ -83,7 +86,7 @@ class PrefixCache:
 
     def _common(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
         """How many blocks a text has in common with the beginning of another request's prompt."""
-        if other.request.tenant != request.tenant:
+        if other.request.prefix_key != request.prefix_key:
             return 0
         theirs = self._prompt(other.request)
         pairs = enumerate(zip(pieces, theirs, strict=False))
@@ -94,4 +97,4 @@ class PrefixCache:
         cache = sequence.cache
         if cache.length >= self._memory.block_size:
             tokens = sequence.context.tokens[: cache.length]
-            self._memory.keep(cache, sequence.request.tenant, self._memory.pieces(tokens))
+            self._memory.keep(cache, sequence.request.prefix_key, self._memory.pieces(tokens))

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams
 from paceline.drafters import NO_TENANT
 from paceline.errors import ConfigError, PromptError
+from paceline.models import NO_INPUTS, Inputs
 from paceline.utils import need, reject_unknown, shortened
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -24,6 +25,9 @@ MEANT = {
 }
 """Keys of vLLM and transformers -> ours, or a sentence."""
 
+INPUTS = "inputs"
+"""Key under which callers that make `models.Inputs` pass them; users give none."""
+
 MAX_SALT = 256
 
 
@@ -37,6 +41,7 @@ class ReadPrompt:
         prediction: ids of what the caller expects the output to be; may be empty.
         tenant: whose caches and tables it may use.
         drafts: what it takes of the drafts that the engine has.
+        inputs: what it has beside its tokens.
     """
 
     text: str | None
@@ -44,6 +49,7 @@ class ReadPrompt:
     prediction: list[int]
     tenant: str = NO_TENANT
     drafts: DraftChoice = ALL_DRAFTS
+    inputs: Inputs = NO_INPUTS
 
 
 def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
@@ -63,15 +69,17 @@ def read_prompt(prompt: Prompt, encode: Callable[..., list[int]]) -> ReadPrompt:
         if isinstance(prompt, str):
             return ReadPrompt(prompt, encode(prompt), [])
         return ReadPrompt(None, ids(prompt), [])
+    inputs = given if isinstance(given := prompt.get(INPUTS), Inputs) else None
     try:
         unasked = {key for key in prompt if key in OF_OTHER_INPUT and prompt[key] is None}
-        reject_unknown("a prompt dict", [key for key in prompt if key not in unasked], KEYS, meant=MEANT)
+        known = KEYS if inputs is None else (*KEYS, INPUTS)
+        reject_unknown("a prompt dict", [key for key in prompt if key not in unasked], known, meant=MEANT)
     except ConfigError as error:
         raise PromptError(str(error)) from None
     text, tokens = _main(prompt, encode)
     drafts = DraftChoice.parse(prompt["speculative_config"]) if "speculative_config" in prompt else ALL_DRAFTS
     prediction, tenant = read_prediction(prompt.get("prediction"), encode), read_tenant(prompt.get("cache_salt"))
-    return ReadPrompt(text, tokens, prediction, tenant, drafts)
+    return ReadPrompt(text, tokens, prediction, tenant, drafts, inputs or NO_INPUTS)
 
 
 def _main(prompt: Mapping[str, Any], encode: Callable[..., list[int]]) -> tuple[str | None, list[int]]:

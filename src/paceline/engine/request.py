@@ -10,6 +10,7 @@ from paceline.drafters import NO_TENANT
 from paceline.engine.companion import Companion
 from paceline.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.errors import PromptError
+from paceline.models import NO_INPUTS, Inputs, Runner, context_of
 from paceline.sampling import Logprob, Rules
 from paceline.utils import shortened
 
@@ -36,6 +37,7 @@ class Request:
         streamed: somebody reads the text while it grows; else it is made at the end.
         park_at: an output that has so many tokens is parked (`Scheduler.resume`); None lets all go on.
         owner: who takes turns with others (`engine.fairness`).
+        inputs: what it has beside its tokens.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Request:
     streamed: bool = True
     park_at: int | None = None
     owner: str = ""
+    inputs: Inputs = NO_INPUTS
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     outputs: list[CompletionOutput] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -58,6 +61,14 @@ class Request:
     rules: Rules | None = field(default=None, init=False, repr=False)
     companion: Companion | None = field(default=None, init=False, repr=False)
     _view: RequestOutput | None = field(default=None, init=False, repr=False)
+
+    @property
+    def prefix_key(self) -> str:
+        """Who may share the keys and values of its text: its tenant, among requests with the same inputs.
+
+        A digest holds no slash, so that no tenant's name stands for another tenant with inputs.
+        """
+        return f"{self.inputs.digest}/{self.tenant}"
 
     @property
     def finished(self) -> bool:
@@ -116,6 +127,25 @@ def check_prompt(
         )
     most = room if max_tokens is None else min(room, max_tokens)
     return most if rope_border is None else _within_border(len(tokens), most, max_tokens, rope_border)
+
+
+def check_inputs(runner: Runner, request: Request) -> None:
+    """Reject what a request has beside its tokens where the model cannot take it.
+
+    Raises:
+        PromptError: kinds that the model does not take, embeddings behind the prompt, or no room for one new token.
+    """
+    if not request.inputs.digest:
+        return
+    size, most = len(request.prompt_ids), context_of(runner, request.inputs)
+    if size >= most:
+        raise PromptError(
+            f"the prompt has {size} tokens, but with these inputs the context of {runner.info.name} holds {most} "
+            "including at least one new token; shorten the prompt"
+        )
+    behind = max((span.stop for span in request.inputs.embeddings), default=0)
+    if behind > size:
+        raise PromptError(f"embeddings must lie within the prompt of {size} tokens, got some up to {behind - 1}")
 
 
 def _within_border(size: int, most: int, max_tokens: int | None, border: int) -> int:

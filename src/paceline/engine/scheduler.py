@@ -25,7 +25,7 @@ from paceline.engine.drafter_set import DrafterSet
 from paceline.engine.fairness import Decoded, FairQueue, Shares
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.prefix_cache import PrefixCache
-from paceline.engine.request import Request
+from paceline.engine.request import Request, check_inputs
 from paceline.engine.sequence import Sequence, no_text, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
@@ -97,7 +97,7 @@ class Scheduler:
             )
         if memory is not None:
             memory.limit(config.kv_cache_memory_bytes, config.max_num_seqs, config.max_num_batched_tokens)
-        cached = memory is not None and config.enable_prefix_caching
+        cached = memory is not None and memory.shares and config.enable_prefix_caching
         self.prefixes = (
             PrefixCache(memory, tap_window=drafter_set.tap_window) if memory is not None and cached else None
         )
@@ -112,8 +112,10 @@ class Scheduler:
 
         Raises:
             ConfigError: parameters that do not fit this model (token ids out of range), or drafters that are not here.
-            PromptError: more than memory ever holds, or than the model that steers it does.
+            PromptError: more than memory ever holds, or than the model that steers it does; inputs that the model does
+                not take.
         """
+        check_inputs(self.runner, request)
         self.drafter_set.check(request)
         if request.rules is None:
             request.rules = self._rules(request)
@@ -161,7 +163,7 @@ class Scheduler:
                 transcript, failure = self._transcript(request, self.tokenizer), None
             except Exception as error:
                 transcript, failure = self._transcript(request, None), no_text(error)
-            cache = self._for_good(self.runner.open(len(request.prompt_ids))) if index == 0 else None
+            cache = self._opened(request) if index == 0 else None
             sequence = Sequence(
                 request, index, next(self._keys), rules=output_rules, transcript=transcript, cache=cache
             )
@@ -176,6 +178,10 @@ class Scheduler:
             request.params, request.prompt_ids, tokenizer, self.eos_ids, request.max_tokens,
             at_once=not request.streamed,
         )  # fmt: skip
+
+    def _opened(self, request: Request) -> SequenceCache:
+        """An empty cache for an output of a request."""
+        return self._for_good(self.runner.open(len(request.prompt_ids), request.inputs))
 
     def _for_good(self, cache: SequenceCache) -> SequenceCache:
         """A cache whose committed tokens are never taken back."""
@@ -257,7 +263,7 @@ class Scheduler:
             if not self._fits(request, size, more) and not self._freed(request, size, more):
                 return
             if owner in paused:
-                first.cache = self._for_good(self.runner.open(len(request.prompt_ids)))
+                first.cache = self._opened(request)
                 self.filling.append(paused[owner])
                 self.paused = [pair for pair in self.paused if pair[0] is not first]
             else:

@@ -67,6 +67,7 @@ class Sequence:
             tenant=request.tenant,
             prediction=tuple(request.prediction),
             forced=None if rules.constraint is None else rules.forced,
+            source=request.inputs.encoder_tokens or None,
         )
         self.states: list[Any] = []
         self.texts: list[list[int]] = []

@@ -7,10 +7,15 @@ from .base import HasMemory as HasMemory
 from .base import LayeredRunner as LayeredRunner
 from .base import LayerPlan as LayerPlan
 from .base import ModelInfo as ModelInfo
+from .base import PartAbilities as PartAbilities
+from .base import Rollback as Rollback
 from .base import Runner as Runner
 from .base import RunsLayers as RunsLayers
 from .base import SequenceCache as SequenceCache
+from .base import TakesInputs as TakesInputs
 from .base import cache_bytes as cache_bytes
+from .base import check_chains as check_chains
+from .base import context_of as context_of
 from .base import memory_of as memory_of
 from .base import save_memory as save_memory
 from .base import slot_bytes as slot_bytes
@@ -23,6 +28,9 @@ from .denoiser_loading import end_tokens as end_tokens
 from .denoiser_loading import load_denoiser as load_denoiser
 from .denoiser_loading import load_denoiser_weights as load_denoiser_weights
 from .denoiser_loading import mask_token_id as mask_token_id
+from .inputs import NO_INPUTS as NO_INPUTS
+from .inputs import EmbeddedSpan as EmbeddedSpan
+from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
 from .load import resolve_dtype as resolve_dtype

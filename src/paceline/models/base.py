@@ -14,10 +14,12 @@ token comes from the same code path as every other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from paceline.errors import ConfigError
+from paceline.errors import CapabilityError, ConfigError, PromptError
+from paceline.models.inputs import NO_INPUTS, Inputs
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +33,9 @@ class Capabilities:
 
     A method that needs more is rejected before it runs, with an error that says what is missing (`registry.ABILITIES`).
 
-    `blocks` says that caches are made of blocks, which sequences share and which can be counted: the runner has a
-    `memory`.
+    `trees`: it scores trees that branch, not chains only. `blocks`: caches are made of blocks, which sequences share
+    and which can be counted: the runner has a `memory`. `truncate`: `Runner.truncate` goes back to any length; without
+    it, only `commit` takes back what was scored.
     """
 
     trees: bool = False
@@ -43,6 +46,46 @@ class Capabilities:
     input_embeddings: bool = False
     fork: bool = False
     blocks: bool = False
+    truncate: bool = True
+
+    def within(self, parts: PartAbilities) -> Capabilities:
+        """Those that are left where a sequence's state can do so much."""
+        trees, truncate = self.trees and parts.branches, self.truncate and parts.rollback == Rollback.ANY
+        return replace(self, trees=trees, truncate=truncate)
+
+
+class Rollback(IntEnum):
+    """To which lengths a part of a sequence's state can go back, beside the one that it has."""
+
+    NONE = 0
+    CHECKPOINTS = 1
+    """To those at which it has kept a copy."""
+    ANY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PartAbilities:
+    """What can be done with a part of a sequence's state (models.state.parts).
+
+    Attributes:
+        rollback: how `truncate` can be used. Whatever it says, `keep` takes back drafts that were not accepted.
+        branches: it can follow a tree that branches; else chains only.
+        shared: another sequence can begin with the first tokens of this one, and a new part stands beside keys and
+            values of such a beginning that an ended sequence has left.
+    """
+
+    rollback: Rollback = Rollback.ANY
+    branches: bool = True
+    shared: bool = True
+
+    @classmethod
+    def common(cls, parts: Collection[PartAbilities]) -> PartAbilities:
+        """What all of these can do."""
+        return cls(
+            rollback=min(part.rollback for part in parts),
+            branches=all(part.branches for part in parts),
+            shared=all(part.shared for part in parts),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +175,10 @@ class CacheMemory(Protocol):
         """Keys and values of one block, all layers."""
 
     @property
+    def shares(self) -> bool:
+        """Whether a sequence can begin with what another has, or has left: all parts of its state agree to that."""
+
+    @property
     def capacity(self) -> int:
         """Most blocks that sequences may hold together."""
 
@@ -195,16 +242,24 @@ class CacheMemory(Protocol):
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The full blocks of a text, to be looked up."""
 
-    def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
-        """With how many kept blocks of a text's beginning a sequence can begin."""
+    def known(self, key: str, pieces: Sequence[bytes]) -> int:
+        """With how many kept blocks of a text's beginning a sequence can begin.
 
-    def adopt(self, tenant: str, pieces: Sequence[bytes]) -> SequenceCache:
-        """A new sequence that begins with the kept blocks of this text, and lets go as above."""
+        Args:
+            key: of those who share: only what was kept under the same one is found.
+        """
+
+    def adopt(self, key: str, pieces: Sequence[bytes], fresh: SequenceCache | None = None) -> SequenceCache:
+        """A sequence that begins with the kept blocks of this text, and lets go as above.
+
+        Args:
+            fresh: an empty one, which takes them over; None makes one.
+        """
 
     def share(self, cache: SequenceCache, blocks: int) -> SequenceCache:
         """The same with the first blocks of another sequence, so many of which are present."""
 
-    def keep(self, cache: SequenceCache, tenant: str, pieces: Sequence[bytes]) -> None:
+    def keep(self, cache: SequenceCache, key: str, pieces: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""
 
     def forget(self) -> None:
@@ -217,12 +272,15 @@ class Runner(Protocol):
     info: ModelInfo
     capabilities: Capabilities
 
-    def open(self, prompt_length: int = 0) -> SequenceCache:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceCache:
         """A new, empty sequence.
 
         Args:
             prompt_length: tokens of the text that it begins with, the first scored root included; 0 where that is not
                 known. Models whose rotary angles depend on the length of the text take that length from it.
+            inputs: what it has beside its tokens.
+        Raises:
+            PromptError: inputs that the model does not take (`context_of`).
         """
 
     def extend(
@@ -265,7 +323,11 @@ class Runner(Protocol):
         """Keep each sequence's root and accepted path (node indices of the tree last scored), drop the rest."""
 
     def truncate(self, cache: SequenceCache, length: int) -> None:
-        """Forget all but the first `length` committed tokens, and everything in scratch slots."""
+        """Forget all but the first `length` committed tokens, and everything in scratch slots.
+
+        Raises:
+            ConfigError: the sequence cannot go back to this length; nothing has changed.
+        """
 
     def fork(self, cache: SequenceCache) -> SequenceCache:
         """A second sequence that shares the committed prefix; scratch slots are not carried over."""
@@ -317,6 +379,21 @@ class HasEmbedding(Protocol):
 
 
 @runtime_checkable
+class TakesInputs(Protocol):
+    """A runner whose sequences may have more than tokens."""
+
+    input_kinds: Collection[str]
+    """Which attributes of `Inputs`."""
+
+    def most_tokens(self, inputs: Inputs) -> int:
+        """Most tokens that a sequence with these inputs may have.
+
+        Raises:
+            PromptError: inputs of the right kinds that do not fit the model.
+        """
+
+
+@runtime_checkable
 class HasMemory(Protocol):
     """A runner whose caches are made of blocks that can be counted."""
 
@@ -330,6 +407,46 @@ class LayeredRunner(RunsLayers, HasHead, Protocol):
 def memory_of(runner: Runner) -> CacheMemory | None:
     """The blocks of a runner's caches; None for one that does not declare `blocks`."""
     return runner.memory if runner.capabilities.blocks and isinstance(runner, HasMemory) else None
+
+
+class HasInfo(Protocol):
+    """A runner, whatever its caches are."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of its model."""
+
+
+def context_of(runner: HasInfo, inputs: Inputs = NO_INPUTS) -> int:
+    """Most tokens that a sequence with these inputs may have.
+
+    Raises:
+        PromptError: inputs that the model does not take.
+    """
+    taking = runner if isinstance(runner, TakesInputs) else None
+    kinds = () if taking is None else taking.input_kinds
+    if any(kind not in kinds for kind in inputs.kinds):
+        raise PromptError(
+            f"{runner.info.name} takes {' and '.join(['tokens', *kinds])} as inputs, got {inputs.described()}; leave "
+            "out what it does not take"
+        )
+    return runner.info.max_context if taking is None else taking.most_tokens(inputs)
+
+
+def check_chains(what: str, trees: Sequence[TokenTree]) -> None:
+    """Reject trees that branch.
+
+    Args:
+        what: scores chains only, for the message.
+    Raises:
+        CapabilityError: one that does.
+    """
+    for tree in trees:
+        if not tree.is_chain:
+            raise CapabilityError(
+                f"score: {what} scores chains only, but drafter number {int(tree.sources[-1])} proposed a tree that "
+                "branches; choose a method or settings that draft chains"
+            )
 
 
 def check_extend(info: ModelInfo, caches: Sequence[SequenceCache], counts: Sequence[int]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from paceline.config import ALL_DRAFTS
 from paceline.engine import CompletionOutput, Engine, Request, StopChecker, Turns, tell
-from paceline.errors import PacelineError
+from paceline.errors import CapabilityError, PacelineError
+from paceline.registry import ABILITIES
 from paceline.search.base import BudgetSpentError, Search, Steps
 from paceline.search.branch import Branch, Found, Origin, Rows
 from paceline.search.forest import DeadEndError, Errors, Forest
@@ -154,6 +155,11 @@ def run_searches(
         engine.check(request)
         need(not request.prediction, "prediction", "be left out with search, which drafts nothing", request.prediction)
         need(request.drafts == ALL_DRAFTS, "speculative_config", "be left out of a prompt with search", request.drafts)
+    if not engine.parts.runner.capabilities.truncate:
+        raise CapabilityError(
+            f"search needs a model that {ABILITIES['truncate']}; {engine.parts.runner.info.name} is not one as it runs "
+            "here; decode without search"
+        )
     for search in searches:
         search.tokenizer, search.runner, search.models = engine.scheduler.tokenizer, engine.parts.runner, models
         search.prepare()

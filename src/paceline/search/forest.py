@@ -45,7 +45,7 @@ class Forest:
 
     def __init__(self, runner: Runner, chunk: int, *, share_prompts: bool = False) -> None:
         self._runner, self._memory, self._chunk = runner, memory_of(runner), chunk
-        shares = share_prompts and self._memory is not None and not self._memory.windowed
+        shares = share_prompts and self._memory is not None and self._memory.shares and not self._memory.windowed
         self._prefixes = self._memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
@@ -147,9 +147,9 @@ class Forest:
         while memory is not None and prompts:
             new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
             for one in prompts:
-                pieces, tenant = self._pieces(one), one.request.tenant
-                known = memory.known(tenant, pieces)
-                begins: tuple[str | bytes, ...] = (tenant, *pieces[: known + 1])
+                pieces, key = self._pieces(one), one.request.prefix_key
+                known = memory.known(key, pieces)
+                begins: tuple[str | bytes, ...] = (key, *pieces[: known + 1])
                 (later if begins in new else now).append(one)
                 if known < len(pieces):
                     new.add(begins)
@@ -159,14 +159,16 @@ class Forest:
                 one.request.note_cached(one.cache.length)
             self._fill([one for one in now if _cache(one).length < one.size - 1])
             for one in now:
-                memory.keep(_cache(one), one.request.tenant, self._pieces(one))
+                memory.keep(_cache(one), one.request.prefix_key, self._pieces(one))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
-        if self._prefixes is None:
-            return self._runner.open(len(branch.request.prompt_ids))
-        return self._prefixes.adopt(branch.request.tenant, self._pieces(branch))
+        request = branch.request
+        cache = self._runner.open(len(request.prompt_ids), request.inputs)
+        return (
+            cache if self._prefixes is None else self._prefixes.adopt(request.prefix_key, self._pieces(branch), cache)
+        )
 
     def _pieces(self, branch: Branch) -> list[bytes]:
         """The full blocks of its prompt, whose last token is always computed."""

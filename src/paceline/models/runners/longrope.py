@@ -17,7 +17,8 @@ import torch
 
 from paceline.errors import CapabilityError
 from paceline.models.attention.segments import Segment
-from paceline.models.base import ALL_LAYERS, LayerPlan, check_extend, check_score
+from paceline.models.base import ALL_LAYERS, LayerPlan, check_extend, check_score, context_of
+from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.runners.native import NativeRunner
 from paceline.models.spec import ModelSpec
@@ -109,8 +110,10 @@ class LongRopeRunner:
             native.commit, native.truncate, native.fork, native.release,
         )  # fmt: skip
 
-    def open(self, prompt_length: int = 0) -> LongRopeCache:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> LongRopeCache:
         """See `Runner.open`."""
+        if inputs.digest:
+            context_of(self, inputs)
         return LongRopeCache(self.arena, prompt_length)
 
     @torch.inference_mode()

@@ -23,7 +23,17 @@ from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized
 from paceline.errors import ConfigError
 from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.attention.tree_attention import Masks
-from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo, check_extend, check_score, check_tokens
+from paceline.models.base import (
+    ALL_LAYERS,
+    Capabilities,
+    LayerPlan,
+    ModelInfo,
+    check_extend,
+    check_score,
+    check_tokens,
+    context_of,
+)
+from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Decoder, Weights
 from paceline.models.layers.linear import RowInvariance
 from paceline.models.layers.rope import Rotary
@@ -37,6 +47,7 @@ from paceline.models.spec import ModelSpec
 from paceline.models.state.arena import Arena
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.parts import KeepsStates
 from paceline.models.state.window_slots import windows_of
 from paceline.tree import Scores, TokenTree
 
@@ -46,7 +57,7 @@ it.
 """
 
 
-class NativeRunner:
+class NativeRunner(KeepsStates[NativeCache]):
     """One decoder-only model behind the operations of `models.base.Runner`.
 
     Args:
@@ -182,8 +193,10 @@ class NativeRunner:
             return StrictPasses(passes, self.spec), graphs
         return EagerPasses(decoder, self.rotary, Masks(dtype, device)), graphs
 
-    def open(self, prompt_length: int = 0) -> NativeCache:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> NativeCache:
         """See `Runner.open`."""
+        if inputs.digest:
+            context_of(self, inputs)
         return NativeCache(self.arena, prompt_length)
 
     @torch.inference_mode()
@@ -335,23 +348,6 @@ class NativeRunner:
     def head(self, hidden: torch.Tensor, *, norm: bool = True) -> torch.Tensor:
         """(r, v) logits of hidden states (r, hidden) of any layer, after the final norm unless `norm` is False."""
         return self.passes.head(hidden, norm=norm)
-
-    def commit(self, caches: Sequence[NativeCache], paths: Sequence[Sequence[int]]) -> None:
-        """See `Runner.commit`; only a path that leaves the order of the slots moves anything."""
-        for cache, path in zip(caches, paths, strict=True):
-            cache.keep(path)
-
-    def truncate(self, cache: NativeCache, length: int) -> None:
-        """See `Runner.truncate`."""
-        cache.truncate(length)
-
-    def fork(self, cache: NativeCache) -> NativeCache:
-        """See `Runner.fork`."""
-        return cache.fork()
-
-    def release(self, cache: NativeCache) -> None:
-        """See `Runner.release`; a second release does nothing."""
-        cache.release()
 
     def _segments(
         self, caches: Sequence[NativeCache], trees: Sequence[TokenTree], computed: Sequence[int] | None

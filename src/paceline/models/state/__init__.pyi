@@ -6,5 +6,9 @@ from .arena import blocks_for as blocks_for
 from .arena import pieces_of as pieces_of
 from .cache import NativeCache as NativeCache
 from .cache_memory import ArenaMemory as ArenaMemory
+from .parts import KeepsStates as KeepsStates
+from .parts import SequenceState as SequenceState
+from .parts import StatePart as StatePart
+from .parts import keys_of as keys_of
 from .window_slots import BLOCK as BLOCK
 from .window_slots import WindowSlots as WindowSlots

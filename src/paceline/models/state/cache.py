@@ -13,11 +13,13 @@ Source: PagedAttention (arXiv:2309.06180).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from paceline.errors import ConfigError
+from paceline.models.base import PartAbilities
 from paceline.models.state.arena import Arena, adjacent, blocks_for
 from paceline.models.state.window_slots import BLOCK, WindowSlots
 from paceline.tree import first_nodes
@@ -36,6 +38,8 @@ class NativeCache:
         lets_go: what is committed is never taken back, so that layers with a sliding window may forget what is behind
             it.
     """
+
+    abilities: ClassVar = PartAbilities()
 
     __slots__ = (
         "__weakref__",
@@ -211,8 +215,8 @@ class NativeCache:
             source = [int(slots[at + node]) for node in path[first:]]
             self.arena.move(source, [int(slots[at + i]) for i in range(first, len(path))])
 
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` committed tokens and the scratch; shared blocks behind them are given back.
+    def check_truncate(self, length: int) -> None:
+        """Say whether `truncate` can go back to `length` tokens.
 
         Raises:
             ConfigError: `length` lies outside 0 .. the committed length, or layers with a sliding window have let go of
@@ -220,9 +224,18 @@ class NativeCache:
         """
         if not 0 <= length <= self.length:
             raise ConfigError(f"truncate: length must lie in 0..{self.length}, got {length}")
-        if (near := self.arena.near) is not None:
-            if not near.has(self.blocks[near.first_read(length) : blocks_for(length)]).all():
-                raise ConfigError(f"truncate: what the windows of {length} tokens hold was given back")
+        near = self.arena.near
+        if near is not None and not near.has(self.blocks[near.first_read(length) : blocks_for(length)]).all():
+            raise ConfigError(f"truncate: what the windows of {length} tokens hold was given back")
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` committed tokens and the scratch; shared blocks behind them are given back.
+
+        Raises:
+            ConfigError: it cannot go back to this length (`check_truncate`).
+        """
+        self.check_truncate(length)
+        if self.arena.near is not None:
             self.ready = 0
         self.length, self.scratch = length, 0
         if length < self.prompt_length:

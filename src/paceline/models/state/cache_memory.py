@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from paceline.errors import ConfigError
+from paceline.models.base import PartAbilities
 from paceline.models.state.arena import Arena, blocks_for, pieces_of
 from paceline.models.state.cache import NativeCache
 from paceline.models.state.free_memory import available
+from paceline.models.state.parts import State, keys_of
 from paceline.models.state.window_slots import BLOCK, WindowSlots
 
 MEMORY_SHARE = 0.6
@@ -35,12 +37,17 @@ LEAST_BYTES = 256
 
 
 class ArenaMemory:
-    """See `models.base.CacheMemory`."""
+    """See `models.base.CacheMemory`.
+
+    Args:
+        arena: where keys and values are.
+        abilities: of a sequence's whole state; what not all of its parts can share is neither found nor kept.
+    """
 
     block_size = BLOCK
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, arena: Arena, abilities: PartAbilities = NativeCache.abilities) -> None:
+        self._arena, self.shares = arena, abilities.shared
         self._left, self._chunk = (-1, 0), 1
 
     @property
@@ -136,29 +143,32 @@ class ArenaMemory:
         """Blocks that hold this many tokens."""
         return blocks_for(tokens)
 
-    def let_go(self, cache: NativeCache) -> None:
+    def let_go(self, cache: State) -> None:
         """Layers with a sliding window may forget what is behind that of a sequence's committed tokens."""
-        cache.lets_go = True
+        keys_of(cache).lets_go = True
 
     @property
     def windowed(self) -> bool:
         """Whether there are layers with a sliding window that give back what is behind it."""
         return self._arena.near is not None
 
-    def present(self, cache: NativeCache, blocks: int) -> int:
+    def present(self, cache: State, blocks: int) -> int:
         """With how many of the first blocks of a sequence another one can begin."""
+        if not self.shares:
+            return 0
         near = self._arena.near
-        return blocks if near is None else near.usable(cache.blocks[:blocks])
+        return blocks if near is None else near.usable(keys_of(cache).blocks[:blocks])
 
-    def need(self, cache: NativeCache, inputs: int) -> int:
+    def need(self, cache: State, inputs: int) -> int:
         """Blocks that a sequence must take for `inputs` more tokens."""
-        first, held = cache.length // BLOCK, len(cache.blocks)
-        shared = first < held and bool(self._arena.pool.counts[cache.blocks[first]] > 1)
-        return max(0, blocks_for(cache.length + inputs) - held) + int(shared)
+        keys = keys_of(cache)
+        first, held = keys.length // BLOCK, len(keys.blocks)
+        shared = first < held and bool(self._arena.pool.counts[keys.blocks[first]] > 1)
+        return max(0, blocks_for(keys.length + inputs) - held) + int(shared)
 
-    def trim(self, cache: NativeCache, inputs: int) -> None:
+    def trim(self, cache: State, inputs: int) -> None:
         """Give back what a sequence holds beyond its next `inputs` tokens."""
-        cache.trim(inputs)
+        keys_of(cache).trim(inputs)
 
     def save(self, lean: bool) -> None:
         """Whether sequences shall take single blocks, or runs in which they can grow."""
@@ -168,15 +178,16 @@ class ArenaMemory:
         """The full blocks of a text, to be looked up."""
         return pieces_of(tokens)
 
-    def known(self, tenant: str, pieces: Sequence[bytes]) -> int:
+    def known(self, key: str, pieces: Sequence[bytes]) -> int:
         """How many blocks of a text's beginning are kept."""
-        return self._arena.prefixes.known(tenant, pieces)
+        return self._arena.prefixes.known(key, pieces)
 
-    def adopt(self, tenant: str, pieces: Sequence[bytes]) -> NativeCache:
-        """A new sequence that begins with the kept blocks of this text."""
-        cache, arena = NativeCache(self._arena), self._arena
+    def adopt(self, key: str, pieces: Sequence[bytes], fresh: State | None = None) -> State:
+        """A sequence that begins with the kept blocks of this text; its other parts stay as they were opened."""
+        arena, state = self._arena, NativeCache(self._arena) if fresh is None else fresh
+        cache = keys_of(state)
         arena.begin()
-        blocks = arena.prefixes.find(tenant, pieces)
+        blocks = arena.prefixes.find(key, pieces)
         if arena.near is not None:
             arena.near.touch(blocks)
         arena.pool.share(blocks)
@@ -184,18 +195,21 @@ class ArenaMemory:
         arena.pool.end()
         cache.locate()
         cache.lets_go = True
-        return cache
+        return state
 
-    def share(self, cache: NativeCache, blocks: int) -> NativeCache:
+    def share(self, cache: State, blocks: int) -> State:
         """A new sequence that begins with the first blocks of another."""
         other = cache.beginning(BLOCK * blocks)
-        other.lets_go = True
+        keys_of(other).lets_go = True
         return other
 
-    def keep(self, cache: NativeCache, tenant: str, pieces: Sequence[bytes]) -> None:
+    def keep(self, cache: State, key: str, pieces: Sequence[bytes]) -> None:
         """Keep the blocks of a sequence whose text this is, as far as they are full, for texts to come."""
+        if not self.shares:
+            return
+        keys = keys_of(cache)
         self._arena.begin()
-        self._arena.prefixes.add(tenant, pieces, cache.blocks[: cache.length // BLOCK])
+        self._arena.prefixes.add(key, pieces, keys.blocks[: keys.length // BLOCK])
         self._arena.pool.end()
 
     def forget(self) -> None:

@@ -18,7 +18,16 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.base import Capabilities, ModelInfo, check_extend, check_score, check_tokens
+from paceline.models.base import (
+    Capabilities,
+    ModelInfo,
+    check_chains,
+    check_extend,
+    check_score,
+    check_tokens,
+    context_of,
+)
+from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
 
@@ -134,8 +143,10 @@ class TransformersRunner:
             raise _refusal(error, name) from error
         return runner
 
-    def open(self, prompt_length: int = 0) -> FallbackCache:
+    def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> FallbackCache:
         """See `Runner.open`; the length of the prompt is not used."""
+        if inputs.digest:
+            context_of(self, inputs)
         return FallbackCache(self.make_history())
 
     def extend(
@@ -176,13 +187,7 @@ class TransformersRunner:
             CapabilityError: a tree that branches.
         """
         self._check_taps(taps)
-        for tree in trees:
-            if not tree.is_chain:
-                raise CapabilityError(
-                    f"score: {self.info.name} runs through transformers, which scores chains only, but drafter number "
-                    f"{int(tree.sources[-1])} proposed a tree that branches; choose a method or settings that draft "
-                    f"chains"
-                )
+        check_chains(f"{self.info.name} runs through transformers, which", trees)
         check_score(self.info, caches, trees)
         fed = []
         for i, (cache, root, tree) in enumerate(zip(caches, roots, trees, strict=True)):

@@ -1,0 +1,151 @@
+"""What a sequence keeps, as parts that share a life: opened, forked, committed, taken back and released together.
+
+Keys and values are one part (models.state.cache). Of most models they are all that there is: then that part is the
+sequence's state, with nothing around it. Where a model keeps more (a recurrent state, what its encoder has read), the
+state is a `SequenceState`, which passes every operation on to all of its parts. What a sequence can do is what all of
+them can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, Self, TypeVar
+
+from paceline.errors import ConfigError
+from paceline.models.base import PartAbilities
+from paceline.models.state.cache import NativeCache
+
+
+class StatePart(Protocol):
+    """One part of what a sequence keeps."""
+
+    @property
+    def abilities(self) -> PartAbilities:
+        """What can be done with it; the same for all parts of a kind."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commit the root and the nodes of `path` out of what was scored last; the rest is forgotten.
+
+        A part that has moved on with every scored input goes back to where it stood before these, or to what it noted
+        on the way, and reads the accepted ones again.
+        """
+
+    def check_truncate(self, length: int) -> None:
+        """Say whether `truncate` would do it; changes nothing.
+
+        Raises:
+            ConfigError: it cannot go back to this length.
+        """
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` committed tokens, and what was scored last."""
+
+    def fork(self) -> Self:
+        """A second one with the same committed tokens."""
+
+    def beginning(self, length: int) -> Self:
+        """A second one with the first `length` committed tokens; only for a part that can be shared."""
+
+    def release(self) -> None:
+        """Give everything back; a second call does nothing."""
+
+
+class SequenceState:
+    """The state of a sequence that keeps more than keys and values.
+
+    Args:
+        cache: keys and values of the layers with attention.
+        others: the other parts. All have seen the same committed tokens.
+
+    Attributes:
+        abilities: what all parts can do.
+    """
+
+    __slots__ = ("__weakref__", "abilities", "cache", "others")
+
+    def __init__(self, cache: NativeCache, others: Sequence[StatePart]) -> None:
+        self.cache, self.others = cache, tuple(others)
+        self.abilities = PartAbilities.common([part.abilities for part in self.parts])
+
+    @property
+    def parts(self) -> tuple[StatePart, ...]:
+        """All of them."""
+        return (self.cache, *self.others)
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return self.cache.length
+
+    def keep(self, path: Sequence[int]) -> None:
+        """See `StatePart.keep`.
+
+        Raises:
+            ConfigError: a path that leaves the chain, where a part follows chains only.
+        """
+        if not self.abilities.branches and list(path) != list(range(len(path))):
+            raise ConfigError(f"commit: path {list(path)} does not lie in a chain, which is all that was scored")
+        for part in self.parts:
+            part.keep(path)
+
+    def check_truncate(self, length: int) -> None:
+        """See `StatePart.check_truncate`."""
+        for part in self.parts:
+            part.check_truncate(length)
+
+    def truncate(self, length: int) -> None:
+        """See `StatePart.truncate`; all parts go back, or none.
+
+        Raises:
+            ConfigError: a part cannot.
+        """
+        self.check_truncate(length)
+        for part in self.parts:
+            part.truncate(length)
+
+    def fork(self) -> SequenceState:
+        """See `StatePart.fork`."""
+        return SequenceState(self.cache.fork(), [part.fork() for part in self.others])
+
+    def beginning(self, length: int) -> SequenceState:
+        """See `StatePart.beginning`."""
+        return SequenceState(self.cache.beginning(length), [part.beginning(length) for part in self.others])
+
+    def release(self) -> None:
+        """See `StatePart.release`."""
+        for part in self.parts:
+            part.release()
+
+
+State = NativeCache | SequenceState
+S = TypeVar("S", bound=StatePart)
+
+
+def keys_of(state: State) -> NativeCache:
+    """The keys and values of a sequence."""
+    return state.cache if isinstance(state, SequenceState) else state
+
+
+class KeepsStates(Generic[S]):
+    """The operations of a runner that are its sequences' own affair."""
+
+    def commit(self, caches: Sequence[S], paths: Sequence[Sequence[int]]) -> None:
+        """See `Runner.commit`."""
+        for cache, path in zip(caches, paths, strict=True):
+            cache.keep(path)
+
+    def truncate(self, cache: S, length: int) -> None:
+        """See `Runner.truncate`.
+
+        Raises:
+            ConfigError: a part of its state cannot go back to this length.
+        """
+        cache.truncate(length)
+
+    def fork(self, cache: S) -> S:
+        """See `Runner.fork`."""
+        return cache.fork()
+
+    def release(self, cache: S) -> None:
+        """See `Runner.release`; a second release does nothing."""
+        cache.release()
