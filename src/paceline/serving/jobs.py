@@ -359,6 +359,8 @@ def _rejected(error: str, request: TemplateRequest) -> str:
     first = FIELD.match(error)
     if first is not None and first[1] in type(request).model_fields:
         return first[1]
+    if "tools" in request.model_fields_set and error.startswith("the chat template does not know 'tools'"):
+        return "tools"
     names = request.chat_template_kwargs or {}
     return "chat_template_kwargs" if any(repr(name) in error for name in names) else "messages"
 
