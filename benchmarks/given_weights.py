@@ -79,7 +79,9 @@ class GivenLLM(LLM):
         self._spec, self._weights = spec, weights
         super().__init__(name, speculative_config=None, device=device, max_num_seqs=most, enable_prefix_caching=False)
 
-    def _load(self, name: str, tokenizer: str | Path | None, revision: str | None, gguf_file: str | None) -> None:
+    def _load(
+        self, name: str, tokenizer: str | Path | None, revision: str | None, gguf_file: str | None, *, profile: bool
+    ) -> None:
         self.folder, self.defaults = BUNDLED_TARGET, GenerationDefaults()
         self.tokenizer = Tokenizer.load(BUNDLED_TARGET)
         device, spec = torch.device(self.config.device), self._spec
@@ -87,3 +89,4 @@ class GivenLLM(LLM):
         self.runner = cast(Runner, runner)
         self.models = DraftModels(self.folder, self.tokenizer, self.runner.info, self.config)
         self._exact = []
+        self._assemble()

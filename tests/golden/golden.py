@@ -3,7 +3,6 @@
 usage: golden.py make|compare [--part PART ...]
 
     tokens    token ids and numbers of steps of every drafter, verifier and mode on the tests' toy model   (default)
-    messages  `paceline methods`, every --help, and the line that each of many bad inputs gets             (default)
     options   arguments of the public classes, options of every drafter, verifier, controller              (default)
     real      tokens and tokens a pass of every method with SmolLM2 (benchmarks/real_models.py), bfloat16, on one CPU
               model
@@ -32,13 +31,12 @@ CACHE = os.environ.get("PACELINE_CACHE_DIR")
 """The user's own, before `settle`."""
 PARTS: dict[str, str] = {
     "tokens": "golden.toy_tokens",
-    "messages": "golden.messages",
     "options": "golden.options",
     "real": "golden.real",
     "coverage": "golden.branches",
 }
 """Name -> module, whose `found(golden)` gives the part anew as a JSON object, from the golden one or None."""
-DEFAULT = ("tokens", "messages", "options")
+DEFAULT = ("tokens", "options")
 
 
 class Skipped(Exception):
