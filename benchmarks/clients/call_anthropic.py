@@ -30,6 +30,7 @@ from calls import (
 
 client = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY, max_retries=0, timeout=SECONDS)
 GREEDY: Any = {"model": MODEL, "max_tokens": TOKENS, "extra_body": {"temperature": 0}}
+ONE_CALL: Any = {"type": "any", "disable_parallel_tool_use": True}
 
 
 def turn(city: str) -> list[Any]:
@@ -101,7 +102,7 @@ def auto() -> str:
 
 @call("tools, any")
 def required() -> str:
-    return called(client.messages.create(**GREEDY, messages=ASK, tools=tools(), tool_choice={"type": "any"}))
+    return called(client.messages.create(**GREEDY, messages=ASK, tools=tools(), tool_choice=ONE_CALL))
 
 
 @call("tools, named")
@@ -124,7 +125,7 @@ def strict_auto() -> str:
 
 @call("tools, strict, any, one at a time")
 def strict_required() -> str:
-    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    choice = ONE_CALL
     found = client.messages.create(**GREEDY, messages=ASK, tools=tools(strict=True), tool_choice=choice)
     expect(len(uses(found)) == 1, found.content)
     return called(found)
@@ -139,7 +140,7 @@ def stream_auto() -> str:
 @call("tools, streamed, any")
 def stream_required() -> str:
     parts = list[str]()
-    with client.messages.stream(**GREEDY, messages=ASK, tools=tools(), tool_choice={"type": "any"}) as events:
+    with client.messages.stream(**GREEDY, messages=ASK, tools=tools(), tool_choice=ONE_CALL) as events:
         for event in events:
             if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
                 parts.append(event.delta.partial_json)
@@ -150,7 +151,7 @@ def stream_required() -> str:
 
 @call("tool loop")
 def loop() -> str:
-    choice: Any = {"type": "any", "disable_parallel_tool_use": True}
+    choice = ONE_CALL
     first = client.messages.create(**GREEDY, messages=ASK, tools=tools(), tool_choice=choice)
     result = [{"type": "tool_result", "tool_use_id": one.id, "content": RESULT} for one in uses(first)]
     messages: Any = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": result}]
