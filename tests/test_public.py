@@ -47,3 +47,6 @@ def test_the_old_place_of_checkpoints_still_has_its_public_names() -> None:
     assert all(getattr(old, name) is getattr(checkpoints, name) for name in dir(old))
     with pytest.raises(AttributeError):
         old.nowhere  # noqa: B018
+    assert import_module("paceline.models.loading.tokenizer").Tokenizer is checkpoints.Tokenizer
+    with pytest.raises(ModuleNotFoundError):  # and no second copy of it
+        import_module("paceline.models.loading.chat_template")

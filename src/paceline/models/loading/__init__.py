@@ -6,6 +6,8 @@ from paceline import checkpoints
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # as `__path__`, by which modules would be found here, and be there twice
+        raise AttributeError(name)
     return getattr(checkpoints, name)
 
 

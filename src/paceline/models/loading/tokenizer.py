@@ -1,0 +1,5 @@
+"""The old place of `Tokenizer`, for one more release."""
+
+from paceline.checkpoints import Tokenizer
+
+__all__ = ["Tokenizer"]
