@@ -34,6 +34,9 @@ from served import Child, Json, Reply, ask, free_port, get, paceline, parsed
 from paceline.bench import bundled_prompts
 
 PATH = "/v1/responses"
+UNREADY = 503
+"""Status of answers while the model is loaded: the server listens before."""
+
 PATIENCE = 300.0
 """Seconds that all conversations may take."""
 
@@ -98,10 +101,13 @@ def acknowledged(reply: Reply) -> Json | None:
 
     Raises:
         ValueError: it was cut off in the middle of an event or a body.
+        ConnectionRefusedError: the server loads its model, and is to be asked again.
     """
     if not reply.raw:
         return None
-    if parsed(reply).status != 200:
+    if parsed(reply).status == UNREADY:
+        raise ConnectionRefusedError
+    if reply.status != 200:
         sys.exit(f"a request was refused: {reply.raw[:400]!r}")
     if b"text/event-stream" not in reply.raw.partition(b"\r\n\r\n")[0]:
         return reply.body
