@@ -31,7 +31,13 @@ def faults() -> Iterator[ModuleType]:
 
 
 def test_no_fault_crosses_requests(faults: ModuleType) -> None:
-    found, lost = faults.run(argparse.Namespace(count=20, seed=1, clients=4, tokens=12))
-    assert (found.wrong, lost) == ([], 0)
-    assert found.equal > found.told > 0
-    assert sum(found.happened.values()) > 5
+    """On a busy machine a fault may come too late to happen: then there are further rounds."""
+    equal, told, happened = 0, 0, 0
+    for seed in range(1, 11):
+        found, lost = faults.run(argparse.Namespace(count=20, seed=seed, clients=4, tokens=12))
+        assert (found.wrong, lost) == ([], 0)
+        equal, told, happened = equal + found.equal, told + found.told, happened + sum(found.happened.values())
+        if told and happened > 5:
+            break
+    assert equal > told > 0
+    assert happened > 5
