@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.sampling import Processors
+from paceline.sampling.logit_rules import Processors
 
 
 def unlike_the_last(output: list[int], logits: torch.Tensor) -> torch.Tensor:

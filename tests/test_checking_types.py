@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.utils import check_types, declared
+from paceline.utils import check_types
+from paceline.utils.validation import declared
 
 if TYPE_CHECKING:
     from nowhere import Something

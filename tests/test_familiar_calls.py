@@ -16,7 +16,8 @@ from command import Terminal
 
 from paceline import LLM, ConfigError, PacelineError, PromptError, RequestOutputKind, SamplingParams
 from paceline.arguments import IGNORED, NEUTRAL, translated
-from paceline.config import FORMATS, IDLE
+from paceline.config.engine import FORMATS
+from paceline.config.sampling import IDLE
 from paceline.utils import shown_by
 
 TALK = [{"role": "user", "content": "Write SQL: all courses"}]

@@ -15,7 +15,8 @@ from tiny_checkpoint import edit_json, edit_weights, write
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.checkpoints import digest_of
-from paceline.controllers.auto import Costs, Line
+from paceline.controllers.auto import Costs
+from paceline.controllers.auto.costs import Line
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, profile_dir, switched_on
 

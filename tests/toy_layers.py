@@ -15,7 +15,7 @@ import torch
 from toy_numbers import normal
 
 from paceline.models import LayerPlan
-from paceline.models.runners import best_of
+from paceline.models.runners.layer_drafts import best_of
 from paceline.tree import Scores, TokenTree
 
 NOISE = 0.8

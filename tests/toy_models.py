@@ -22,7 +22,8 @@ from toys import ToyCache, ToyRunner
 from paceline import registry
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import DrafterArgs
-from paceline.models import Call, HeadRows, LayerPlan, MappedRunner
+from paceline.models import Call, LayerPlan, MappedRunner
+from paceline.models.runners.remapped_tokens import HeadRows
 
 LETTERS = "abcdefghij"
 OTHER = ["<end>", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a", "z", "ab", "cd", "fg"]

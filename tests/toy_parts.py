@@ -16,17 +16,12 @@ from tiny_llama import runner_of, tiny_llama
 from toy_numbers import normal
 
 from paceline.errors import ConfigError, PromptError
-from paceline.models import (
-    NO_INPUTS,
-    Capabilities,
-    Inputs,
-    PartAbilities,
-    Rollback,
-    check_chains,
-    context_of,
-)
+from paceline.models import NO_INPUTS, Capabilities, Inputs, PartAbilities, Rollback, context_of
+from paceline.models.base import check_chains
 from paceline.models.runners import NativeRunner
-from paceline.models.state import ArenaMemory, KeepsStates, NativeCache, SequenceState
+from paceline.models.state import NativeCache
+from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.parts import KeepsStates, SequenceState
 from paceline.tree import Scores, TokenTree
 
 MODEL: dict[str, Any] = {"vocab_size": 64, "max_position_embeddings": 512}

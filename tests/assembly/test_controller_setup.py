@@ -9,7 +9,9 @@ import pytest
 from toys import ToyRunner
 
 from paceline import ConfigError, registry
-from paceline.assembly import GIVEN, build_parts, check_methods, single_methods, split_options
+from paceline.assembly import build_parts, check_methods, split_options
+from paceline.assembly.build import single_methods
+from paceline.assembly.controller_setup import GIVEN
 from paceline.config import SpeculativeConfig
 from paceline.controllers import Signal
 

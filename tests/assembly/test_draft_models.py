@@ -14,15 +14,8 @@ import torch
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.assembly import (
-    AUTO,
-    DraftModels,
-    devices_for,
-    draft_models,
-    level_seconds,
-    place_draft_model,
-    requested_device,
-)
+from paceline.assembly import DraftModels, draft_models
+from paceline.assembly.draft_models import AUTO, devices_for, level_seconds, place_draft_model, requested_device
 from paceline.bench import BUNDLED_DRAFT, BUNDLED_TARGET, bundled_prompts
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError, OutOfMemoryError

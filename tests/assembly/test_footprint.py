@@ -15,7 +15,8 @@ from tiny_checkpoint import write
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.assembly import footprint_of, limited, runners_of
+from paceline.assembly import limited
+from paceline.assembly.controller_setup import footprint_of, runners_of
 from paceline.bench import BUNDLED_DRAFT
 from paceline.controllers import LimitedController, Signal
 from paceline.controllers.policies import FixedController

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.batch import Request, Sender
+from paceline.batch import Sender
+from paceline.batch.inputs import Request
 from paceline.errors import ConfigError
 
 Made = httpx.Response | type[httpx.TransportError]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.bench import EnergyMeter, provenance, read_bandwidth
+from paceline.bench import provenance, read_bandwidth
+from paceline.bench.machine import EnergyMeter
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,9 @@ import torch
 from command import Command
 from tiny_checkpoint import edit_weights
 
-from paceline.doctor import CHECKS, FormFacts, MachineFacts, PassFacts, gather
+from paceline.doctor import PassFacts, gather
+from paceline.doctor.checks import CHECKS
+from paceline.doctor.facts import FormFacts, MachineFacts
 from paceline.llm import BUNDLED
 
 FAST = ("--dtype", "float32", "--threads", "1")

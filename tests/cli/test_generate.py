@@ -16,7 +16,8 @@ from command import Command, Terminal
 
 from paceline import LLM, CompletionOutput, RequestOutput, SamplingParams, StreamChunk
 from paceline.cli.generate import StreamPrinter, show_all
-from paceline.controllers.auto import Costs, Line
+from paceline.controllers.auto import Costs
+from paceline.controllers.auto.costs import Line
 from paceline.engine import DrafterMetrics, RequestMetrics
 from paceline.profiles import Conditions, Profile
 

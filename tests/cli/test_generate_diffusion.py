@@ -13,7 +13,7 @@ from command import Command, Terminal
 
 from paceline import LLM, SamplingParams
 from paceline.cli.main import main
-from paceline.diffusion import DOT
+from paceline.diffusion.outputs import DOT
 from tests.tiny_diffusion import write
 
 PROMPT = "a1: "

@@ -14,7 +14,8 @@ from command import ENDS, Command, arrive
 
 from paceline.cli.tune import words
 from paceline.llm import BUNDLED
-from paceline.tune import Arm, Interval, Tuning
+from paceline.tune import Interval, Tuning
+from paceline.tune.candidates import Arm
 
 FAST = ("--budget", "1", "--max-tokens", "3", "--dtype", "float32", "--threads", "1")
 DRAFT = {"method": [{"method": "ngram"}, {"method": "draft_model", "model": str(BUNDLED / "draft")}]}

@@ -14,7 +14,9 @@ from command import Command
 from paceline.cli.tune import tree_words
 from paceline.llm import BUNDLED
 from paceline.tree import best_shapes
-from paceline.tune import TREE_MARK, Arm, Interval, StaticTree, TreeTuning, Tuning
+from paceline.tune import TREE_MARK, Interval, TreeTuning, Tuning
+from paceline.tune.candidates import Arm
+from paceline.tune.static_trees import StaticTree
 
 FAST = ("--budget", "1", "--max-tokens", "16", "--dtype", "float32", "--threads", "1")
 GAIN = Interval(1.5, 1.4, 1.62, 0.9995, 40, 12)

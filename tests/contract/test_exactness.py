@@ -46,8 +46,9 @@ from paceline import claims, registry
 from paceline.claims import Cell
 from paceline.config import RequestOutputKind, SamplingParams
 from paceline.errors import ConfigError
-from paceline.sampling import ForbiddenTokens, Processors
-from paceline.verifiers import RecursiveRejection, TypicalAcceptance
+from paceline.sampling.logit_rules import ForbiddenTokens, Processors
+from paceline.verifiers import RecursiveRejection
+from paceline.verifiers.typical import TypicalAcceptance
 
 # What structured_outputs asks for at every second token is what the heads of reduced vocabularies lack, i and j.
 CASES: dict[str, dict[str, Any]] = {

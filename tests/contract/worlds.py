@@ -13,7 +13,7 @@ from toy_models import ToyModels, letters, nested
 from toys import ToyRunner
 
 from paceline import registry
-from paceline.assembly import ExactJudge
+from paceline.assembly.build import ExactJudge
 from paceline.config import EngineConfig, SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import DrafterArgs

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from paceline.controllers.auto import Acceptance, SequenceOdds, Source
+from paceline.controllers.auto.acceptance import Acceptance, SequenceOdds, Source
 from paceline.tree import TokenTree, merge
 
 

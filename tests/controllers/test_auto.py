@@ -18,16 +18,9 @@ import torch
 from controllers.worlds import Guesser, World, informed, overconfident, steady
 
 from paceline.controllers import Plan, Signal
-from paceline.controllers.auto import (
-    BUCKETS,
-    LONGEST_WAIT,
-    Acceptance,
-    AutoController,
-    Costs,
-    CostStore,
-    SequenceOdds,
-    Stopper,
-)
+from paceline.controllers.auto import AutoController, Costs, CostStore
+from paceline.controllers.auto.acceptance import BUCKETS, Acceptance, SequenceOdds, Stopper
+from paceline.controllers.auto.trust import LONGEST_WAIT
 from paceline.controllers.policies import FixedController
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial

@@ -8,11 +8,12 @@ import pytest
 from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
-from paceline.assembly import PARTS
+from paceline.assembly.controller_setup import PARTS
 from paceline.config import SamplingParams
-from paceline.controllers import Controller, Outcome, Plan, Share, Signal, StepTimes
+from paceline.controllers import Controller, Outcome, Plan, Signal, StepTimes
+from paceline.controllers.base import Share
 from paceline.drafters import DrafterArgs
-from paceline.drafters.lookup import NgramDrafter
+from paceline.drafters.lookup.ngram import NgramDrafter
 from paceline.tree import NO_BUDGET, Budget, TokenTree, Verdict, merge
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]

@@ -11,7 +11,9 @@ import torch
 
 from paceline.checkpoints import BUNDLED_FOLDER
 from paceline.controllers import StepTimes
-from paceline.controllers.auto import GRID, Beside, CostKey, Costs, CostStore, Curve, Forecast, Line, choose
+from paceline.controllers.auto import CostKey, Costs, CostStore
+from paceline.controllers.auto.choice import Beside, Forecast, choose
+from paceline.controllers.auto.costs import GRID, Curve, Line
 from paceline.models import load_runner
 from paceline.models.cpu import source_number
 

@@ -9,7 +9,7 @@ import pytest
 from controllers.steps import requested, step
 
 from paceline import ConfigError
-from paceline.controllers.policies import DiffuSpecController
+from paceline.controllers.policies.diffuspec import DiffuSpecController
 
 SURE = [0.9] * 100
 

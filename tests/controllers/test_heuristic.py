@@ -9,7 +9,7 @@ from controllers.steps import granted, requested, step
 from controllers.worlds import Guesser, World, steady
 
 from paceline import ConfigError
-from paceline.controllers.policies import HeuristicController
+from paceline.controllers.policies.heuristic import HeuristicController
 
 SURE = [0.9] * 100
 

@@ -8,7 +8,7 @@ import pytest
 from controllers.steps import requested, step
 
 from paceline import ConfigError
-from paceline.controllers.policies import KangarooController
+from paceline.controllers.policies.kangaroo import KangarooController
 
 
 def test_the_doubtful_token_is_the_last_one() -> None:

@@ -15,8 +15,8 @@ from toys import ToyRunner
 
 from paceline import ConfigError, registry
 from paceline.config import SamplingParams
-from paceline.controllers.auto import cut
-from paceline.controllers.policies import LengthController
+from paceline.controllers.auto.choice import cut
+from paceline.controllers.policies.base import LengthController
 from paceline.drafters import DrafterArgs
 from paceline.tree import NO_BUDGET, TokenTree, merge
 

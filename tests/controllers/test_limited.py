@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.controllers import MAX_NODES, Controller, Footprint, LimitedController, Outcome, Plan, Signal, StepTimes
+from paceline.controllers import Controller, Footprint, LimitedController, Outcome, Plan, Signal, StepTimes
+from paceline.controllers.memory_limit import MAX_NODES
 from paceline.controllers.policies import FixedController
 from paceline.tree import NO_BUDGET, Budget, TokenTree, Verdict
 

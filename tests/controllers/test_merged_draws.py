@@ -19,7 +19,9 @@ from tools.random_drafts import random_target
 
 from paceline.controllers import Controller, Footprint, LimitedController
 from paceline.controllers.auto import AutoController, Costs
-from paceline.controllers.policies import FixedController, HeuristicController, KangarooController, PPDController
+from paceline.controllers.policies import FixedController, PPDController
+from paceline.controllers.policies.heuristic import HeuristicController
+from paceline.controllers.policies.kangaroo import KangarooController
 from paceline.tree import TokenTree, Trial, merge
 from paceline.verifiers import RecursiveRejection
 

@@ -19,7 +19,8 @@ from paceline import ConfigError
 from paceline.config import SamplingParams
 from paceline.controllers import StepTimes
 from paceline.controllers.auto import Costs
-from paceline.controllers.policies import CHOICE_STEPS, EARLY_CHOICE_STEPS, EARLY_STEPS, PPDController
+from paceline.controllers.policies import CHOICE_STEPS, PPDController
+from paceline.controllers.policies.ppd import EARLY_CHOICE_STEPS, EARLY_STEPS
 from paceline.tree import EMPTY_TREE, NO_BUDGET, TokenTree, Verdict, best_shapes, choose_shape, merge
 
 GOOD, BAD = (0.6, 0.2, 0.08, 0.04), (0.02, 0.01, 0.005)

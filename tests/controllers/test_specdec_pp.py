@@ -12,7 +12,8 @@ from controllers.steps import outcome, requested, step
 from controllers.worlds import Guesser, World, informed, steady
 
 from paceline import ConfigError
-from paceline.controllers.policies import AcceptHead, Features, FixedController, SpecDecPPController, features_of
+from paceline.controllers.policies import FixedController
+from paceline.controllers.policies.specdec_pp import AcceptHead, Features, SpecDecPPController, features_of
 from paceline.tree import TokenTree, Verdict
 
 SURE = [0.97] * 40

@@ -8,7 +8,7 @@ import pytest
 from controllers.steps import plan, requested, step
 
 from paceline import ConfigError
-from paceline.controllers.policies import SwiftController
+from paceline.controllers.policies.swift import SwiftController
 from paceline.tree import TokenTree
 
 

@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from paceline.controllers.auto import Beside, Forecast, Ledger, State, Trust, choose, worth_scoring
+from paceline.controllers.auto.choice import Beside, Forecast, choose, worth_scoring
+from paceline.controllers.auto.trust import Ledger, State, Trust
 
 
 def tried(saved: float, steps: int = 8) -> Trust:

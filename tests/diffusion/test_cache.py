@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lab.diffusion import deviation, pooled
-from paceline.diffusion import Canvas, ConfiguredMethod, Ending, Step, Stop, decode
+from paceline.diffusion import Canvas, ConfiguredMethod, decode
+from paceline.diffusion.base import Ending, Step, Stop
 from paceline.errors import ConfigError
 from paceline.models import Call
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same

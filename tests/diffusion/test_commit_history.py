@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.diffusion import Canvas, ConfiguredMethod, decode
-from paceline.diffusion.commit import entropy
+from paceline.diffusion.commit.history import entropy
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint, Scripted, t4, with_ends

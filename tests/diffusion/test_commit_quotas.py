@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from paceline.diffusion import Canvas
-from paceline.diffusion.commit import grid
+from paceline.diffusion.commit.quotas import grid
 from paceline.models import Call
 from tests.diffusion.decoding import complete, fill, same
 from tests.diffusion.toys import Independent, Joint, t4

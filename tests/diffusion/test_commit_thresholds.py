@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import BitsToRounds, Canvas, ConfiguredMethod, Predictions, Step, decode, part
+from paceline.diffusion import BitsToRounds, Canvas, ConfiguredMethod, Predictions, decode, part
+from paceline.diffusion.base import Step
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import PlannedBlocks, fill, same
 from tests.diffusion.toys import Independent, Joint, Scripted, Toy, modes, t4

@@ -18,16 +18,9 @@ import pytest
 from paceline import LLM, RequestOutputKind, SamplingParams
 from paceline.checkpoints import hub
 from paceline.config import OF_DIFFUSION
-from paceline.diffusion import (
-    DOT,
-    ENGINE,
-    SAMPLING,
-    Canvas,
-    CanvasChunk,
-    ConfiguredMethod,
-    DiffusionMetrics,
-    decode,
-)
+from paceline.diffusion import Canvas, ConfiguredMethod, DiffusionMetrics, decode
+from paceline.diffusion.options import ENGINE, SAMPLING
+from paceline.diffusion.outputs import DOT, CanvasChunk
 from paceline.errors import (
     CapabilityError,
     CheckpointError,

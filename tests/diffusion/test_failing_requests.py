@@ -10,7 +10,8 @@ import pytest
 
 from paceline import LLM, RequestOutput, SamplingParams
 from paceline.config import ThinkParams
-from paceline.diffusion import CanvasChunk, ConfiguredMethod
+from paceline.diffusion import ConfiguredMethod
+from paceline.diffusion.outputs import CanvasChunk
 from tests.diffusion.test_failing_rules import Raising
 from tests.tiny_diffusion import write
 

@@ -11,7 +11,8 @@ import pytest
 
 from paceline import LLM, RequestOutputKind, SamplingParams
 from paceline.config import ThinkParams
-from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, DiffusionMetrics, Phases, decode, think_then_answer
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, DiffusionMetrics, decode
+from paceline.diffusion.tccf import Phases, think_then_answer
 from paceline.errors import ConfigError, PacelineError
 from paceline.models import load_denoiser
 from tests.diffusion.test_engine import GREEDY, OPEN, PROMPT

@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.torch import save_file as torch_file
 
-from paceline.diffusion import Step
-from paceline.diffusion.commit import NAMES, BlockFilter, block_confidences
+from paceline.diffusion.base import Step
+from paceline.diffusion.commit import BlockFilter
+from paceline.diffusion.commit.learned import NAMES, block_confidences
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models import Call
 from tests.diffusion.decoding import fill, same

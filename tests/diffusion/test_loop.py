@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Outcome, Plan, Status, Transition, decode
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Outcome, Status, decode
+from paceline.diffusion.base import Plan, Transition
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Watched, fill, same
 from tests.diffusion.test_methods import END, config_of

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.diffusion import METHODS, PARTS, Canvas, ConfiguredMethod, Outcome, decode, options_of, part
-from paceline.diffusion.commit import block_confidences
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Outcome, decode, options_of, part
+from paceline.diffusion.catalogue import PARTS
+from paceline.diffusion.commit.learned import block_confidences
 from paceline.errors import ConfigError
 from paceline.models import Call
 from tests.diffusion.decoding import complete, fill, same

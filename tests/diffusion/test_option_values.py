@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Step, options_of, part
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, options_of, part
+from paceline.diffusion.base import Step
 from paceline.errors import ConfigError, PacelineError
 from tests.diffusion.decoding import complete
 from tests.diffusion.toys import Independent

@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, Setting, part, uniform
+from paceline.diffusion import Canvas, ConfiguredMethod, Predictions, Setting, part
+from paceline.diffusion.predictions import uniform
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Toy, with_ends
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import Phases, ReblockedDenoiser, think_then_answer
+from paceline.diffusion.tccf import Phases, ReblockedDenoiser, think_then_answer
 from paceline.errors import ConfigError
 from paceline.models import Call
 from tests.diffusion.decoding import Watched, fill

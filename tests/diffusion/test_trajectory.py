@@ -7,7 +7,8 @@ from math import log
 import numpy as np
 import pytest
 
-from paceline.diffusion import BitsToRounds, Round, Trajectory, global_ar, local_ar, order_of
+from paceline.diffusion import BitsToRounds, Round, global_ar, local_ar, order_of
+from paceline.diffusion.trajectory import Trajectory
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import fill
 from tests.diffusion.toys import Independent, Joint, permutation

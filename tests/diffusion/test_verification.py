@@ -9,19 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.diffusion import (
-    METHODS,
-    Canvas,
-    ConfiguredMethod,
-    Ending,
-    Layout,
-    Setting,
-    Status,
-    Step,
-    Stop,
-    decode,
-    part,
-)
+from paceline.diffusion import METHODS, Canvas, ConfiguredMethod, Setting, Status, decode, part
+from paceline.diffusion.base import Ending, Layout, Step, Stop
 from paceline.errors import ConfigError
 from tests.diffusion.decoding import Planned, PlannedBlocks, Watched, complete, fill, same
 from tests.diffusion.toys import Toy, t4

@@ -18,23 +18,10 @@ from tiny_checkpoint import edit_json, edit_weights
 from paceline import LLM
 from paceline.checkpoints import Tokenizer
 from paceline.config import SpeculativeConfig
-from paceline.doctor import (
-    CHECKS,
-    DraftedToken,
-    DraftFacts,
-    Facts,
-    FormFacts,
-    MachineFacts,
-    PassFacts,
-    ProbeFacts,
-    TargetFacts,
-    break_even,
-    chance_of,
-    diagnose,
-    draft_names,
-    gather,
-    visit,
-)
+from paceline.doctor import PassFacts, gather, visit
+from paceline.doctor.checks import CHECKS, break_even, chance_of, diagnose
+from paceline.doctor.facts import DraftedToken, DraftFacts, Facts, FormFacts, MachineFacts, ProbeFacts, TargetFacts
+from paceline.doctor.gather import draft_names
 from paceline.llm import BUNDLED
 
 TARGET, DRAFT = BUNDLED / "target", BUNDLED / "draft"

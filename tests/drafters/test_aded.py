@@ -12,8 +12,9 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.common import OtherOptionError
-from paceline.drafters.lookup import WAYS, AdedDrafter, TrigramTable, find_trigram, search_tree
+from paceline.drafters.common.tables import OtherOptionError
+from paceline.drafters.lookup import AdedDrafter
+from paceline.drafters.lookup.aded import WAYS, TrigramTable, find_trigram, search_tree
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.drafters.common import chain_of, chain_tree, tree_of
+from paceline.drafters.common import chain_tree
+from paceline.drafters.common.chains import chain_of, tree_of
 from paceline.tree import COLUMNS, EMPTY_TREE, TokenTree, Trial
 
 

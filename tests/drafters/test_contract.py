@@ -17,7 +17,7 @@ from toys import ToyCache, ToyRunner
 
 from benchmarks.stand_ins import adapter_weights, head_weights, written_adapter, written_head
 from paceline import registry
-from paceline.assembly import ExactJudge
+from paceline.assembly.build import ExactJudge
 from paceline.bench.run import DIAL, dial_registered
 from paceline.drafters import Context, DrafterArgs
 from paceline.models.heads import HeadConfig
@@ -503,7 +503,7 @@ def test_forks_go_their_own_ways_and_nothing_leaks(name: str, options: dict[str,
 
 def test_the_freshness_check_catches_a_state_that_keeps_rejected_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a draft cache that is never cut back after a rejection fails the check above."""
-    from paceline.drafters.common import DraftState
+    from paceline.drafters.common.draft_state import DraftState
 
     def careless(self: DraftState, runner: Any) -> None:
         self.base, self.ahead = min(self.cache.length, len(self.context.tokens) - 1), []

@@ -15,7 +15,7 @@ from toys import ToyRunner
 
 from paceline import SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.lookup import COPY_CONFIDENCE, CopySpecDrafter
+from paceline.drafters.lookup.copyspec import COPY_CONFIDENCE, CopySpecDrafter
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 
@@ -100,7 +100,7 @@ def test_the_search_check_catches_a_drafter_that_takes_the_latest_place() -> Non
     """Negative control of the equality above: prompt lookup, which takes the latest place, differs from the
     definition.
     """
-    from paceline.drafters.lookup import NgramDrafter
+    from paceline.drafters.lookup.ngram import NgramDrafter
 
     text, latest = [1, 2, 7, 1, 2, 8, 1, 2], NgramDrafter(ARGS)
     (tree,) = latest.propose(latest.begin([context(text)]), [Budget(1, 1)], [EMPTY_TREE])

@@ -15,7 +15,10 @@ import pytest
 from datastores import Numbers, write
 from safetensors.numpy import load_file
 
-from paceline.drafters.retrieval import ROOM, Datastore, Piece, Sources, Writer, build_datastore, suffix_array
+from paceline.drafters.retrieval import Datastore, Sources, Writer, build_datastore
+from paceline.drafters.retrieval.datastore import ROOM
+from paceline.drafters.retrieval.datastore_build import Piece
+from paceline.drafters.retrieval.suffix_arrays import suffix_array
 from paceline.errors import ConfigError, DrafterError, PromptError
 
 DOCUMENTS = [[1, 2, 3, 4], [5], [1, 2, 3, 9, 9]]

@@ -21,7 +21,7 @@ from toys import ToyRunner
 from paceline.config import SamplingParams
 from paceline.drafters import Context
 from paceline.drafters.common import draft_rows
-from paceline.drafters.diffusion import DeerDrafter
+from paceline.drafters.diffusion.deer import DeerDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial
 from paceline.verifiers import RecursiveRejection

@@ -15,7 +15,7 @@ from drafters.denoisers import Scripted, args, random_rows
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context
-from paceline.drafters.diffusion import DeerDrafter
+from paceline.drafters.diffusion.deer import DeerDrafter
 from paceline.errors import ConfigError, DrafterError, PacelineError
 from paceline.models import Call
 from paceline.models.runners import NativeDenoiser

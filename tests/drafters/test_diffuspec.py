@@ -16,9 +16,10 @@ from engine.harness import engine, run, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.controllers.policies import DiffuSpecController
+from paceline.controllers.policies.diffuspec import DiffuSpecController
 from paceline.drafters import Context
-from paceline.drafters.diffusion import NONE, SMALLEST, DiffuSpecDrafter, TrigramCounts, best_path, lattice_of
+from paceline.drafters.diffusion.diffuspec import NONE, DiffuSpecDrafter, best_path, lattice_of
+from paceline.drafters.diffusion.trigram_counts import SMALLEST, TrigramCounts
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 

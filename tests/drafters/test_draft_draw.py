@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.drafters.common import draw_tokens
+from paceline.drafters.common.draft_rows import draw_tokens
 from paceline.errors import DrafterError
 
 ENDS = (0.0, 1 - 2**-53)

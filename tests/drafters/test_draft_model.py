@@ -17,8 +17,9 @@ from tools.random_trees import TOLERANCE, WRONG, distribution_error
 from toys import ToyRunner
 
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.common import draft_rows, draw_tokens, fit_rows, uniform
-from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.common import draft_rows
+from paceline.drafters.common.draft_rows import draw_tokens, fit_rows, uniform
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, Verdict, always_go_on, merge, select_nodes
 

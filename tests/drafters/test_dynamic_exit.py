@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.self import DelState, DynamicExitDrafter, ExitRecord, best_exit
+from paceline.drafters.self.dynamic_exit import DelState, DynamicExitDrafter, ExitRecord, best_exit
 from paceline.errors import ConfigError
 from paceline.models import LayerPlan
 from paceline.tree import Scores, Verdict

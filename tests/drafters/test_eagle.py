@@ -18,7 +18,8 @@ from tiny_checkpoint import write
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.heads import Eagle2Drafter, Eagle3Drafter, EagleDrafter, FeatureState
+from paceline.drafters.heads.eagle import Eagle2Drafter, Eagle3Drafter, EagleDrafter
+from paceline.drafters.heads.feature_drafts import FeatureState
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig

@@ -11,7 +11,7 @@ from models import checkpoints
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.heads import EagleDrafter
+from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig
 from paceline.tree import EMPTY_TREE, Budget

@@ -21,7 +21,8 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench import BUNDLED_TARGET, bundled_prompts
 from paceline.drafters import DrafterArgs
-from paceline.drafters.draft_model import DraftModelDrafter, EasySpecDrafter, GroupedState
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.drafters.draft_model.easyspec import EasySpecDrafter, GroupedState
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models.runners import GroupedRunner
 from paceline.tree import TokenTree

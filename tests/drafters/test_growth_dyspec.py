@@ -17,7 +17,9 @@ from tools.random_drafts import random_target
 from tools.random_trees import WRONG, distribution_error
 from toys import ToyRunner
 
-from paceline.drafters.growth import DySpecDraft, DySpecPoints, dyspec, grow, model_scores
+from paceline.drafters.growth import dyspec
+from paceline.drafters.growth.base import grow, model_scores
+from paceline.drafters.growth.dyspec import DySpecDraft, DySpecPoints
 from paceline.errors import ConfigError
 from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 

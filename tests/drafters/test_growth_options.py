@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM, registry
 from paceline.drafters import Drafter
-from paceline.drafters.growth import GrowthOptions, growth_policy, with_growth_options
+from paceline.drafters.growth.options import GrowthOptions, growth_policy, with_growth_options
 from paceline.errors import ConfigError
 from paceline.utils import check_types
 

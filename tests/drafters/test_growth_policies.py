@@ -11,7 +11,7 @@ from tools.gtest import ERROR
 from toys import ToyRunner
 
 from paceline.controllers.policies import FixedController
-from paceline.drafters.growth import POLICIES
+from paceline.drafters.growth.policies import POLICIES
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,8 @@ from tools.random_drafts import random_target
 from tools.toy_vector import Q, acceptance_rate
 from toys import ToyRunner
 
-from paceline.drafters.growth import later, sampled
+from paceline.drafters.growth import sampled
+from paceline.drafters.growth.sampled import later
 from paceline.tree import ROOT, TokenTree, always_go_on, merge, select_nodes
 from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection
 
@@ -223,7 +224,7 @@ def test_a_best_child_has_its_parents_score_and_siblings_follow() -> None:
     state = begin(drafter, temperature=1.0)
     state.confirm(drafter.runner)
     draft = sampled.BeamDraft(state, 12, 3, always_go_on, True, width=4)
-    from paceline.drafters.growth import grow, model_scores
+    from paceline.drafters.growth.base import grow, model_scores
 
     (tree,) = grow(model_scores(drafter.runner, [draft], 8), [draft], 0)
     for parent, trials in tree.trials.items():

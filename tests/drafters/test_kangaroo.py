@@ -18,7 +18,8 @@ from toys import ToyCache, ToyRunner
 from benchmarks.stand_ins import adapter_weights, written_adapter
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.self import KangarooDrafter, replayed
+from paceline.drafters.self.kangaroo import KangarooDrafter
+from paceline.drafters.self.skip_replay import replayed
 from paceline.errors import CheckpointError, ConfigError, PacelineError
 from paceline.tree import EMPTY_TREE, Budget
 

@@ -16,7 +16,7 @@ from paceline import LLM, SamplingParams
 from paceline.assembly import build_parts
 from paceline.config import SpeculativeConfig
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.self import LayerSkipDrafter
+from paceline.drafters.self.layer_skip import LayerSkipDrafter
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 from paceline.models import Capabilities, LayerPlan
 from paceline.tree import EMPTY_TREE, Budget

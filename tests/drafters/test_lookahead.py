@@ -15,7 +15,8 @@ from toys import ToyRunner
 
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.lookup import JacobiDrafter, LookaheadDrafter
+from paceline.drafters.lookup.jacobi import JacobiDrafter
+from paceline.drafters.lookup.lookahead import LookaheadDrafter
 from paceline.engine import StepRecord
 from paceline.errors import ConfigError
 from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, Budget, Scores, TokenTree, Verdict

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.lookup import MATCH_CONFIDENCE, NgramDrafter, index_ngrams, longest_match
+from paceline.drafters.lookup.ngram import MATCH_CONFIDENCE, NgramDrafter, index_ngrams, longest_match
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Verdict
 

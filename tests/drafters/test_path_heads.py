@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.heads import HydraDrafter, HydraPlusDrafter, MLPSpeculatorDrafter
+from paceline.drafters.heads.hydra import HydraDrafter, HydraPlusDrafter
+from paceline.drafters.heads.mlp_speculator import MLPSpeculatorDrafter
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig, HydraHead, MedusaHead

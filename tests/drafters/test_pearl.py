@@ -18,7 +18,8 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench import BUNDLED_DRAFT, bundled_prompts
 from paceline.drafters import DraftedToken, DrafterArgs
-from paceline.drafters.draft_model import STEPS, TURNS, OverlapChoice, OverlapChoices, PearlDrafter, pearl
+from paceline.drafters.draft_model import pearl
+from paceline.drafters.draft_model.pearl import STEPS, TURNS, OverlapChoice, OverlapChoices, PearlDrafter
 from paceline.errors import CapabilityError, ConfigError, DrafterError
 
 VOCAB = 7

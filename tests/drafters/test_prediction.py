@@ -14,7 +14,8 @@ from toys import ToyRunner
 
 from paceline import SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.lookup import LOST, NEAR, PREDICTION_CONFIDENCE, PredictionDrafter, prediction
+from paceline.drafters.lookup import prediction
+from paceline.drafters.lookup.prediction import LOST, NEAR, PREDICTION_CONFIDENCE, PredictionDrafter
 from paceline.engine import Request, check_prompt
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, Budget, TokenTree

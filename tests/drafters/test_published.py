@@ -12,8 +12,8 @@ from datastores import Numbers, write
 
 from benchmarks.stand_ins import random_head
 from paceline import LLM, SamplingParams, registry
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.lookup import TokenRecyclingDrafter
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.drafters.lookup.token_recycling import TokenRecyclingDrafter
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.tree import TokenTree

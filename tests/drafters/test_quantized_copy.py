@@ -13,7 +13,7 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
-from paceline.drafters.self import QuantizedCopyDrafter
+from paceline.drafters.self.quantized_copy import QuantizedCopyDrafter
 from paceline.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
 from paceline.models import memory
 

@@ -22,7 +22,8 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.controllers.policies import FixedController
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.retrieval import RasdDrafter, RestDrafter
+from paceline.drafters.retrieval import RestDrafter
+from paceline.drafters.retrieval.rasd import RasdDrafter
 from paceline.errors import ConfigError
 from paceline.registry import load
 from paceline.tree import COLUMNS, EMPTY_TREE, Budget, TokenTree, Trial, merge

@@ -24,10 +24,11 @@ from toys import ToyRunner
 
 from benchmarks.stand_ins import head_weights, written_head
 from paceline import registry
-from paceline.assembly import ExactJudge
+from paceline.assembly.build import ExactJudge
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.common import best_tokens, draft_rows
+from paceline.drafters.common import draft_rows
+from paceline.drafters.common.draft_rows import best_tokens
 from paceline.errors import ConfigError, DrafterError
 from paceline.models import load_runner
 from paceline.models.heads import HeadConfig

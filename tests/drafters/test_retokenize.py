@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.checkpoints import Tokenizer, encoder_of, whole_characters
-from paceline.drafters.vocab import LONGEST_PIECE, Reading, Retokenizer, cut_of, shared_tokens
+from paceline.drafters.vocab.retokenize import LONGEST_PIECE, Reading, Retokenizer, cut_of
+from paceline.drafters.vocab.vocabularies import shared_tokens
 from paceline.llm import BUNDLED
 
 SOURCE = Tokenizer.load(BUNDLED / "target")

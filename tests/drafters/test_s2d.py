@@ -18,7 +18,7 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import DrafterArgs
-from paceline.drafters.draft_model import S2dDrafter
+from paceline.drafters.draft_model.s2d import S2dDrafter
 from paceline.errors import ConfigError, DrafterError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.tree import TokenTree

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.drafters.self import choices, count_of, first_set, plan_of, random_set, unified_layers, unified_plan
+from paceline.drafters.self.skip_sets import (
+    choices,
+    count_of,
+    first_set,
+    plan_of,
+    random_set,
+    unified_layers,
+    unified_plan,
+)
 from paceline.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from toys import ToyRunner
 
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.vocab import SlemDrafter, Writer
+from paceline.drafters.vocab.slem import SlemDrafter, Writer
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, Budget

@@ -18,11 +18,11 @@ from toy_models import ToyModels, nested
 from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
-from paceline.assembly import ExactJudge
+from paceline.assembly.build import ExactJudge
 from paceline.bench import bundled_prompts
 from paceline.drafters import DrafterArgs
 from paceline.drafters.common import draft_rows
-from paceline.drafters.draft_model import SpecMQuantDrafter, reroot
+from paceline.drafters.draft_model.specmquant import SpecMQuantDrafter, reroot
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, TokenTree, Trial, Verdict

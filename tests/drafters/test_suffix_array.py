@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from paceline.drafters.retrieval import DEPTH, suffix_array, suffix_bound
+from paceline.drafters.retrieval import suffix_bound
+from paceline.drafters.retrieval.suffix_arrays import DEPTH, suffix_array
 
 
 def texts() -> list[list[int]]:

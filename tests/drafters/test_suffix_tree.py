@@ -9,31 +9,24 @@ import numpy as np
 import pytest
 
 from paceline.drafters import DrafterArgs
-from paceline.drafters.suffix import (
-    ABOVE,
+from paceline.drafters.suffix import SuffixDrafter
+from paceline.drafters.suffix import tree as suffix_tree
+from paceline.drafters.suffix.drafter import ABOVE, CHANCE, LEVELS, NODES, TOKEN, arrays_of, step
+from paceline.drafters.suffix.nodes import (
     CHAIN,
-    CHANCE,
     CHILD,
     COUNT,
     EDGE,
     FREE,
-    LEVELS,
     LIVE,
     NEXT,
-    NODES,
     PARENT,
     POS,
-    TOKEN,
     USED,
-    SuffixCache,
-    SuffixDrafter,
-    SuffixTree,
-    arrays_of,
     child_of,
     record_of,
-    step,
 )
-from paceline.drafters.suffix import tree as suffix_tree
+from paceline.drafters.suffix.tree import SuffixCache, SuffixTree
 from paceline.utils import compiled
 
 Counts = dict[tuple[int, ...], int]

@@ -15,24 +15,15 @@ from toys import ToyCache, ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.self import (
-    LayerSkipDrafter,
-    SearchRules,
-    SkipSearch,
-    SubLayers,
-    SwiftDrafter,
-    branched,
-    first_set,
-    has_room,
-    plan_of,
-    random_set,
-    replayed,
-    swift,
-    upper_bounds,
-)
+from paceline.drafters.self import SwiftDrafter, swift
+from paceline.drafters.self.layer_skip import LayerSkipDrafter
+from paceline.drafters.self.skip_replay import has_room, replayed
+from paceline.drafters.self.skip_sets import SubLayers, first_set, plan_of, random_set
+from paceline.drafters.self.swift import SearchRules, SkipSearch, branched, upper_bounds
 from paceline.errors import CapabilityError, ConfigError
 from paceline.models import ALL_LAYERS, LayerPlan
-from paceline.models.runners import NativeRunner, SteppedDrafts
+from paceline.models.runners import NativeRunner
+from paceline.models.runners.layer_drafts import SteppedDrafts
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = ["What is 2 + 3?", "def area(width, height):", "Name the first three months of the year, please."]

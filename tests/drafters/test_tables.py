@@ -17,10 +17,11 @@ from toys import ToyRunner
 from paceline.assembly import build_parts
 from paceline.config import SpeculativeConfig
 from paceline.drafters import DrafterArgs
-from paceline.drafters.common import Arrays, Tables
-from paceline.drafters.diffusion import SMALLEST, TrigramCounts
-from paceline.drafters.lookup import CandidateTable, TrigramTable
-from paceline.drafters.suffix import SuffixCache
+from paceline.drafters.common.tables import Arrays, Tables
+from paceline.drafters.diffusion.trigram_counts import SMALLEST, TrigramCounts
+from paceline.drafters.lookup.aded import TrigramTable
+from paceline.drafters.lookup.token_recycling import CandidateTable
+from paceline.drafters.suffix.tree import SuffixCache
 from paceline.engine import DrafterSet
 from paceline.errors import ConfigError, DrafterError
 

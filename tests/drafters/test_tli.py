@@ -21,7 +21,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench import bundled_prompts
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
-from paceline.drafters.vocab import TliDrafter
+from paceline.drafters.vocab.tli import TliDrafter
 from paceline.errors import ConfigError, DrafterError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, Budget, TokenTree, Trial

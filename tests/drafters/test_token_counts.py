@@ -17,8 +17,9 @@ from toys import ToyRunner
 from paceline import LLM, SamplingParams
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.vocab import STEP, TokenCounts, counts_path, cut_head, indispensable
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.drafters.vocab import STEP, TokenCounts, counts_path
+from paceline.drafters.vocab.trimmed_head import cut_head, indispensable
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, Budget

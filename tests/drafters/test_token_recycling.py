@@ -16,7 +16,8 @@ from toys import ToyRunner
 
 from paceline import SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.lookup import (
+from paceline.drafters.lookup import token_recycling
+from paceline.drafters.lookup.token_recycling import (
     CANDIDATES,
     PLAIN_EVERY,
     RANK_CONFIDENCE,
@@ -24,7 +25,6 @@ from paceline.drafters.lookup import (
     TokenRecyclingDrafter,
     learn,
     static_template,
-    token_recycling,
 )
 from paceline.errors import ConfigError, DrafterError
 from paceline.tree import EMPTY_TREE, Budget, Scores, Shape, TokenTree, Verdict, from_paths

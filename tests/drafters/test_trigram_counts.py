@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.drafters.diffusion import CHUNK, SMALLEST, TrigramCounts
+from paceline.drafters.diffusion.trigram_counts import CHUNK, SMALLEST, TrigramCounts
 
 TEXT = [1, 2, 3, 1, 2, 3, 1, 2, 4]
 LONG = np.random.default_rng(0).integers(0, 30, 5 * CHUNK + 7).tolist()

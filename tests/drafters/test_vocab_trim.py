@@ -19,8 +19,8 @@ from paceline import LLM, SamplingParams
 from paceline.checkpoints import Tokenizer
 from paceline.drafters import Context, DrafterArgs
 from paceline.drafters.common import draft_rows
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.drafters.vocab import indispensable, kept_tokens, read_counts
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.drafters.vocab.trimmed_head import indispensable, kept_tokens, read_counts
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, Budget, TokenTree

@@ -11,7 +11,7 @@ from toy_models import LETTERS, OTHER, ToyModels, letters, others, strangers
 from toys import ToyRunner
 
 from paceline.checkpoints import Tokenizer, token_bytes
-from paceline.drafters.vocab import Numbering, check_shared, open_shared, shared_tokens
+from paceline.drafters.vocab.vocabularies import Numbering, check_shared, open_shared, shared_tokens
 from paceline.errors import DrafterError, UnsupportedModelError
 from paceline.llm import BUNDLED
 

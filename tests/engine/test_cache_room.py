@@ -14,9 +14,11 @@ from wide_trees import WIDE
 
 from paceline import LLM, ConfigError, PromptError, RequestOutput, SamplingParams
 from paceline.controllers.auto import Costs
-from paceline.engine import Probe, Request, Room, Scheduler, StepRecord, watching
-from paceline.engine import Sequence as Decoding
-from paceline.models.state import BLOCK
+from paceline.engine import Probe, Request, StepRecord, watching
+from paceline.engine.cache_room import Room
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Sequence as Decoding
+from paceline.models.state.window_slots import BLOCK
 
 PROMPTS = [[20 + i, 7, 8, 9, 30 + i] * (2 + i) for i in range(5)]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}

@@ -13,7 +13,8 @@ from tiny_tokenizers import CORPUS, KINDS, write
 
 import paceline
 from paceline.checkpoints import Tokenizer
-from paceline.engine import BROKEN, IncrementalDetokenizer, detokenize
+from paceline.engine import IncrementalDetokenizer, detokenize
+from paceline.engine.detokenize import BROKEN
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"
 LONG = " ".join(CORPUS[:4]) + " 🙂東🚀京 €uro äöü ß"

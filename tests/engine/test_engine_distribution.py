@@ -17,7 +17,8 @@ from toys import ToyRunner
 from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters import DrafterArgs
-from paceline.verifiers import TypicalAcceptance, recursive_rejection
+from paceline.verifiers import recursive_rejection
+from paceline.verifiers.typical import TypicalAcceptance
 
 VOCAB, LENGTH, TEMPERATURE = 6, 3, 0.9
 PROMPT = [1, 2, 1, 2, 3, 1, 2]

@@ -10,7 +10,9 @@ from engine.harness import engine, tokens
 from engine.test_scheduler import request
 from toys import ToyRunner
 
-from paceline.engine import Decoded, Engine, FairQueue, Request, Scheduler, Shares, StepRecord, watching
+from paceline.engine import Engine, FairQueue, Request, StepRecord, watching
+from paceline.engine.fairness import Decoded, Shares
+from paceline.engine.scheduler import Scheduler
 
 
 def owned(owner: str, count: int, most: int = 6, **params: Any) -> list[Request]:

@@ -16,7 +16,8 @@ from toy_parts import EncoderRunner
 
 from paceline import LLM, ConfigError, PromptError, SamplingParams
 from paceline.drafters import Context, Drafter
-from paceline.engine import Engine, Request, decode_plainly
+from paceline.engine import Engine, Request
+from paceline.engine.plain_loop import decode_plainly
 from paceline.models import NO_INPUTS, EmbeddedSpan, Inputs, load_runner
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 

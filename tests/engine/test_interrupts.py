@@ -14,9 +14,10 @@ from interrupts import bytecodes, interrupt
 from tiny_checkpoint import write
 
 from paceline import LLM, SamplingParams
-from paceline.drafters.draft_model import DraftModelDrafter
-from paceline.engine import Scheduler
-from paceline.models.state import Arena, NativeCache
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
+from paceline.engine.scheduler import Scheduler
+from paceline.models.state import NativeCache
+from paceline.models.state.arena import Arena
 
 FILES = ("engine/scheduler.py", "engine/cache_room.py", "engine/prefix_cache.py", "engine/loop.py",
          "engine/planning.py", "engine/scoring.py", "engine/drafter_set.py", "engine/driver.py",

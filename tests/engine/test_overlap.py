@@ -18,8 +18,8 @@ from toys import ToyRunner
 from paceline import registry
 from paceline.config import SamplingParams
 from paceline.drafters import Ahead, DraftedToken, DrafterArgs
-from paceline.drafters.draft_model import PearlDrafter
-from paceline.engine import SCORING_ALONE, AheadTask, DraftingAhead, Helper, with_longer_draft, with_none
+from paceline.drafters.draft_model.pearl import PearlDrafter
+from paceline.engine.overlap import SCORING_ALONE, AheadTask, DraftingAhead, Helper, with_longer_draft, with_none
 from paceline.errors import DrafterError
 from paceline.sampling import KeyedDraws
 from paceline.tree import EMPTY_TREE, TokenTree

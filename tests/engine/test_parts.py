@@ -15,8 +15,10 @@ from toy_parts import ForgetfulHash, HybridReference, HybridRunner, ReplayedHash
 
 from paceline.assembly import build_parts
 from paceline.config import EngineConfig, SamplingParams, SpeculativeConfig
-from paceline.engine import Engine, Request, Scheduler, Turns, decode_plainly
-from paceline.engine import Sequence as Decoding
+from paceline.engine import Engine, Request, Turns
+from paceline.engine.plain_loop import decode_plainly
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Sequence as Decoding
 from paceline.errors import CapabilityError
 from paceline.search import SearchConfig, run_searches
 

@@ -13,7 +13,8 @@ from toys import ToyRunner
 
 from paceline import LLM, SamplingParams
 from paceline.bench import BUNDLED_DRAFT
-from paceline.engine import Request, decode_plainly
+from paceline.engine import Request
+from paceline.engine.plain_loop import decode_plainly
 from paceline.tree import Verdict
 from paceline.verifiers import GreedyVerifier
 

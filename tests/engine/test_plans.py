@@ -17,9 +17,11 @@ from toys import ToyRunner
 from paceline.config import SamplingParams
 from paceline.controllers import Controller, Footprint, LimitedController, Outcome, Plan, Signal
 from paceline.controllers.auto import AutoController, Costs
-from paceline.controllers.policies import FixedController, HeuristicController, PPDController
+from paceline.controllers.policies import FixedController, PPDController
+from paceline.controllers.policies.heuristic import HeuristicController
 from paceline.drafters import Context
-from paceline.engine import Request, Scheduler, drafter_set
+from paceline.engine import Request, drafter_set
+from paceline.engine.scheduler import Scheduler
 from paceline.tree import EMPTY_TREE, Budget, TokenTree
 
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 1, 2, 1], [7, 8]]

@@ -13,7 +13,8 @@ import torch
 from tiny_checkpoint import write
 
 from paceline import LLM, RequestOutput, SamplingParams
-from paceline.models.state import BLOCK, PrefixIndex
+from paceline.models.state.arena import PrefixIndex
+from paceline.models.state.window_slots import BLOCK
 from paceline.tree import Scores
 
 BEGINNING = [5 + (7 * i) % 90 for i in range(70)]

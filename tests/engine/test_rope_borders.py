@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
 from paceline.errors import PromptError
-from paceline.models.passes import CompiledDecoder
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.tree import Scores
 
 BORDER, NEW = 32, 14

@@ -9,7 +9,8 @@ from engine.harness import engine, tokens
 from toys import ToyRunner
 
 from paceline.config import SamplingParams
-from paceline.engine import Engine, Request, Scheduler, StepRecord, watching
+from paceline.engine import Engine, Request, StepRecord, watching
+from paceline.engine.scheduler import Scheduler
 
 CHUNK = 16
 LONG = [1 + i % 7 for i in range(200)]

@@ -22,7 +22,8 @@ from paceline.bench import BUNDLED_TARGET
 from paceline.checkpoints import write_adapter
 from paceline.config import EngineConfig
 from paceline.drafters import DrafterArgs
-from paceline.engine import Engine, Request, Scheduler
+from paceline.engine import Engine, Request
+from paceline.engine.scheduler import Scheduler
 from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.sampling.steering import Steering, parse_steering
 

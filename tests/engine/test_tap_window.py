@@ -11,7 +11,7 @@ from tap_readers import CONTEXTS, SEEN
 from tiny_checkpoint import write
 
 from paceline import LLM, SamplingParams
-from paceline.models.state import BLOCK
+from paceline.models.state.window_slots import BLOCK
 
 PROMPT = [5 + (7 * i) % 90 for i in range(100)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import paceline
 from paceline.checkpoints import Tokenizer
 from paceline.config import SamplingParams
-from paceline.engine import StopChecker, Transcript, find_stop, open_length
+from paceline.engine import StopChecker
+from paceline.engine.transcript import Transcript, find_stop, open_length
 
 PIECES = ["a", "b", "ab", "ba", "aab", "", "c", "abc", "<eos>", "<eot>"]
 EOS, EOT = 8, 9

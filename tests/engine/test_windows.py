@@ -17,9 +17,10 @@ from models.checkpoints import perturb
 from tiny_checkpoint import TARGET, TOKENIZER, edit_json
 
 from paceline import LLM, SamplingParams
-from paceline.engine import Scheduler, StepRecord, watching
+from paceline.engine import StepRecord, watching
+from paceline.engine.scheduler import Scheduler
 from paceline.models.runners import native
-from paceline.models.state import BLOCK, WindowSlots
+from paceline.models.state.window_slots import BLOCK, WindowSlots
 
 WINDOW = 16
 BEGINNING = [5 + (7 * i) % 90 for i in range(150)]

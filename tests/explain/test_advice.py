@@ -9,7 +9,7 @@ import pytest
 from explain.replays import SECONDS, explained, node, replay, step
 
 from paceline import LLM, SamplingParams
-from paceline.explain import summarize_replay
+from paceline.explain.page import summarize_replay
 from paceline.llm import BUNDLED
 
 

@@ -18,8 +18,10 @@ from paceline.controllers import Controller, Plan, Signal
 from paceline.controllers.policies import FixedController
 from paceline.engine import drafter_set, step_clock
 from paceline.errors import ConfigError
-from paceline.explain import LIKELIEST, Recorder, places, summarize_replay, untried_siblings
+from paceline.explain import Recorder
 from paceline.explain import recorder as replay
+from paceline.explain.page import summarize_replay
+from paceline.explain.recorder import LIKELIEST, places, untried_siblings
 from paceline.llm import BUNDLED
 from paceline.sampling import Rules
 from paceline.tree import Budget, TokenTree, Trial

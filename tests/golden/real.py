@@ -20,7 +20,8 @@ from golden.golden import CACHE, Skipped
 
 from benchmarks.stand_ins import adapter_weights, random_head, written_adapter
 from paceline import LLM, SamplingParams, registry
-from paceline.bench import machine_facts, smollm2_folder
+from paceline.bench import smollm2_folder
+from paceline.bench.machine import machine_facts
 from paceline.drafters.retrieval import Writer
 from paceline.llm import BUNDLED
 

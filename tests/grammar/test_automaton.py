@@ -6,7 +6,9 @@ import re
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.grammar import DEAD, Alphabet, Chars, Dfa, other_characters, parse_regex, parts_of
+from paceline.grammar import DEAD, parse_regex
+from paceline.grammar.automaton import Alphabet, Dfa
+from paceline.grammar.expression import Chars, other_characters, parts_of
 
 
 def automaton(pattern: str) -> tuple[Alphabet, Dfa]:

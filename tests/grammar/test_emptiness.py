@@ -8,22 +8,8 @@ import pytest
 from lark import Lark, Token, UnexpectedInput
 
 from paceline.errors import ConfigError, UnsatisfiableError
-from paceline.grammar import (
-    CLOSED,
-    DEAD,
-    EMPTY,
-    UNFIT,
-    Cfg,
-    Fillings,
-    Grammar,
-    Lexicon,
-    Ref,
-    alternatives,
-    literal,
-    parse_ebnf,
-    parse_regex,
-    sequence,
-)
+from paceline.grammar import CLOSED, DEAD, UNFIT, Cfg, Fillings, Grammar, Lexicon, parse_ebnf, parse_regex
+from paceline.grammar.expression import EMPTY, Ref, alternatives, literal, sequence
 
 BRACKETS = Grammar({"s": alternatives(EMPTY, sequence(literal("("), Ref("s"), literal(")"), Ref("s")))}, "s")
 MIXED = Grammar(

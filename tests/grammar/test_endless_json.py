@@ -15,7 +15,8 @@ import torch
 
 from paceline.checkpoints import Tokenizer, token_bytes
 from paceline.config import StructuredOutputsParams
-from paceline.grammar import Constraint, Numbers, constraint
+from paceline.grammar import Constraint, constraint
+from paceline.grammar.numbers import Numbers
 from paceline.llm import BUNDLED
 
 WORDS = Tokenizer.load(BUNDLED / "target")

@@ -9,19 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import ConfigError, UnsatisfiableError
-from paceline.grammar import (
-    DEAD,
-    MASKED,
-    UNFIT,
-    Alphabet,
-    Cfg,
-    Dfa,
-    Fillings,
-    Lexicon,
-    integers,
-    parse_json_schema,
-    read_json_schema,
-)
+from paceline.grammar import DEAD, MASKED, UNFIT, Cfg, Fillings, Lexicon, parse_json_schema, read_json_schema
+from paceline.grammar.automaton import Alphabet, Dfa
+from paceline.grammar.json_schema import integers
 
 PERSON = {
     "type": "object",

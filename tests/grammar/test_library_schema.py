@@ -12,7 +12,8 @@ import pytest
 from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
-from paceline.grammar import Constraint, constraint, other_texts, rust_pattern
+from paceline.grammar import Constraint, constraint, rust_pattern
+from paceline.grammar.library_schema import other_texts
 from paceline.llm import BUNDLED
 
 WORDS = Tokenizer.load(BUNDLED / "target")

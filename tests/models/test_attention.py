@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.models import AttentionShape
-from paceline.models.attention import (
-    BatchStep,
-    Masks,
-    PaddedStep,
-    Segment,
-    SequenceStep,
-    attention,
-    padded_masks,
-    span,
-    spare_rows,
-    tree_segment,
-)
+from paceline.models.attention import Masks
 from paceline.models.attention import tree_attention as module
-from paceline.models.layers import can_pack
-from paceline.models.passes import Bucket, pack
-from paceline.models.state import Arena, NativeCache
+from paceline.models.attention.fixed_shape_attention import PaddedStep, padded_masks
+from paceline.models.attention.segments import Segment, span, tree_segment
+from paceline.models.attention.tree_attention import BatchStep, SequenceStep, attention, spare_rows
+from paceline.models.layers.linear import can_pack
+from paceline.models.passes.graphs import Bucket, pack
+from paceline.models.spec import AttentionShape
+from paceline.models.state import NativeCache
+from paceline.models.state.arena import Arena
 from paceline.tree import EMPTY_TREE, TokenTree
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import torch
 from models.translated_once import translated_once
 from tiny_llama import close, runner_of, stepwise, tiny_llama, tokens, whole_pass
 
-from paceline.models.cpu import HALF_MAX_QUERIES, MAX_QUERIES, weigh
-from paceline.models.passes import CompiledDecoder
+from paceline.models.cpu.attention_tiles import HALF_MAX_QUERIES, MAX_QUERIES, weigh
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -15,9 +15,12 @@ from tiny_llama import CPU, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
 from paceline.models import MappedRunner, RopeSpec
-from paceline.models.passes import ROWS, CompiledDecoder, ScoringGraphs
-from paceline.models.runners import GroupedRunner, LongRopeRunner, NativeRunner
-from paceline.models.runners.fallback import TransformersRunner
+from paceline.models.passes import ScoringGraphs
+from paceline.models.passes.compiled_decoder import CompiledDecoder
+from paceline.models.passes.packing import ROWS
+from paceline.models.runners import GroupedRunner, NativeRunner
+from paceline.models.runners.fallback.runner import TransformersRunner
+from paceline.models.runners.longrope import LongRopeRunner
 from paceline.tree import EMPTY_TREE, Scores, TokenTree
 from paceline.verifiers import GreedyVerifier
 

@@ -18,7 +18,9 @@ from paceline import LLM, SamplingParams
 from paceline.checkpoints import TYPES, BlockRows, block_values, head_share
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.cpu import PER_GROUP, Pages, block_sums, pack_rows, row_pitch, to_signed_bytes
+from paceline.models.cpu.block_packing import pack_rows
+from paceline.models.cpu.block_products import PER_GROUP, block_sums, row_pitch, to_signed_bytes
+from paceline.models.cpu.pages import Pages
 from paceline.tree import EMPTY_TREE, TokenTree
 
 INPUTS = 512

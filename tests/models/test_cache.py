@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.errors import ConfigError
-from paceline.models.state import BLOCK, Arena, BlockPool, NativeCache, adjacent, blocks_for
+from paceline.models.state import NativeCache
+from paceline.models.state.arena import Arena, BlockPool, adjacent, blocks_for
+from paceline.models.state.window_slots import BLOCK
 
 
 def arena_of(slots: int = 64, copy_limit: int = 1024) -> Arena:

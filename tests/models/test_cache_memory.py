@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.state import BLOCK, Arena, ArenaMemory, NativeCache, cache_memory
+from paceline.models.state import NativeCache, cache_memory
+from paceline.models.state.arena import Arena
+from paceline.models.state.cache_memory import ArenaMemory
+from paceline.models.state.window_slots import BLOCK
 
 
 def memory_of(blocks: int, slots: int = 2048) -> tuple[Arena, ArenaMemory]:

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import paceline
-from paceline.checkpoints import Tokenizer, render
+from paceline.checkpoints import Tokenizer
+from paceline.checkpoints.chat_template import render
 from paceline.errors import CheckpointError, ConfigError, PromptError
 
 BUNDLED = Path(paceline.__file__).parent / "bundled" / "target"

@@ -9,7 +9,8 @@ import pytest
 import torch
 from models.checkpoints import load_json, save_json, save_tensors
 
-from paceline.checkpoints import INDEX, SINGLE, Checkpoint
+from paceline.checkpoints import SINGLE, Checkpoint
+from paceline.checkpoints.checkpoint import INDEX
 from paceline.errors import CheckpointError, UnsupportedModelError
 
 A, B = torch.arange(6.0).view(2, 3), torch.ones(4, dtype=torch.bfloat16)

@@ -15,7 +15,8 @@ from numba import cfunc, types
 from numba.core import caching
 
 from paceline.models.cpu import compilation as entry
-from paceline.models.cpu import forward, machine_code
+from paceline.models.cpu import forward
+from paceline.models.cpu.compilation import machine_code
 from paceline.utils import compiled
 
 SOURCE = "def entry(number):\n    pass\n"

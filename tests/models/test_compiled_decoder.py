@@ -17,22 +17,15 @@ from tools.pairwise import pairwise
 
 from paceline.checkpoints import dequantized, quantize, targets
 from paceline.models import LatentSpec, LayerSpec, MoeSpec, RopeSpec
-from paceline.models.cpu import (
-    DOT,
-    FULL,
-    HALF,
-    SLAB,
-    Pages,
-    compilation,
-    exponential,
-    has_bfloat,
-    load,
-    pack,
-    store,
-    zeros,
-)
+from paceline.models.cpu import compilation
 from paceline.models.cpu import threads as team
-from paceline.models.passes import CompiledDecoder, EagerPasses, compiled_decoder, eligibility, self_test
+from paceline.models.cpu.matrix import pack
+from paceline.models.cpu.pages import SLAB, Pages, zeros
+from paceline.models.cpu.processor import has_bfloat
+from paceline.models.cpu.tiles import DOT, FULL, HALF
+from paceline.models.cpu.vectors import exponential, load, store
+from paceline.models.passes import EagerPasses, compiled_decoder, eligibility, self_test
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.runners import NativeRunner, native, what_varies
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -16,8 +16,8 @@ from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
 from paceline.models import load_runner
-from paceline.models.passes import CompiledDecoder
-from paceline.models.runners.fallback import TransformersRunner
+from paceline.models.passes.compiled_decoder import CompiledDecoder
+from paceline.models.runners.fallback.runner import TransformersRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 MOST = 40

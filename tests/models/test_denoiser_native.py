@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline.models import Call, load_denoiser
-from paceline.models.runners import NativeDenoiser, left_rows
+from paceline.models.runners import NativeDenoiser
+from paceline.models.runners.denoiser import left_rows
 from tests.diffusion.toys import t4
 from tests.models.denoiser_reference import VOCAB, Reference
 from tests.models.denoiser_references import FAMILIES

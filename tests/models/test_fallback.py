@@ -13,14 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, UnsupportedModelError
-from paceline.models.runners.fallback import (
-    CausalModel,
-    CroppedHistory,
-    FallbackCache,
-    History,
-    ReplayedHistory,
-    TransformersRunner,
-)
+from paceline.models.runners.fallback.runner import FallbackCache, TransformersRunner
+from paceline.models.runners.fallback.transformers_cache import CausalModel, CroppedHistory, History, ReplayedHistory
 from paceline.tree import EMPTY_TREE, TokenTree
 
 VOCAB = 97

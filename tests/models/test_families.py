@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from models.checkpoints import CASES, OLD, SIZES
 
-from paceline.checkpoints import FAMILIES, MULTIMODAL, declared_dtype, spec_from_config
+from paceline.checkpoints import declared_dtype, spec_from_config
+from paceline.checkpoints.families import FAMILIES, MULTIMODAL
 from paceline.errors import CheckpointError, UnsupportedModelError
 from paceline.models import ModelSpec
 

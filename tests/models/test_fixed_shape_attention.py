@@ -10,9 +10,13 @@ import torch
 from models.test_attention import TREE, by_definition, filled, segment_of, shape_of
 from tiny_llama import close, runner_of, tiny_llama, tokens
 
-from paceline.models.attention import ChunkedPrefixStep, PaddedStep, Segment, fixed_shape_attention, padded_masks
-from paceline.models.cuda import by_kernel, far, kernel_agrees, merged, partial_attention
-from paceline.models.passes import Bucket, ScoringGraphs, graphs, pack
+from paceline.models.attention import fixed_shape_attention
+from paceline.models.attention.fixed_shape_attention import ChunkedPrefixStep, PaddedStep, padded_masks
+from paceline.models.attention.segments import Segment
+from paceline.models.cuda import partial_attention
+from paceline.models.cuda.partial_attention import by_kernel, far, kernel_agrees, merged
+from paceline.models.passes import ScoringGraphs, graphs
+from paceline.models.passes.graphs import Bucket, pack
 from paceline.models.state import NativeCache
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -22,16 +22,9 @@ from gguf import GGMLQuantizationType as Kind
 from models.checkpoints import SIZES, perturb
 
 from paceline import LLM, SamplingParams
-from paceline.checkpoints import (
-    GenerationDefaults,
-    Tokenizer,
-    block_values,
-    dequantized,
-    gguf_checkpoint,
-    quantize_groups,
-    read_config,
-    read_gguf,
-)
+from paceline.checkpoints import GenerationDefaults, Tokenizer, block_values, dequantized, gguf_checkpoint, read_config
+from paceline.checkpoints.gguf_file import read_gguf
+from paceline.checkpoints.quantization import quantize_groups
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import load_runner
 from paceline.models.runners import NativeRunner

@@ -12,7 +12,8 @@ from tiny_llama import CPU, close, runner_of, spec_of, tiny_llama, tokens, weigh
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import RopeSpec
-from paceline.models.runners import GroupedRunner, groups_of
+from paceline.models.runners import GroupedRunner
+from paceline.models.runners.grouped import groups_of
 from paceline.tree import EMPTY_TREE, TokenTree
 
 LAYERS = 6

@@ -13,7 +13,8 @@ import torch
 from benchmarks.stand_ins import head_weights
 from paceline.errors import CheckpointError, ConfigError, PacelineError, UnsupportedModelError
 from paceline.models import ModelInfo
-from paceline.models.heads import HEAD_METHODS, HeadConfig, read_head, tensors_of, write_head
+from paceline.models.heads import HeadConfig, read_head, tensors_of, write_head
+from paceline.models.heads.head_config import HEAD_METHODS
 
 LAYER = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12, "max_position_embeddings": 64}
 INFO = ModelInfo(

@@ -13,9 +13,12 @@ from torch.nn import functional as F
 
 from paceline.models import LayerSpec
 from paceline.models.attention import Masks, strict_attention
-from paceline.models.layers import Decoder, linear, make_linear, pinned
-from paceline.models.passes import CompiledDecoder, StrictPasses, why_not_strict
-from paceline.models.runners import NativeRunner, depth_of_all_kinds, what_varies
+from paceline.models.layers import Decoder, linear
+from paceline.models.layers.linear import make_linear, pinned
+from paceline.models.passes import StrictPasses, why_not_strict
+from paceline.models.passes.compiled_decoder import CompiledDecoder
+from paceline.models.runners import NativeRunner, what_varies
+from paceline.models.runners.invariance import depth_of_all_kinds
 from paceline.models.state import NativeCache
 
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 72, "max_position_embeddings": 1024}

@@ -14,8 +14,10 @@ from tiny_llama import CPU, close, spec_of, stepwise, tiny_llama, tokens, whole_
 
 from paceline.checkpoints import Checkpoint, load_weights, spec_from_config, targets
 from paceline.models import LatentSpec, LayerPlan, LayerSpec, ModelSpec
-from paceline.models.cpu import DOT, FULL, HALF, has_bfloat
-from paceline.models.passes import CompiledDecoder, EagerPasses, compiled_decoder
+from paceline.models.cpu.processor import has_bfloat
+from paceline.models.cpu.tiles import DOT, FULL, HALF
+from paceline.models.passes import EagerPasses, compiled_decoder
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.runners import NativeRunner, layer_drafts_of, what_varies
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import CapabilityError
 from paceline.models import Capabilities, LayerPlan, load_runner
-from paceline.models.passes import ROWS, CompiledDecoder
+from paceline.models.passes.compiled_decoder import CompiledDecoder
+from paceline.models.passes.packing import ROWS
 from paceline.models.runners import NativeRunner, layer_drafts_of, native
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -14,7 +14,8 @@ from models.checkpoints import fresh, reference
 
 from paceline.errors import CapabilityError
 from paceline.models import load_runner
-from paceline.models.runners import LongRopeRunner, NativeRunner
+from paceline.models.runners import NativeRunner
+from paceline.models.runners.longrope import LongRopeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 
 NAME, LIMIT = "llama-dynamic", 32

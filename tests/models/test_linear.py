@@ -22,26 +22,25 @@ from paceline.checkpoints import (
     dequantized,
     load_weights,
     quantize,
-    quantize_groups,
-    quantize_rows,
     read_config,
     spec_from_config,
     values_of,
 )
+from paceline.checkpoints.quantization import quantize_groups, quantize_rows
 from paceline.errors import UnsupportedModelError
 from paceline.models import Runner, load_runner
-from paceline.models.layers import (
+from paceline.models.layers import linear
+from paceline.models.layers.linear import (
     Map,
     agrees,
     can_pack,
     dense,
-    linear,
     make_head_norm,
     make_linear,
     make_norm,
     make_quantized_linear,
 )
-from paceline.models.passes import padded
+from paceline.models.passes.padding import padded
 from paceline.models.runners import native_of
 from paceline.tree import EMPTY_TREE, TokenTree
 

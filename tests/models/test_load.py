@@ -12,9 +12,10 @@ from models import checkpoints
 from models.checkpoints import load_json, reference, save_json
 
 from paceline.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
-from paceline.models import load_runner, resolve_device, resolve_dtype
+from paceline.models import load_runner, resolve_device
+from paceline.models.load import resolve_dtype
 from paceline.models.runners import NativeRunner
-from paceline.models.runners.fallback import TransformersRunner
+from paceline.models.runners.fallback.runner import TransformersRunner
 
 TOKENS = list(range(3, 20))
 CPU = torch.device("cpu")

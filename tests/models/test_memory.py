@@ -12,7 +12,9 @@ from models.checkpoints import OLD
 
 from paceline.checkpoints import spec_from_config
 from paceline.errors import OutOfMemoryError
-from paceline.models import HEADROOM, available, cgroup_available, estimate, fit_context
+from paceline.models import available
+from paceline.models.memory import HEADROOM, estimate, fit_context
+from paceline.models.state.free_memory import cgroup_available
 
 CPU = torch.device("cpu")
 SPEC = spec_from_config({"model_type": "llama", **OLD, "max_position_embeddings": 100_000})

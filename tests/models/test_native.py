@@ -12,9 +12,11 @@ from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, we
 
 from paceline.errors import ConfigError
 from paceline.models import Capabilities, LayerPlan
-from paceline.models.attention import Masks, Segment
-from paceline.models.layers import can_pack
-from paceline.models.passes import ScoringGraphs, bucket_for
+from paceline.models.attention import Masks
+from paceline.models.attention.segments import Segment
+from paceline.models.layers.linear import can_pack
+from paceline.models.passes import ScoringGraphs
+from paceline.models.passes.graphs import bucket_for
 from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 

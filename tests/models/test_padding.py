@@ -16,7 +16,9 @@ from tiny_llama import CPU, close, spec_of, stepwise, tiny_llama, tokens, whole_
 
 from paceline.checkpoints import quantize, targets
 from paceline.models import LayerPlan, LayerSpec, ModelSpec, MoeSpec, RopeSpec, load_runner
-from paceline.models.passes import CompiledDecoder, EagerPasses, padded, padded_spec
+from paceline.models.passes import EagerPasses
+from paceline.models.passes.compiled_decoder import CompiledDecoder
+from paceline.models.passes.padding import padded, padded_spec
 from paceline.models.runners import NativeRunner, layer_drafts_of, what_varies
 from paceline.tree import TokenTree
 

@@ -22,7 +22,7 @@ from models.checkpoints import CASES, STYLES, reference
 
 from paceline.checkpoints import Checkpoint, load_weights, read_config, spec_from_config
 from paceline.models import ModelSpec, load_runner
-from paceline.models.passes import CompiledDecoder
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.runners import NativeRunner, native_of
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -11,7 +11,8 @@ from toy_parts import ForgetfulHash, HybridReference, HybridRunner, ReplayedHash
 
 from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.models import Inputs, PartAbilities, Rollback
-from paceline.models.state import NativeCache, SequenceState
+from paceline.models.state import NativeCache
+from paceline.models.state.parts import SequenceState
 from paceline.tree import EMPTY_TREE, TokenTree
 
 PROMPT = tokens(21, seed=3)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.models.state import BLOCK, BlockPool, PrefixIndex, pieces_of
+from paceline.models.state.arena import BlockPool, PrefixIndex, pieces_of
+from paceline.models.state.window_slots import BLOCK
 
 
 def text(*letters: int) -> list[bytes]:

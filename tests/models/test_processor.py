@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.models.cpu import DOT, FULL, HALF, features, processor
+from paceline.models.cpu import features, processor
+from paceline.models.cpu.tiles import DOT, FULL, HALF
 from paceline.models.passes import compiled_decoder
 
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt"}

@@ -20,18 +20,17 @@ from paceline.checkpoints import (
     form_of,
     is_quantized,
     quantize,
-    quantize_groups,
-    quantize_rows,
     quantized_sizes,
-    scale_of,
     unpacked,
     values_of,
 )
 from paceline.checkpoints import quantization as module
+from paceline.checkpoints.quantization import quantize_groups, quantize_rows, scale_of
 from paceline.controllers.auto import CostKey
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.models import load_runner
-from paceline.models.passes import CompiledDecoder, eligibility
+from paceline.models.passes import eligibility
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 PROMPTS = ["def add(a, b):", "The sea was", "Question: how many apples?"]

@@ -12,30 +12,18 @@ from models.translated_once import translated_once
 from numba import njit
 from tiny_llama import CPU, spec_of, stepwise, tiny_llama, tokens, weights_of, whole_pass
 
-from paceline.checkpoints import dequantized, quantize, quantize_groups, quantize_rows, spec_from_config, unpacked
+from paceline.checkpoints import dequantized, quantize, spec_from_config, unpacked
+from paceline.checkpoints.quantization import quantize_groups, quantize_rows
 from paceline.models import MoeSpec
-from paceline.models.cpu import (
-    BYTES,
-    I32V,
-    NIBBLE_BLOCK,
-    NIBBLES,
-    Int,
-    Nothing,
-    Pages,
-    dot_bytes,
-    half_pitch,
-    has_dot_bytes,
-    integer_products,
-    load_at,
-    lowered,
-    pack,
-    steps_of,
-    store_at,
-    strip_size,
-    strip_sums,
-    to_bytes,
-)
-from paceline.models.passes import CompiledDecoder, eligibility, self_test
+from paceline.models.cpu import integer_products
+from paceline.models.cpu.integer_products import NIBBLE_BLOCK, half_pitch, to_bytes
+from paceline.models.cpu.matrix import pack, steps_of, strip_size, strip_sums
+from paceline.models.cpu.pages import Pages
+from paceline.models.cpu.processor import has_dot_bytes
+from paceline.models.cpu.tiles import BYTES, NIBBLES, dot_bytes
+from paceline.models.cpu.vectors import I32V, Int, Nothing, load_at, lowered, store_at
+from paceline.models.passes import eligibility, self_test
+from paceline.models.passes.compiled_decoder import CompiledDecoder
 from paceline.models.runners import NativeRunner
 from paceline.tree import EMPTY_TREE, TokenTree
 

@@ -13,7 +13,8 @@ from toys import ToyRunner
 
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.llm import BUNDLED
-from paceline.models import HeadRows, MappedRunner, load_runner
+from paceline.models import MappedRunner, load_runner
+from paceline.models.runners.remapped_tokens import HeadRows
 from paceline.tree import TokenTree
 
 INNER = 6

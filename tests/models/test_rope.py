@@ -11,7 +11,7 @@ import torch
 
 from paceline.errors import UnsupportedModelError
 from paceline.models import RopeSpec
-from paceline.models.layers import Rope
+from paceline.models.layers.rope import Rope
 
 CPU = torch.device("cpu")
 SHORT, LONG = [1.0, 1.1, 1.3, 1.5, 1.8, 2.0, 2.5, 3.0], [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]

@@ -10,23 +10,14 @@ import torch
 from models.test_attention import CPU, TREE, by_definition, filled, rows_for, segment_of, shape_of
 from tiny_llama import runner_of, tiny_llama, tokens
 
-from paceline.models import AttentionShape
-from paceline.models.attention import (
-    CHUNK,
-    FAR,
-    PIECE,
-    BatchStep,
-    Masks,
-    Segment,
-    SequenceStep,
-    plan_chunks,
-    products_keep_order,
-    strict_attention,
-    takes_strict_attention,
-    tree_segment,
-)
-from paceline.models.layers import can_pack
-from paceline.models.state import Arena, NativeCache
+from paceline.models.attention import Masks, strict_attention
+from paceline.models.attention.segments import Segment, tree_segment
+from paceline.models.attention.strict_attention import CHUNK, FAR, PIECE, plan_chunks, products_keep_order
+from paceline.models.attention.tree_attention import BatchStep, SequenceStep, takes_strict_attention
+from paceline.models.layers.linear import can_pack
+from paceline.models.spec import AttentionShape
+from paceline.models.state import NativeCache
+from paceline.models.state.arena import Arena
 from paceline.tree import EMPTY_TREE, TokenTree
 
 LENGTHS = (30, PIECE - 2, 500, CHUNK - 1, CHUNK, 2 * CHUNK + 120)

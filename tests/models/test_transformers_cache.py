@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from paceline.models.runners.fallback import (
+from paceline.models.runners.fallback import transformers_cache
+from paceline.models.runners.fallback.transformers_cache import (
     CausalModel,
     CroppedHistory,
     History,
     ReplayedHistory,
     choose_history,
-    transformers_cache,
 )
 
 VOCAB = 53

@@ -7,7 +7,9 @@ import pytest
 import torch
 from numba import njit
 
-from paceline.models.cpu import has_bfloat, load, store_half, vectors
+from paceline.models.cpu import vectors
+from paceline.models.cpu.processor import has_bfloat
+from paceline.models.cpu.vectors import load, store_half
 
 
 def rounded(x):

@@ -14,7 +14,8 @@ from tiny_llama import runner_of, tiny_llama, tokens
 
 from paceline.errors import ConfigError
 from paceline.models.runners import NativeRunner
-from paceline.models.state import BLOCK, NativeCache
+from paceline.models.state import NativeCache
+from paceline.models.state.window_slots import BLOCK
 from paceline.tree import TokenTree
 
 WINDOW = 16

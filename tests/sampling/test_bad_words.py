@@ -12,7 +12,8 @@ from transformers import NoBadWordsLogitsProcessor
 from paceline.checkpoints import Tokenizer
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
-from paceline.sampling import BadWords, bad_word_token_ids
+from paceline.sampling import bad_word_token_ids
+from paceline.sampling.logit_rules import BadWords
 
 
 def forbidden(words: Sequence[Sequence[int]], generated: Sequence[int], path: Sequence[int]) -> list[int]:

@@ -12,8 +12,9 @@ import torch
 from scipy.stats import gumbel_r, kstest
 from tools.gtest import ERROR, assert_follows, g_test, independence
 
-from paceline.sampling import KeyedDraws, draw_seed, gumbel_noise
+from paceline.sampling import KeyedDraws, draw_seed
 from paceline.sampling import draws as module
+from paceline.sampling.draws import gumbel_noise
 
 DISTRIBUTION = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.009, 0.001, 0.0])
 WEIGHTS = DISTRIBUTION.log() + 3.0

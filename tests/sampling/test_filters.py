@@ -8,7 +8,8 @@ import torch
 from sampling.slow_rules import random_logits, slow_kept
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from paceline.sampling import filter_rows, filters
+from paceline.sampling import filters
+from paceline.sampling.filters import filter_rows
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

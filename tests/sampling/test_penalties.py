@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from paceline.sampling import Penalties
+from paceline.sampling.penalties import Penalties
 
 
 def penalised(penalties: Penalties, logits: np.ndarray, paths: list) -> np.ndarray:

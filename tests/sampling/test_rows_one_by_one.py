@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline.config import SamplingParams
-from paceline.sampling import LazyRows, Rules
+from paceline.sampling import Rules
+from paceline.sampling.rules import LazyRows
 from paceline.tree import TokenTree
 
 VOCAB = 300

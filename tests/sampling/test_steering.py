@@ -12,14 +12,12 @@ from scipy.spatial.distance import jensenshannon
 from paceline import registry
 from paceline.config import SamplingParams
 from paceline.errors import ConfigError
-from paceline.sampling.steering import (
-    ClassifierFreeGuidance,
-    ContrastiveDecoding,
-    DoLa,
-    LowerLayerMatters,
-    SVDecode,
-    parse_steering,
-)
+from paceline.sampling.steering import parse_steering
+from paceline.sampling.steering.contrastive import ContrastiveDecoding
+from paceline.sampling.steering.dola import DoLa
+from paceline.sampling.steering.guidance import ClassifierFreeGuidance
+from paceline.sampling.steering.lol import LowerLayerMatters
+from paceline.sampling.steering.svdecode import SVDecode
 
 ROWS, VOCAB = 5, 40
 

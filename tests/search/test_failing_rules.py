@@ -12,8 +12,9 @@ import torch
 
 from paceline import LLM, SamplingParams, registry
 from paceline.engine import RequestOutput
-from paceline.sampling import AllowedTokens
-from paceline.search import Channel, hide_message
+from paceline.sampling.logit_rules import AllowedTokens
+from paceline.search import hide_message
+from paceline.search.message import Channel
 from tests.search.letters import letter_params, searched, texts
 
 GREEDY = 0.0

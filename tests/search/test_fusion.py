@@ -18,7 +18,8 @@ from paceline import LLM, SamplingParams
 from paceline.checkpoints import Tokenizer
 from paceline.errors import ConfigError
 from paceline.models import Runner, load_runner
-from paceline.search import ByteScorer, ByteVocabulary
+from paceline.search.scoring import ByteScorer
+from paceline.search.scoring.byte_scores import ByteVocabulary
 
 PROMPT = "Once upon a time"
 TEXTS = [b" there was", b" there wa", b" ther", b" a caf\xc3\xa9", b" a caf\xc3", b"\n\n  x = 1"]

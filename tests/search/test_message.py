@@ -13,7 +13,9 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, PacelineError, PromptError
-from paceline.search import Channel, bottleneck, entropy_bits, hide_message, minimum_entropy_coupling, read_message
+from paceline.search import entropy_bits, hide_message, minimum_entropy_coupling, read_message
+from paceline.search.coupling import bottleneck
+from paceline.search.message import Channel
 
 PROMPT = "Once upon a time"
 

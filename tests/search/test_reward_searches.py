@@ -13,7 +13,8 @@ import torch
 from paceline import LLM, SamplingParams, registry
 from paceline.engine import RequestOutput
 from paceline.errors import ConfigError
-from paceline.search import available_isolation, program_of
+from paceline.search.methods.pg_td import program_of
+from paceline.search.sandbox.verdicts import available_isolation
 from tests.search.letters import (
     LETTERS,
     PROMPT,

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, PacelineError, UnsupportedModelError
-from paceline.search import UniEncoder, candidate_logprobs, candidate_mask
+from paceline.search.scoring import candidate_logprobs
+from paceline.search.scoring.uni_encoder import UniEncoder, candidate_mask
 from tests.tiny_tokenizers import wordpiece
 
 PROMPT = "def fib(n):"

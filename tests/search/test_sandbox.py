@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.search import Sandbox, available_isolation, run_tests
+from paceline.search import Sandbox, run_tests
+from paceline.search.sandbox.verdicts import available_isolation
 
 isolated = pytest.mark.skipif(available_isolation() is None, reason="this machine permits no user namespaces")
 posix = pytest.mark.skipif(os.name != "posix", reason="programs are run on POSIX systems")

@@ -18,7 +18,8 @@ from tiny_checkpoint import TARGET, TOKENIZER
 from paceline import LLM, SamplingParams
 from paceline.engine import RequestOutput
 from paceline.errors import CapabilityError, ConfigError
-from paceline.search import Branch, Found, NGrams, Search, Steps
+from paceline.search import Branch, Found, Search, Steps
+from paceline.search.methods.superposed import NGrams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = "Once upon a time"

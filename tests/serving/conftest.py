@@ -15,8 +15,11 @@ import uvicorn
 
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig, StructuredOutputsParams
-from paceline.serving import Server, Tool, create_app
-from paceline.serving.chat import FORMATS, AllowedCalls, answer_grammar
+from paceline.serving import Server, create_app
+from paceline.serving.chat import FORMATS
+from paceline.serving.chat.base import AllowedCalls
+from paceline.serving.chat.constraints import answer_grammar
+from paceline.serving.protocol import Tool
 
 TEMPLATE = """{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% for c in m.tool_calls or
 [] %}<tool_call>{{ c | tojson }}</tool_call>{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor

@@ -10,7 +10,7 @@ import pytest
 from command import Command
 
 from paceline import LLM, AsyncLLM, SamplingParams
-from paceline.serving import Metrics
+from paceline.serving.metrics import Metrics
 from tests.serving.conftest import Live, serve
 from tests.serving.test_api import CHAT, COMPLETIONS, events
 from tests.serving.test_operations import value

@@ -18,7 +18,7 @@ import pytest
 from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
-from paceline.serving import count_items
+from paceline.serving.bodies import count_items
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SLOW = """{% for message in messages %}{{ message.content }}{% endfor %}

@@ -27,7 +27,10 @@ from serving.conftest import Live, comes, serve, slowed
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError, PacelineError
-from paceline.serving import ApiError, Facts, JsonLines, Metrics, Server, create_app, front_app, warm_up
+from paceline.serving import JsonLines, Server, create_app, front_app, warm_up
+from paceline.serving.metrics import Metrics
+from paceline.serving.protocol import ApiError
+from paceline.serving.request_log import Facts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Say hello"}]

@@ -15,7 +15,8 @@ from serving.conftest import Live, serve
 from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError
-from paceline.serving import clipped_step, hidden_step, read_keys
+from paceline.serving import read_keys
+from paceline.serving.page import clipped_step, hidden_step
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPT = "one two three four one two three four one two"

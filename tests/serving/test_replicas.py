@@ -23,7 +23,8 @@ from command import Command
 
 from paceline import LLM, SamplingParams
 from paceline.config import ServerConfig
-from paceline.serving import SeenPrefixes, affinity_of, front, front_app, ranked
+from paceline.serving import front, front_app
+from paceline.serving.routing import SeenPrefixes, affinity_of, ranked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

@@ -26,7 +26,8 @@ from serving.conftest import Live, comes, serve, slowed
 
 from paceline import LLM, AsyncLLM
 from paceline.errors import ConfigError
-from paceline.serving import ApiError, ResponseStore
+from paceline.serving.protocol import ApiError
+from paceline.serving.response_store import ResponseStore
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "add", "parameters": {

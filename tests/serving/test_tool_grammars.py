@@ -19,8 +19,11 @@ from paceline.checkpoints import Tokenizer
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import constraint
-from paceline.serving import ApiError, Tool
-from paceline.serving.chat import FORMATS, REASONING, AllowedCalls, Marks, Reader, TextSchema, answer_grammar
+from paceline.serving.chat import FORMATS, Marks, Reader
+from paceline.serving.chat.base import AllowedCalls, TextSchema
+from paceline.serving.chat.constraints import answer_grammar
+from paceline.serving.chat.reasoning import REASONING
+from paceline.serving.protocol import ApiError, Tool
 
 
 def tool(name: str, strict: bool | None = None, **parameters: Any) -> Tool:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from paceline.config import TOOL_FORMATS
-from paceline.serving import ApiError
-from paceline.serving.chat import FORMATS, REASONING, Reader, Steering, format_of, reasoning_of, typed_value
+from paceline.config.server import TOOL_FORMATS
+from paceline.serving.chat import FORMATS, Reader, Steering, format_of, reasoning_of
+from paceline.serving.chat.reasoning import REASONING
+from paceline.serving.chat.values import typed_value
+from paceline.serving.protocol import ApiError
 
 BAR, LOW = "\uff5c", "\u2581"
 

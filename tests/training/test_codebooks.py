@@ -12,7 +12,8 @@ from torch import nn
 from paceline import LLM
 from paceline.bench import bundled_prompts
 from paceline.cli.main import main
-from paceline.codebooks import Books, Codebook, CodebookModel
+from paceline.codebooks import Books, CodebookModel
+from paceline.codebooks.books import Codebook
 from paceline.errors import CapabilityError, CheckpointError, ConfigError
 from paceline.training import Fitting, TrainConfig, train, training_config
 

@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from paceline import LLM
 from paceline.engine import Engine
 from paceline.errors import ConfigError
-from paceline.training import Document, Fitting, Split, answered, fit, trainer, training_config
+from paceline.training import Document, Fitting, answered, trainer, training_config
+from paceline.training.loop import fit
+from paceline.training.splits import Split
 from paceline.utils import replacing
 
 TEXTS = [Document(tuple((7 * i + j * (i + 3)) % 500 + 4 for j in range(18 + i % 5)), 4) for i in range(20)]

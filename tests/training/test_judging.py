@@ -14,21 +14,12 @@ from torch import Tensor
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
-from paceline.training import (
-    Answer,
-    Batch,
-    Document,
-    Evaluated,
-    Fitting,
-    Split,
-    counted,
-    figures,
-    fit,
-    interval_words,
-    split,
-    trainer,
-    training_config,
-)
+from paceline.training import Document, Fitting, figures, interval_words, trainer, training_config
+from paceline.training.answers import Answer
+from paceline.training.batches import Batch
+from paceline.training.judging import Evaluated, counted
+from paceline.training.loop import fit
+from paceline.training.splits import Split, split
 
 QUICK = Fitting(steps=12, batch_rows=2, row_tokens=32, eval_steps=4, bf16=False, warmup_steps=1, learning_rate=2e-2)
 

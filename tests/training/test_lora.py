@@ -20,13 +20,13 @@ from paceline.training import (
     Fitting,
     TrainConfig,
     Trained,
-    candidate_strengths,
     documents_of,
     svdecode_strength,
     texts_of,
     train,
     training_config,
 )
+from paceline.training.steering_strength import candidate_strengths
 
 QUICK = Fitting(steps=24, batch_rows=2, row_tokens=96, eval_steps=24, warmup_steps=5, bf16=False, learning_rate=3e-3)
 

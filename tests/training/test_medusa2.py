@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 from paceline import LLM
 from paceline.bench import bundled_prompts
-from paceline.training import Answer, Batch, Fitting, TrainConfig, Trainer, documents_of, trainer
+from paceline.training import Fitting, TrainConfig, Trainer, documents_of, trainer
+from paceline.training.answers import Answer
+from paceline.training.batches import Batch
 
 ALONE = 2
 

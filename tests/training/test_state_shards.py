@@ -11,7 +11,10 @@ import tiny_checkpoint
 import torch
 
 from paceline import LLM
-from paceline.training import Document, Fitting, Split, StateShards, TrainConfig, fit, train, trainer, training_config
+from paceline.training import Document, Fitting, TrainConfig, train, trainer, training_config
+from paceline.training.loop import fit
+from paceline.training.splits import Split
+from paceline.training.state_shards import StateShards
 
 KB = 1 << 10
 CAP = 150 * KB

@@ -22,18 +22,18 @@ from paceline import LLM, SamplingParams, registry
 from paceline.bench import bundled_prompts
 from paceline.errors import ConfigError, PromptError
 from paceline.training import (
-    Answer,
     Fitting,
     TrainConfig,
     Trainer,
     answered,
     documents_of,
-    packed,
     texts_of,
     train,
     trainer,
     training_config,
 )
+from paceline.training.answers import Answer
+from paceline.training.batches import packed
 
 QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
 

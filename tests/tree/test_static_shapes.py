@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.lookup import grow_tree
+from paceline.drafters.lookup.token_recycling import grow_tree
 from paceline.errors import ConfigError
-from paceline.tree import PRIOR, RankAcceptance, Shape, best_shapes, choose_shape, from_paths, monotone, parse_paths
+from paceline.tree import PRIOR, RankAcceptance, Shape, best_shapes, choose_shape, from_paths, parse_paths
+from paceline.tree.static_shapes import monotone
 
 Ranks = tuple[int, ...]
 CHANCES = np.array([[0.6, 0.2, 0.1], [0.5, 0.3, 0.05], [0.7, 0.1, 0.1]])

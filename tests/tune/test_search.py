@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from paceline.tune import LEAST_ARMS, MIN_PAIRS, Gain, Interval, Race, RejectedError, confirm, interval, race, search
+from paceline.tune import Interval, search
+from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain, Race, RejectedError, confirm, interval, race
 
 GAINS = (0.6, 1.5, 0.9, 1.0, 1.1, 0.8, 1.2, 0.95, 1.05, 0.7, 1.15, 1.0)
 BEST = 1

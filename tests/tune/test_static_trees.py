@@ -22,7 +22,8 @@ from paceline.controllers.auto import Costs
 from paceline.errors import ConfigError
 from paceline.llm import BUNDLED
 from paceline.tree import EMPTY_TREE, PRIOR, TokenTree, Verdict, best_shapes
-from paceline.tune import TREE_MARK, Calibration, TreeTuning, drafter_of, static_methods, tree_html, tune_tree
+from paceline.tune import TREE_MARK, TreeTuning, drafter_of, tree_html, tune_tree
+from paceline.tune.static_trees import Calibration, static_methods
 
 Ranks = tuple[int, ...]
 CHANCES = np.array([[0.6, 0.22, 0.06], [0.5, 0.25, 0.05], [0.55, 0.1, 0.05]])

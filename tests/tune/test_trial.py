@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.tune import Arm, Trial, salted, tuning
+from paceline.tune import tuning
+from paceline.tune.candidates import Arm
+from paceline.tune.tuning import Trial, salted
 from paceline.utils import Turn, in_turn
 
 PROMPTS = ["One day, a little girl named Lily found", "def add(a, b):\n    return"]

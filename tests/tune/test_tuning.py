@@ -14,25 +14,14 @@ import torch
 from credulous import believe_chains
 
 from paceline import LLM, registry
-from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.draft_model.drafter import DraftModelDrafter
 from paceline.llm import BUNDLED
 from paceline.models import Capabilities
 from paceline.models.runners import NativeRunner
-from paceline.tune import (
-    FIXED_UP_TO,
-    LEAST_ARMS,
-    LEAST_TOKENS,
-    MAX_CANDIDATES,
-    MIN_PAIRS,
-    Arm,
-    Gain,
-    Interval,
-    Tuning,
-    find_candidates,
-    thread_counts,
-    tune,
-    with_request_drafters,
-)
+from paceline.tune import Interval, Tuning, tune
+from paceline.tune.candidates import MAX_CANDIDATES, Arm, find_candidates, thread_counts, with_request_drafters
+from paceline.tune.search import LEAST_ARMS, MIN_PAIRS, Gain
+from paceline.tune.tuning import FIXED_UP_TO, LEAST_TOKENS
 
 TARGET, DRAFT = BUNDLED / "target", str(BUNDLED / "draft")
 PROMPTS = [

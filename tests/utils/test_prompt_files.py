@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.run import load_workload
+from paceline.bench.run.workloads import load_workload
 from paceline.errors import ConfigError, PromptError
 from paceline.utils import read_prompts
 

@@ -11,7 +11,7 @@ from tools.enumerate_draws import Choices, distance, output_distribution, target
 from tools.random_drafts import RandomDrafter, random_distribution, random_target
 from tools.toy_vector import P, Q, acceptance_rate, drawn, flat_error
 
-from paceline.bench.acceptance import greedy_draft_acceptance
+from paceline.bench.acceptance.optimum import greedy_draft_acceptance
 from paceline.errors import NumericsError
 from paceline.sampling import KeyedDraws
 from paceline.tree import ROOT, TokenTree, Trial

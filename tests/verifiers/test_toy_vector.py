@@ -12,7 +12,7 @@ import torch
 from tools.toy_vector import P, Propose, Q, acceptance_rate, drawn, flat_error
 
 from paceline import registry
-from paceline.bench.acceptance import greedy_draft_acceptance, optimal_acceptance
+from paceline.bench.acceptance.optimum import greedy_draft_acceptance, optimal_acceptance
 from paceline.errors import CapabilityError
 from paceline.tree import ROOT, TokenTree
 from paceline.verifiers import recursive_rejection

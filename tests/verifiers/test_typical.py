@@ -23,7 +23,8 @@ from tools.random_drafts import RandomDrafter, random_target
 from paceline.errors import NumericsError
 from paceline.sampling import KeyedDraws
 from paceline.tree import CANDIDATE, EMPTY_TREE, PROBE, ROOT, TokenTree, Verdict
-from paceline.verifiers import GreedyVerifier, TypicalAcceptance
+from paceline.verifiers import GreedyVerifier
+from paceline.verifiers.typical import TypicalAcceptance
 
 THRESHOLDS = [(0.09, 0.3), (0.3, 0.9), (0.0, 0.3), (1.0, 100.0)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from toys import ToyRunner
 
-from paceline.verify import APPROXIMATE, BIT_EQUAL, IN_DISTRIBUTION, UP_TO_NEAR_TIES, Pair, compare_pairs, difference
+from paceline.verify import APPROXIMATE, IN_DISTRIBUTION, UP_TO_NEAR_TIES, Pair, compare_pairs
+from paceline.verify.tokens import BIT_EQUAL, difference
 
 PROMPT = [1, 2, 3]
 RUNNER = ToyRunner(11, seed=3)

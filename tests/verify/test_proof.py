@@ -19,7 +19,6 @@ from paceline.tree import Scores
 from paceline.verifiers import GreedyVerifier
 from paceline.verify import (
     APPROXIMATE,
-    BIT_EQUAL,
     IN_DISTRIBUTION,
     UP_TO_NEAR_TIES,
     Agreement,
@@ -27,9 +26,10 @@ from paceline.verify import (
     SamplingTest,
     VerifyReport,
     claimed_class,
-    drafting,
     verify,
 )
+from paceline.verify.proof import drafting
+from paceline.verify.tokens import BIT_EQUAL
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6}
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE"]

@@ -7,7 +7,8 @@ import torch
 
 from paceline import LLM
 from paceline.llm import BUNDLED
-from paceline.verify import uniform_test, verify
+from paceline.verify import verify
+from paceline.verify.sampling_test import uniform_test
 
 PROMPTS = ["def f(x):\n    return", "SELECT name FROM course WHERE", "Janet has 3 apples. She buys"]
 DRAFT = {"method": "draft_model", "model": str(BUNDLED / "draft"), "num_speculative_tokens": 4}

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from paceline.sampling import KeyedDraws, draw_seed
-from paceline.verify import Agreement, Difference, Sampling, differences, first_difference
+from paceline.verify import Agreement, Difference, differences, first_difference
+from paceline.verify.tokens import Sampling
 
 SIZE = 8
 PROMPT = [1, 2]

@@ -1,4 +1,3 @@
-from .inputs import Request as Request
 from .inputs import Requests as Requests
 from .results import Results as Results
 from .run import Summary as Summary

@@ -1,8 +1,6 @@
 from .chat_template import ChatTemplate as ChatTemplate
 from .chat_template import Rendered as Rendered
-from .chat_template import render as render
 from .checkpoint import DTYPES as DTYPES
-from .checkpoint import INDEX as INDEX
 from .checkpoint import SINGLE as SINGLE
 from .checkpoint import Checkpoint as Checkpoint
 from .denoiser_families import DENOISER_FAMILIES as DENOISER_FAMILIES
@@ -11,15 +9,12 @@ from .denoiser_families import denoiser_spec as denoiser_spec
 from .denoiser_families import family_name as family_name
 from .denoiser_families import is_denoiser as is_denoiser
 from .digest import digest_of as digest_of
-from .families import FAMILIES as FAMILIES
-from .families import MULTIMODAL as MULTIMODAL
 from .families import declared_dtype as declared_dtype
 from .families import spec_from_config as spec_from_config
 from .generation_defaults import GenerationDefaults as GenerationDefaults
 from .gguf_blocks import block_values as block_values
 from .gguf_checkpoint import GgufCheckpoint as GgufCheckpoint
 from .gguf_file import is_gguf as is_gguf
-from .gguf_file import read_gguf as read_gguf
 from .gguf_rows import NAMES as NAMES
 from .gguf_rows import TYPES as TYPES
 from .gguf_rows import BlockRows as BlockRows
@@ -52,11 +47,8 @@ from .quantization import form_of as form_of
 from .quantization import is_mixed as is_mixed
 from .quantization import is_quantized as is_quantized
 from .quantization import quantize as quantize
-from .quantization import quantize_groups as quantize_groups
-from .quantization import quantize_rows as quantize_rows
 from .quantization import quantized as quantized
 from .quantization import quantized_sizes as quantized_sizes
-from .quantization import scale_of as scale_of
 from .quantization import unpacked as unpacked
 from .quantization import values_of as values_of
 from .tokenizer import Tokenizer as Tokenizer

@@ -1,6 +1,4 @@
-from .books import SITES as SITES
 from .books import Books as Books
-from .books import Codebook as Codebook
 from .books import write_books as write_books
 from .codebook_model import CodebookModel as CodebookModel
 from .codebook_model import Firing as Firing

@@ -1,15 +1,3 @@
-from .checks import CHECKS as CHECKS
-from .checks import break_even as break_even
-from .checks import chance_of as chance_of
-from .checks import diagnose as diagnose
-from .facts import DraftedToken as DraftedToken
-from .facts import DraftFacts as DraftFacts
-from .facts import Facts as Facts
-from .facts import FormFacts as FormFacts
-from .facts import MachineFacts as MachineFacts
 from .facts import PassFacts as PassFacts
-from .facts import ProbeFacts as ProbeFacts
-from .facts import TargetFacts as TargetFacts
 from .gather import Visit as Visit
-from .gather import draft_names as draft_names
 from .gather import visit as visit

@@ -3,10 +3,6 @@ from .page import PAGES as PAGES
 from .page import Replay as Replay
 from .page import embedded as embedded
 from .page import rendered as rendered
-from .page import summarize_replay as summarize_replay
 from .page import warm_up as warm_up
-from .recorder import LIKELIEST as LIKELIEST
 from .recorder import Recorder as Recorder
-from .recorder import places as places
 from .recorder import plain_step as plain_step
-from .recorder import untried_siblings as untried_siblings

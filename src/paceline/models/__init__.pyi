@@ -14,7 +14,6 @@ from .base import RunsLayers as RunsLayers
 from .base import SequenceCache as SequenceCache
 from .base import TakesInputs as TakesInputs
 from .base import cache_bytes as cache_bytes
-from .base import check_chains as check_chains
 from .base import context_of as context_of
 from .base import memory_of as memory_of
 from .base import save_memory as save_memory
@@ -33,13 +32,7 @@ from .inputs import EmbeddedSpan as EmbeddedSpan
 from .inputs import Inputs as Inputs
 from .load import load_runner as load_runner
 from .load import resolve_device as resolve_device
-from .load import resolve_dtype as resolve_dtype
-from .memory import HEADROOM as HEADROOM
-from .memory import estimate as estimate
-from .memory import fit_context as fit_context
-from .runners.remapped_tokens import HeadRows as HeadRows
 from .runners.remapped_tokens import MappedRunner as MappedRunner
-from .spec import AttentionShape as AttentionShape
 from .spec import DenoiserSpec as DenoiserSpec
 from .spec import LatentSpec as LatentSpec
 from .spec import LayerSpec as LayerSpec
@@ -48,4 +41,3 @@ from .spec import MoeSpec as MoeSpec
 from .spec import RopeSpec as RopeSpec
 from .spec import RoutingSpec as RoutingSpec
 from .state.free_memory import available as available
-from .state.free_memory import cgroup_available as cgroup_available

@@ -1,17 +1,9 @@
 from .draws import KeyedDraws as KeyedDraws
 from .draws import draw_seed as draw_seed
-from .draws import gumbel_noise as gumbel_noise
-from .filters import filter_rows as filter_rows
-from .logit_rules import AllowedTokens as AllowedTokens
-from .logit_rules import BadWords as BadWords
-from .logit_rules import ForbiddenTokens as ForbiddenTokens
 from .logit_rules import LogitRule as LogitRule
 from .logit_rules import Paths as Paths
-from .logit_rules import Processors as Processors
 from .logit_rules import bad_word_token_ids as bad_word_token_ids
 from .logit_rules import given_rows as given_rows
 from .logprobs import Logprob as Logprob
 from .logprobs import top_logprobs as top_logprobs
-from .penalties import Penalties as Penalties
-from .rules import LazyRows as LazyRows
 from .rules import Rules as Rules

@@ -9,7 +9,6 @@ from .static_shapes import best_shapes as best_shapes
 from .static_shapes import choose_shape as choose_shape
 from .static_shapes import expected_rates as expected_rates
 from .static_shapes import from_paths as from_paths
-from .static_shapes import monotone as monotone
 from .static_shapes import parse_paths as parse_paths
 from .token_tree import CANDIDATE as CANDIDATE
 from .token_tree import COLUMNS as COLUMNS
@@ -28,7 +27,6 @@ from .token_tree import lone_source as lone_source
 from .types import NO_BUDGET as NO_BUDGET
 from .types import Budget as Budget
 from .types import GoOn as GoOn
-from .types import Needed as Needed
 from .types import Scores as Scores
 from .types import Verdict as Verdict
 from .types import always_go_on as always_go_on

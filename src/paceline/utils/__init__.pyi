@@ -4,7 +4,6 @@ from .compiling import compiled as compiled
 from .compiling import kernel_files as kernel_files
 from .compiling import optimised_once as optimised_once
 from .compiling import part_of_compiled as part_of_compiled
-from .kept_files import LIMIT as LIMIT
 from .kept_files import limit as limit
 from .kept_files import make_room as make_room
 from .kept_files import touch as touch
@@ -44,14 +43,12 @@ from .timing import repeated as repeated
 from .timing import time_in_turn as time_in_turn
 from .timing import timed as timed
 from .traces import Arrival as Arrival
-from .traces import parse_trace as parse_trace
 from .validation import MAX_COUNT as MAX_COUNT
 from .validation import MAX_NUMBER as MAX_NUMBER
 from .validation import TINY as TINY
 from .validation import check_types as check_types
 from .validation import choice as choice
 from .validation import clear_calls as clear_calls
-from .validation import declared as declared
 from .validation import described as described
 from .validation import integer as integer
 from .validation import items as items

@@ -10,4 +10,3 @@ from .k_seq import plan_k_seq as plan_k_seq
 from .recursive_rejection import RecursiveRejection as RecursiveRejection
 from .recursive_rejection import proposal as proposal
 from .recursive_rejection import residual as residual
-from .typical import TypicalAcceptance as TypicalAcceptance

@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 from tools.random_drafts import random_distribution
 
-from paceline.bench.acceptance import (
-    BOUNDS,
-    REJECTION_WITH,
-    REJECTION_WITHOUT,
-    RULES,
-    WITH,
-    WITHOUT,
-    Array,
-    failures,
-    violations,
-)
+from paceline.bench.acceptance import REJECTION_WITH, REJECTION_WITHOUT, RULES, WITH, WITHOUT, failures, violations
+from paceline.bench.acceptance.rules import BOUNDS, Array
 from paceline.verifiers import RecursiveRejection
 
 TYPICAL = "typical_acceptance_sampler (approximate)"

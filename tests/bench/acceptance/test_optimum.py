@@ -9,8 +9,8 @@ import pytest
 from tools.random_drafts import random_distribution
 from tools.toy_vector import P, Q, Weights
 
-from paceline.bench.acceptance import greedy_draft_acceptance, optimal_acceptance, without_replacement
 from paceline.bench.acceptance import optimum as module
+from paceline.bench.acceptance.optimum import greedy_draft_acceptance, optimal_acceptance, without_replacement
 
 Tuples = dict[tuple[int, ...], float]
 

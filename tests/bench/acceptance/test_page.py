@@ -12,7 +12,8 @@ import pytest
 from browser import FOUND, look, picture
 from tools.toy_vector import P, Q
 
-from paceline.bench.acceptance import ACCEPTANCE_MARK, Analysis, acceptance_html, analyze_acceptance, marks
+from paceline.bench.acceptance import ACCEPTANCE_MARK, Analysis, acceptance_html, analyze_acceptance
+from paceline.bench.acceptance.page import marks
 
 NOTE = "What <b>it</b> means."
 

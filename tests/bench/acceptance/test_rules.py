@@ -11,17 +11,9 @@ from tools.random_drafts import random_distribution
 from tools.toy_vector import P, Propose, Q, Weights, acceptance_rate, drawn
 from toys import ToyRunner
 
-from paceline.bench.acceptance import (
-    BLOCK,
-    RULES,
-    WITH,
-    WITHOUT,
-    analyze_acceptance,
-    block_tokens,
-    rows_of,
-    tokens_within,
-)
+from paceline.bench.acceptance import RULES, WITH, WITHOUT, analyze_acceptance, rows_of
 from paceline.bench.acceptance import rules as acceptance_rules
+from paceline.bench.acceptance.rules import BLOCK, block_tokens, tokens_within
 from paceline.errors import ConfigError
 from paceline.tree import ROOT, TokenTree
 from paceline.verifiers import GreedyDraftSampling, KSeq, RecursiveRejection

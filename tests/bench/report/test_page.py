@@ -14,9 +14,10 @@ from bench.documents import cell, difference, document, equality, estimate, load
 from browser import FOUND, look, picture
 from explain.replays import NASTY
 
-from paceline.bench import Axis, Line, inline
-from paceline.bench.report import REPORT_MARK, document_remarks, report_html, write_report
-from paceline.bench.run import check_document
+from paceline.bench.drawing import Axis, Line, inline
+from paceline.bench.report import REPORT_MARK, document_remarks, write_report
+from paceline.bench.report.page import report_html
+from paceline.bench.run.document import check_document
 from paceline.utils import ENOUGH
 
 browser = pytest.mark.skipif(FOUND is None, reason="no chromium or google-chrome on this machine")

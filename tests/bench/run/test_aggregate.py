@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.run import BASELINE, Cell, Piece, Run, Setting, figures_by_task, matrices
+from paceline.bench.run import Cell, Piece, Run, Setting
+from paceline.bench.run.aggregate import figures_by_task, matrices
+from paceline.bench.run.settings import BASELINE
 
 
 def piece(name: str, task: str) -> Piece:

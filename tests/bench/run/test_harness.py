@@ -17,7 +17,6 @@ from paceline.bench.run import (
     Options,
     Setting,
     build_document,
-    check_document,
     default_settings,
     dial_registered,
     dial_settings,
@@ -25,8 +24,9 @@ from paceline.bench.run import (
     load_sweep,
     parse_settings,
     save_document,
-    setting_name,
 )
+from paceline.bench.run.document import check_document
+from paceline.bench.run.settings import setting_name
 from paceline.errors import ConfigError
 from paceline.utils import Arrival, Conversation, Workload, timed
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.run import fit_arrivals, trace_prompts
+from paceline.bench.run.load import fit_arrivals, trace_prompts
 from paceline.errors import PromptError
-from paceline.utils import Arrival, parse_trace
+from paceline.utils import Arrival
+from paceline.utils.traces import parse_trace
 
 MOONCAKE = (
     '{"timestamp": 5000, "input_length": 100, "output_length": 10}\n{"timestamp": 2000, "input_length": 50, '

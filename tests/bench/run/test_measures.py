@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.run import StepFigures, StepLog, Totals, histogram, quantiles
+from paceline.bench.run import quantiles
+from paceline.bench.run.measures import StepFigures, StepLog, Totals, histogram
 from paceline.engine import TimeSplit
 from paceline.tree import EMPTY_TREE, TokenTree, Verdict
 

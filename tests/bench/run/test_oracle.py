@@ -9,7 +9,7 @@ import pytest
 from engine.harness import engine, run
 from toys import ToyRunner
 
-from paceline.bench.run import CorruptedOracleDrafter
+from paceline.bench.run.oracle import CorruptedOracleDrafter
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
 from paceline.errors import ConfigError, DrafterError

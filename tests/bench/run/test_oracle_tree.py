@@ -13,10 +13,10 @@ from bench.run.test_oracle import PROMPT, RECORD, drafter
 from engine.harness import engine, run
 from toys import ToyRunner
 
-from paceline.bench.run import NEVER_ACCEPTED, CorruptedOracleDrafter, Noise, key_of
+from paceline.bench.run.oracle import NEVER_ACCEPTED, CorruptedOracleDrafter, Noise, key_of
 from paceline.config import SamplingParams
 from paceline.drafters import Context, DrafterArgs
-from paceline.drafters.growth import POLICIES
+from paceline.drafters.growth.policies import POLICIES
 from paceline.errors import ConfigError
 from paceline.tree import EMPTY_TREE, ROOT, Budget, TokenTree, best_shapes
 

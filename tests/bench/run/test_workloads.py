@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.bench.run import load_workload, load_workloads, synthetic_prompts, token_distribution
+from paceline.bench.run import load_workloads
+from paceline.bench.run.workloads import load_workload, synthetic_prompts, token_distribution
 from paceline.errors import ConfigError
 from paceline.utils import Conversation, Workload
 

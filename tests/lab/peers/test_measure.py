@@ -14,8 +14,10 @@ import tiny_checkpoint
 
 from lab.peers import TRIES, PeerError, PeerRun, PeersInTurn, WantedPeer, parse_peers, wanted, with_one_end, without_end
 from paceline import LLM, SamplingParams
-from paceline.bench.report import document_remarks, document_tables, report_html
-from paceline.bench.run import Harness, Options, Setting, build_document, check_document
+from paceline.bench.report import document_remarks, document_tables
+from paceline.bench.report.page import report_html
+from paceline.bench.run import Harness, Options, Setting, build_document
+from paceline.bench.run.document import check_document
 from paceline.errors import ConfigError
 from paceline.utils import Conversation, Workload
 from paceline.verify import Pair

@@ -5,7 +5,6 @@ from .figures import COLOURS as COLOURS
 from .figures import Bars as Bars
 from .figures import bars as bars
 from .page import REPORT_MARK as REPORT_MARK
-from .page import report_html as report_html
 from .page import write_report as write_report
 from .peers import fastest_setting as fastest_setting
 from .peers import peer_ratio as peer_ratio

@@ -1,15 +1,4 @@
-from .base import LengthController as LengthController
-from .diffuspec import DiffuSpecController as DiffuSpecController
 from .fixed import FixedController as FixedController
-from .heuristic import HeuristicController as HeuristicController
-from .kangaroo import KangarooController as KangarooController
 from .ppd import CHOICE_STEPS as CHOICE_STEPS
-from .ppd import EARLY_CHOICE_STEPS as EARLY_CHOICE_STEPS
-from .ppd import EARLY_STEPS as EARLY_STEPS
 from .ppd import EXPLORATION_STEPS as EXPLORATION_STEPS
 from .ppd import PPDController as PPDController
-from .specdec_pp import AcceptHead as AcceptHead
-from .specdec_pp import Features as Features
-from .specdec_pp import SpecDecPPController as SpecDecPPController
-from .specdec_pp import features_of as features_of
-from .swift import SwiftController as SwiftController

@@ -1,13 +1,3 @@
 from .bases import SingleDrafter as SingleDrafter
-from .chains import chain_of as chain_of
 from .chains import chain_tree as chain_tree
-from .chains import tree_of as tree_of
-from .draft_rows import best_tokens as best_tokens
-from .draft_rows import draw_tokens as draw_tokens
-from .draft_rows import fit_rows as fit_rows
-from .draft_rows import uniform as uniform
-from .draft_state import DraftState as DraftState
-from .tables import Arrays as Arrays
-from .tables import OtherOptionError as OtherOptionError
-from .tables import Tables as Tables
 from .tables import tables_of as tables_of

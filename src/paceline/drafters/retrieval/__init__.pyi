@@ -1,14 +1,9 @@
-from .datastore import ROOM as ROOM
 from .datastore import Datastore as Datastore
-from .datastore_build import Piece as Piece
 from .datastore_build import Sources as Sources
 from .datastore_build import Writer as Writer
 from .datastore_build import build_datastore as build_datastore
-from .rasd import RasdDrafter as RasdDrafter
 from .rest import RestDrafter as RestDrafter
 from .suffix_arrays import BETWEEN as BETWEEN
-from .suffix_arrays import DEPTH as DEPTH
-from .suffix_arrays import suffix_array as suffix_array
 from .suffix_arrays import suffix_bound as suffix_bound
 from .trie import LONGEST_MATCH as LONGEST_MATCH
 from .trie import TRUST as TRUST

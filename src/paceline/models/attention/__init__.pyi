@@ -1,17 +1,1 @@
-from .fixed_shape_attention import ChunkedPrefixStep as ChunkedPrefixStep
-from .fixed_shape_attention import PaddedStep as PaddedStep
-from .fixed_shape_attention import padded_masks as padded_masks
-from .segments import Segment as Segment
-from .segments import span as span
-from .segments import tree_segment as tree_segment
-from .strict_attention import CHUNK as CHUNK
-from .strict_attention import FAR as FAR
-from .strict_attention import PIECE as PIECE
-from .strict_attention import plan_chunks as plan_chunks
-from .strict_attention import products_keep_order as products_keep_order
-from .tree_attention import BatchStep as BatchStep
 from .tree_attention import Masks as Masks
-from .tree_attention import SequenceStep as SequenceStep
-from .tree_attention import attention as attention
-from .tree_attention import spare_rows as spare_rows
-from .tree_attention import takes_strict_attention as takes_strict_attention

@@ -1,12 +1,2 @@
 from .decoder import Decoder as Decoder
 from .denoiser import rotation as rotation
-from .linear import Map as Map
-from .linear import agrees as agrees
-from .linear import can_pack as can_pack
-from .linear import dense as dense
-from .linear import make_head_norm as make_head_norm
-from .linear import make_linear as make_linear
-from .linear import make_norm as make_norm
-from .linear import make_quantized_linear as make_quantized_linear
-from .linear import pinned as pinned
-from .rope import Rope as Rope

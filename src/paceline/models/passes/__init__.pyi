@@ -1,14 +1,7 @@
 from .base import Passes as Passes
-from .compiled_decoder import CompiledDecoder as CompiledDecoder
 from .eager import EagerPasses as EagerPasses
 from .eligibility import machine_lacks as machine_lacks
-from .graphs import Bucket as Bucket
 from .graphs import ScoringGraphs as ScoringGraphs
-from .graphs import bucket_for as bucket_for
-from .graphs import pack as pack
-from .packing import ROWS as ROWS
-from .padding import padded as padded
-from .padding import padded_spec as padded_spec
 from .strict import NOT_STRICT_IN_TRANSFORMERS as NOT_STRICT_IN_TRANSFORMERS
 from .strict import StrictPasses as StrictPasses
 from .strict import strict_unavailable as strict_unavailable

@@ -1,14 +1,1 @@
-from .arena import Arena as Arena
-from .arena import BlockPool as BlockPool
-from .arena import PrefixIndex as PrefixIndex
-from .arena import adjacent as adjacent
-from .arena import blocks_for as blocks_for
-from .arena import pieces_of as pieces_of
 from .cache import NativeCache as NativeCache
-from .cache_memory import ArenaMemory as ArenaMemory
-from .parts import KeepsStates as KeepsStates
-from .parts import SequenceState as SequenceState
-from .parts import StatePart as StatePart
-from .parts import keys_of as keys_of
-from .window_slots import BLOCK as BLOCK
-from .window_slots import WindowSlots as WindowSlots

@@ -1,10 +1,4 @@
 from .base import Steering as Steering
 from .base import parse_steering as parse_steering
-from .contrastive import ContrastiveDecoding as ContrastiveDecoding
-from .dola import DoLa as DoLa
-from .dola import divergence as divergence
-from .guidance import ClassifierFreeGuidance as ClassifierFreeGuidance
-from .lol import LowerLayerMatters as LowerLayerMatters
 from .svdecode import MAX_MU as MAX_MU
-from .svdecode import SVDecode as SVDecode
 from .svdecode import steering_vector as steering_vector

@@ -4,7 +4,3 @@ called; and the way back.
 A module per format (`HeadFormat`), in the order in which they are tried. What is read is checked like a head of our
 own: tensors that the format does not name are rejected.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
