@@ -342,7 +342,7 @@ Row = tuple[str, str]
 
 
 def _rows(command: Any) -> list[Row]:
-    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in command.params]
+    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in command.params if not getattr(one, "hidden", False)]
 
 
 def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:
