@@ -54,6 +54,7 @@ from .quantization import values_of as values_of
 from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import read_json as read_json
 from .tokenizer import same_tokenizer as same_tokenizer
+from .unfinished import RUN_FINISHED as RUN_FINISHED
 from .unfinished import RUN_SETTINGS as RUN_SETTINGS
 from .vocabulary_bytes import BYTE as BYTE
 from .vocabulary_bytes import TokenBytes as TokenBytes
