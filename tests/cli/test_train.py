@@ -122,6 +122,7 @@ def test_an_adapter_drafts_nothing_and_six_texts_have_an_interval(
     assert re.search(
         r"Of the tokens of 6 test texts \(\d+ tokens\), [\d.]+% are now the likeliest ones \(95 % interval ", said
     )
+    assert f"Use it: paceline generate -m {tiny} --lora {tmp_path / 'adapter'}" in said
     page = (tmp_path / "adapter" / "report.html").read_text()
     assert "on 6 validation texts" in page
     assert "95 % interval" in page
@@ -163,6 +164,23 @@ def test_a_training_is_finished_whatever_files_it_writes(run: Command, tiny: Pat
     assert run(*used).line.startswith("no LoRA adapter in")
     (out / "run" / "finished").unlink()  # as of a run that was stopped
     assert "has not finished" in run(*used).line
+
+
+class CommandTrainer(ShiftTrainer):
+    """The same, with a command that uses it."""
+
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        return f"shifted {folder} of {model}"
+
+
+def test_only_a_trainer_knows_how_its_files_are_used(run: Command, tiny: Path, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = run(*quick(f"{__name__}:ShiftTrainer", tiny, texts, out / "shift"))
+    assert "are now the likeliest ones" in " ".join(found.out.split())
+    assert "Use it" not in found.out
+    found = run(*quick(f"{__name__}:CommandTrainer", tiny, texts, out / "command"))
+    assert f"Use it: shifted {out / 'command'} of {tiny}" in " ".join(found.out.split())
 
 
 def test_what_is_not_finished_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def run(method: type[Trainer], config: TrainConfig, given: dict[str, Any], outpu
         remark(f"kept in {output}: {kept}; the same command goes on" if kept else "the same command begins again")
         raise
     if accelerator().is_main_process:
-        for line in drafter_words(found) if found.speculative_config else adapter_words(found, given):
+        command = method.command(found.folder, given.get("model"))
+        for line in drafter_words(found) if found.speculative_config else likeliest_words(found, command):
             say(line)
 
 
@@ -129,8 +130,10 @@ def drafter_words(found: Trained) -> Iterator[str]:
     yield f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'"
 
 
-def adapter_words(found: Trained, given: Mapping[str, Any]) -> Iterator[str]:
-    """What an adapter, or a model of its own, can do, of how many texts that is, and how it is used."""
+def likeliest_words(found: Trained, command: str) -> Iterator[str]:
+    """How often what does not draft finds the likeliest token, of how many texts that is, and the command that uses it
+    where there is one.
+    """
     from paceline.training import figures, interval_words, of_texts
 
     after, before = (one.acceptance[0] for one in (found.test, found.before))
@@ -139,11 +142,8 @@ def adapter_words(found: Trained, given: Mapping[str, Any]) -> Iterator[str]:
         f"Of the tokens of {of_texts(found.test)}, {after:.1%} are now the likeliest ones{interval}; {before:.1%} "
         f"before. {_report(found)}"
     )
-    model = f"-m {given['model']} " if "model" in given else ""
-    use = f"generate {model}--lora {found.folder}"
-    if found.model is not None:
-        use = f"codebooks show {found.model} 'Once upon a time'"
-    yield f"Use it: paceline {use}"
+    if command:
+        yield f"Use it: {command}"
 
 
 def _report(found: Trained) -> str:

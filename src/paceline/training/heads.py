@@ -116,6 +116,17 @@ class Trainer(nn.Module):
         del folder
         return {}
 
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        """The command that uses what was written, said at the end of `paceline train`; "" where there is none. That of
+        a drafter is made of its `speculative_config`.
+
+        Args:
+            model: as it was named on the command line; None is the bundled one.
+        """
+        del folder, model
+        return ""
+
     def logits(self, states: Tensor) -> Tensor:
         """(m, v) of normed states (m, hidden)."""
         return states @ self.rows.T.to(states.dtype)
