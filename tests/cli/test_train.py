@@ -166,6 +166,13 @@ def test_a_training_is_finished_whatever_files_it_writes(run: Command, tiny: Pat
     assert "has not finished" in run(*used).line
 
 
+def test_help_of_a_trainer_without_a_paper_is_its_first_paragraph(run: Command) -> None:
+    shown = " ".join(run("train", f"{__name__}:ShiftTrainer", "--help").out.split())
+    assert "What is added to the last state; neither a head nor an adapter." in shown
+    assert "for programmers" not in shown
+    assert "Train as in LoRA (arXiv:2106.09685)." in " ".join(run("train", "lora", "--help").out.split())
+
+
 class CommandTrainer(ShiftTrainer):
     """The same, with a command that uses it."""
 

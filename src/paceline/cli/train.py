@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import sys
@@ -76,8 +77,8 @@ def command_of(method: str) -> Any:
         own = {name: given.pop(name) for name in options_of(made.config_class) if name in given}
         run(made, made.config_class(method=method, **own, fitting=fitting), given, output, speed_prompts)
 
-    entry = registry.lookup("trainers", method)
-    command.__doc__ = f"Train as in {entry.paper}." if entry.paper else made.__doc__
+    paper = registry.lookup("trainers", method).paper
+    command.__doc__ = f"Train as in {paper}." if paper else (inspect.getdoc(made) or "").split("\n\n")[0]
     single = typer.Typer(add_completion=False)
     single.command(method)(command)
     return get_command(single)
