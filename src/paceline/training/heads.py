@@ -91,11 +91,17 @@ class Trainer(nn.Module):
         """
 
     def prepare(self, view: TargetView, documents: Sequence[Document], length: int, seed: int) -> None:
-        """Look at documents that it will learn, cut into rows of so many tokens, before the first step."""
+        """Look at documents that it will learn, cut into rows of so many tokens, before the first step.
+
+        It runs whenever a run begins or goes on, and before the trainer is judged for the first time: what is prepared
+        counts as known before training. Parameters are then those of the stopped run; other tensors stay as made here.
+        """
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """What is made less, per learned token. `generator` is for noise."""
+        """What is made less, per learned token; it depends on a parameter, which a trainer that only counts (in
+        `prepare`) must have too. `generator` is for noise.
+        """
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """The loss, of which other processes know."""
