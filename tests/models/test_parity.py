@@ -287,6 +287,7 @@ WRONG: list[tuple[str, Callable[[ModelSpec], ModelSpec]]] = [
     ("qwen2_moe-wide", _moe(norm_top_k=True)),
     ("qwen2_moe-wide", _moe(shared_gate=False)),
 ]
+WRONG += [(name, _theta) for name in CASES if all(name != one for one, _ in WRONG)]
 
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
