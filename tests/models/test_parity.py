@@ -101,15 +101,15 @@ def _own_names(tensors: Tensors) -> Tensors:
 def test_a_family_that_transformers_lacks_has_names_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = ((re.compile(r"^h\."), "model.layers."), (re.compile(r"\.mlp\.out\."), ".mlp.down_proj."))
     family: Any = replace(FAMILIES["llama"], keys={"n_embd": "hidden_size"}, names=names)
-    case = Case(model_type="acme", old={"n_embd": 64}, keys=_own_names, oracle=_llama_class)
-    monkeypatch.setitem(FAMILIES, "acme", family)  # type: ignore[arg-type]
-    monkeypatch.setitem(CASES, "acme", case)
-    wanted = reference("acme", TEXT[:LONG])
+    case = Case(model_type="renamed", old={"n_embd": 64}, keys=_own_names, oracle=_llama_class)
+    monkeypatch.setitem(FAMILIES, "renamed", family)  # type: ignore[arg-type]
+    monkeypatch.setitem(CASES, "renamed", case)
+    wanted = reference("renamed", TEXT[:LONG])
     for style in STYLES:
-        runner: Any = load_runner(str(checkpoints.write("acme", style, tmp_path / style)))
-        assert runner.spec.family == "acme"
+        runner: Any = load_runner(str(checkpoints.write("renamed", style, tmp_path / style)))
+        assert runner.spec.family == "renamed"
         assert distance(runner.extend([runner.open()], [TEXT[:LONG]], all_logits=True).logits, wanted) < TOLERANCE
-    monkeypatch.setitem(FAMILIES, "acme", replace(family, names=names[:1]))  # type: ignore[arg-type]
+    monkeypatch.setitem(FAMILIES, "renamed", replace(family, names=names[:1]))  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"lacks layers\.0\.mlp\.down_proj\.weight"):
         load_runner(str(tmp_path / "old"))
 
