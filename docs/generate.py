@@ -446,9 +446,9 @@ def screening() -> str:
 # The site
 
 
-def example() -> str:
-    """The module of `plugins.md`."""
-    return f"```python\n{(HERE / 'my_module.py').read_text(encoding='utf-8')}```"
+def example(name: str) -> str:
+    """A module of this folder."""
+    return f"```python\n{(HERE / f'{name}.py').read_text(encoding='utf-8')}```"
 
 
 MADE: dict[str, Callable[..., str]] = {

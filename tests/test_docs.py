@@ -170,6 +170,23 @@ def test_the_drafter_of_the_example_is_taken_from_the_current_folder(tmp_path: P
     assert json.loads(done.stdout)["metrics"]["drafters"]["echo"]["num_draft_tokens"] > 0
 
 
+def test_the_trainer_of_the_example_makes_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    data, out = tmp_path / "texts.jsonl", tmp_path / "head"
+    data.write_text(
+        "".join(json.dumps({"text": f"There are {i} of these, and {i + 1} of those."}) + "\n" for i in range(6))
+    )
+    command = ["train", "my_trainer:MyTrainer", "--data", str(data), "--texts", "-o", str(out), "--decay"]
+    quick = ["--steps", "2", "--row-tokens", "32", "--batch-rows", "2", "--depths", "2", "--speed-prompts", "1"]
+    assert main([*command, "1.5", *quick]) == 2
+    assert "decay must be a number in 0..1, got 1.5" in capsys.readouterr().err
+    assert main([*command, "0.5", *quick]) == 0
+    assert json.loads((out / "report.json").read_text())["settings"]["decay"] == 0.5
+    assert '{"method": "medusa", "model": ' in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

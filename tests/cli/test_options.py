@@ -108,6 +108,8 @@ class OwnConfig:
     share: float = option(0.5, "A share.", low=0.0, high=1.0, rule="be in 0..1")
     sorts: bool = option(True, "Sort them.")
     hidden: int | None = option(None, doc="No flag.", low=1)
+    gain: float = option(1.0, doc="No flag and no rule.", low=0, high=10)
+    rate: float | None = option(None, doc="The same.", low=0.0, open_low=True)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -135,7 +137,8 @@ def test_a_field_is_a_flag_a_check_and_a_line_of_the_docstring() -> None:
     assert OwnConfig(**typed).hidden is None
     assert typed_of(["--files", "a"]) == {"files": [Path("a")], "cache_bytes": 2**30, "share": 0.5, "sorts": True}
     assert "    layers: Layers, ascending.\n    cache_bytes: Memory." in (OwnConfig.__doc__ or "")
-    assert set(options_of(OwnConfig)) - {flag.name for flag in options.flags_of(OwnConfig, None)} == {"hidden"}
+    flagged = {flag.name for flag in options.flags_of(OwnConfig, None)}
+    assert set(options_of(OwnConfig)) - flagged == {"hidden", "gain", "rate"}
 
 
 @pytest.mark.parametrize(
@@ -145,11 +148,19 @@ def test_a_field_is_a_flag_a_check_and_a_line_of_the_docstring() -> None:
         ({"cache_bytes": None}, "cache_bytes must be an integer of 0 or more, got None"),
         ({"hidden": 0}, "hidden must be an integer of 1 or more, got 0"),
         ({"sorts": 1}, "sorts must be True or False, got 1"),
+        ({"gain": 10.5}, r"gain must be a number in 0\.\.10, got 10\.5"),
+        ({"rate": 0}, "rate must be a number above 0, got 0"),
+        ({"hidden": 1.5}, r"hidden must be an integer of 1 or more, got 1\.5"),
     ],
 )
 def test_a_value_is_checked_as_its_field_declares(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         OwnConfig(files=[], **given)
+
+
+def test_a_float_among_default_and_limits_is_a_number() -> None:
+    found = OwnConfig(files=[], gain=2.5, rate=0.5)
+    assert (found.gain, found.rate, OwnConfig(files=[]).gain) == (2.5, 0.5, 1.0)
 
 
 @pytest.mark.parametrize(

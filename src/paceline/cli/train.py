@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import sys
@@ -76,8 +77,8 @@ def command_of(method: str) -> Any:
         own = {name: given.pop(name) for name in options_of(made.config_class) if name in given}
         run(made, made.config_class(method=method, **own, fitting=fitting), given, output, speed_prompts)
 
-    entry = registry.lookup("trainers", method)
-    command.__doc__ = f"Train as in {entry.paper}." if entry.paper else made.__doc__
+    paper = registry.lookup("trainers", method).paper
+    command.__doc__ = f"Train as in {paper}." if paper else (inspect.getdoc(made) or "").split("\n\n")[0]
     single = typer.Typer(add_completion=False)
     single.command(method)(command)
     return get_command(single)
@@ -110,7 +111,8 @@ def run(method: type[Trainer], config: TrainConfig, given: dict[str, Any], outpu
         remark(f"kept in {output}: {kept}; the same command goes on" if kept else "the same command begins again")
         raise
     if accelerator().is_main_process:
-        for line in drafter_words(found) if found.speculative_config else adapter_words(found, given):
+        command = method.command(found.folder, given.get("model"))
+        for line in drafter_words(found) if found.speculative_config else likeliest_words(found, command):
             say(line)
 
 
@@ -129,8 +131,10 @@ def drafter_words(found: Trained) -> Iterator[str]:
     yield f"Use it: paceline generate {model} -s '{json.dumps(found.speculative_config)}'"
 
 
-def adapter_words(found: Trained, given: Mapping[str, Any]) -> Iterator[str]:
-    """What an adapter, or a model of its own, can do, of how many texts that is, and how it is used."""
+def likeliest_words(found: Trained, command: str) -> Iterator[str]:
+    """How often what does not draft finds the likeliest token, of how many texts that is, and the command that uses it
+    where there is one.
+    """
     from paceline.training import figures, interval_words, of_texts
 
     after, before = (one.acceptance[0] for one in (found.test, found.before))
@@ -139,11 +143,8 @@ def adapter_words(found: Trained, given: Mapping[str, Any]) -> Iterator[str]:
         f"Of the tokens of {of_texts(found.test)}, {after:.1%} are now the likeliest ones{interval}; {before:.1%} "
         f"before. {_report(found)}"
     )
-    model = f"-m {given['model']} " if "model" in given else ""
-    use = f"generate {model}--lora {found.folder}"
-    if found.model is not None:
-        use = f"codebooks show {found.model} 'Once upon a time'"
-    yield f"Use it: paceline {use}"
+    if command:
+        yield f"Use it: {command}"
 
 
 def _report(found: Trained) -> str:

@@ -58,10 +58,12 @@ def option(
     Args:
         default: REQUIRED for a field that must be given.
         help, doc, flag, metavar, unit, check: of `Option`.
-        low, high: least and greatest integer; with a rule, number. rule: what the error says. open_low: without `low`.
+        low, high: least and greatest value; of an integer where none of default, low and high is a float and there is
+            no rule, otherwise of a number. rule: what the error says of a number. open_low: without `low`.
         choices: names.
     """
-    if low is not None and rule:
+    if low is not None and (rule or any(isinstance(one, float) for one in (default, low, high))):
+        rule = rule or _range_words(low, high, open_low)
         check = partial(number, low=low, high=math.inf if high is None else high, rule=rule, open_low=open_low)
     elif low is not None:
         check = partial(integer, low=int(low), high=MAX_COUNT if high is None else int(high))
@@ -71,6 +73,13 @@ def option(
         check = check_bool
     declared = Option(help, doc or help, flag, metavar, unit, check)
     return field(default=default, metadata={KEY: declared})
+
+
+def _range_words(low: float, high: float | None, open_low: bool) -> str:
+    """What an error says of a number's range."""
+    if high is None:
+        return f"be a number above {low:g}" if open_low else f"be a number of {low:g} or more"
+    return f"be a number above {low:g} and at most {high:g}" if open_low else f"be a number in {low:g}..{high:g}"
 
 
 def check_bool(name: str, value: object) -> None:

@@ -88,6 +88,10 @@ class CodebookTrainer(NextTokenTrainer):
         shape: dict[str, Any] = {"size": config.codebook_size, "firing": config.codes, "sites": config.sites}
         return cls(llm.folder, info.num_layers, view.rows, **shape), view
 
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        return f"paceline codebooks show {folder} 'Once upon a time'"
+
     def states(self, batch: Batch) -> Tensor:
         return decoded(self.model, embedding_of(self.embed, batch), batch)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from paceline.checkpoints import RUN_SETTINGS
+from paceline.checkpoints import RUN_FINISHED, RUN_SETTINGS
 from paceline.errors import CapabilityError, ConfigError, PacelineError
 from paceline.training.answers import Answer, Ids, answered, prompts_of, texts_of
 from paceline.training.batches import Document, TargetView, draft_vocabulary
@@ -90,6 +90,7 @@ def train(llm: LLM, config: TrainConfig, output: str | Path, *, command: str = "
     facts = _facts(llm, config, answers, command)
     if processes.is_main_process:
         head.write(folder, llm, view, facts)
+        (folder / RUN_FINISHED).touch()
         if speed_prompts and head.drafts:
             prompts = [prompt_of(one) for one in texts.test[:speed_prompts]]
             target = replaced(llm, folder) if head.replaces_target else llm

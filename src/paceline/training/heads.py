@@ -91,11 +91,17 @@ class Trainer(nn.Module):
         """
 
     def prepare(self, view: TargetView, documents: Sequence[Document], length: int, seed: int) -> None:
-        """Look at documents that it will learn, cut into rows of so many tokens, before the first step."""
+        """Look at documents that it will learn, cut into rows of so many tokens, before the first step.
+
+        It runs whenever a run begins or goes on, and before the trainer is judged for the first time: what is prepared
+        counts as known before training. Parameters are then those of the stopped run; other tensors stay as made here.
+        """
 
     @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
-        """What is made less, per learned token. `generator` is for noise."""
+        """What is made less, per learned token; it depends on a parameter, which a trainer that only counts (in
+        `prepare`) must have too. `generator` is for noise.
+        """
 
     def forward(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """The loss, of which other processes know."""
@@ -115,6 +121,17 @@ class Trainer(nn.Module):
         """How it is drafted with, once it is written; of what does not draft, nothing."""
         del folder
         return {}
+
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        """The command that uses what was written, said at the end of `paceline train`; "" where there is none. That of
+        a drafter is made of its `speculative_config`.
+
+        Args:
+            model: as it was named on the command line; None is the bundled one.
+        """
+        del folder, model
+        return ""
 
     def logits(self, states: Tensor) -> Tensor:
         """(m, v) of normed states (m, hidden)."""

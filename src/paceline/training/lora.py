@@ -92,6 +92,11 @@ class LoraTrainer(NextTokenTrainer):
         made = cls(llm.folder, info.num_layers, view.rows, modules=config.target_modules, rank=rank, alpha=alpha)
         return made, view
 
+    @classmethod
+    def command(cls, folder: Path, model: str | None) -> str:
+        named = "" if model is None else f"-m {model} "
+        return f"paceline generate {named}--lora {folder}"
+
     def states(self, batch: Batch) -> Tensor:
         return decoded(self.model[0].to(batch.tokens.device), embedding_of(self.embed, batch), batch)
 
