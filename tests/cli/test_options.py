@@ -79,8 +79,8 @@ def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
     found: dict[str, object] = {}
 
     @options.with_flags(sampling=True)
-    def command(*, given: dict[str, object]) -> None:
-        found.update(given)
+    def command(*, flag_values: dict[str, object]) -> None:
+        found.update(flag_values)
 
     single = typer.Typer()
     single.command()(command)
@@ -118,8 +118,8 @@ def typed_of(words: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
 
     @options.with_flags(sampling=False, more=options.flags_of(OwnConfig, None, defaults=True))
-    def command(*, given: dict[str, object]) -> None:
-        found.update(given)
+    def command(*, flag_values: dict[str, object]) -> None:
+        found.update(flag_values)
 
     single = typer.Typer()
     single.command()(command)

@@ -38,7 +38,7 @@ def command(
         int, typer.Option("--repeats", min=1, max=100, help="Timed runs of each prompt, both ways.")
     ] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Decode a set of prompts plainly and accelerated, in turn, and compare speed and text.
 
@@ -46,27 +46,27 @@ def command(
     """
     from paceline.bench import MAKE_SMOLLM2, REAL_PROMPTS, REAL_TOKENS, SMOLLM2, demo_dict, demo_totals, smollm2_folder
 
-    options = {"speculative_config": '{"method": "auto"}'} | given  # a profile may say "off", which shows nothing
+    options = {"speculative_config": '{"method": "auto"}'} | flag_values  # a profile may say "off", which shows nothing
     llm, folder = open_llm(options, timed=True), smollm2_folder()
     load = 0.0 if as_json else others_load()
     rows = decoded(llm, max_tokens, repeats)
-    found, wrong = demo_dict(rows), demo_totals(rows)[-1].wrong
+    document, wrong = demo_dict(rows), demo_totals(rows)[-1].wrong
     if not as_json:
         print_table(demo_totals(rows), llm)
         print_busy(load)
-    if not {"model", "speculative_config", "tokenizer"} & given.keys():
+    if not {"model", "speculative_config", "tokenizer"} & flag_values.keys():
         if not as_json:
             print_note(None if (folder / "config.json").exists() else MAKE_SMOLLM2)
         if (folder / "config.json").exists():
             del llm
             real = open_llm({**options, "model": str(folder)}, timed=True)
             rows = decoded(real, min(max_tokens, REAL_TOKENS), 1, REAL_PROMPTS)
-            found, wrong = found | {SMOLLM2: demo_dict(rows)}, wrong + demo_totals(rows)[-1].wrong
+            document, wrong = document | {SMOLLM2: demo_dict(rows)}, wrong + demo_totals(rows)[-1].wrong
             if not as_json:
                 print()
                 print_table(demo_totals(rows), real, SMOLLM2)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(document))
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -134,12 +134,12 @@ def table(lines: list[DemoTotal]) -> Any:
     from rich import box
     from rich.table import Table
 
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rich_table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("prompts", "plain", "paceline", "speed-up", "accepted", "identical"):
-        found.add_column(name, justify="left" if name == "prompts" else "right", no_wrap=True)
+        rich_table.add_column(name, justify="left" if name == "prompts" else "right", no_wrap=True)
     for line in lines:
         same = "yes" if line.identical == line.prompts else f"no ({line.identical} of {line.prompts})"
-        found.add_row(
+        rich_table.add_row(
             f"{line.name} ({line.prompts})",
             f"{line.plain_rate:.0f}/s",
             f"{line.fast_rate:.0f}/s",
@@ -148,4 +148,4 @@ def table(lines: list[DemoTotal]) -> Any:
             same,
             style="bold" if line.name == "all" else None,
         )
-    return found
+    return rich_table
