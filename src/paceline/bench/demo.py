@@ -44,7 +44,7 @@ class DemoPrompt:
 
 @dataclass(slots=True)
 class DemoRow:
-    """One prompt, decoded both ways.
+    """Compares one prompt decoded plainly and accelerated.
 
     Attributes:
         plain_seconds, fast_seconds: medians of the repeats, prompt processing included.
@@ -107,7 +107,7 @@ def run_demo(
     """Decode every prompt plainly and accelerated in turn, `repeats` times, after one warm-up prompt."""
     plain, params = llm.with_speculative_config(None), SamplingParams(temperature=0.0, max_tokens=max_tokens)
     ids = [_tokens(llm, prompt.prompt) for prompt in prompts]
-    runs = {name: partial(_decode, one, params) for name, one in (("plain", plain), ("fast", llm))}
+    runs = {name: partial(_decode, model, params) for name, model in (("plain", plain), ("fast", llm))}
     for run in runs.values():
         run(ids[0], -1)
     turns: list[list[Turn[RequestOutput]]] = [[] for _ in ids]
@@ -140,9 +140,9 @@ def _tokens(llm: LLM, message: str) -> list[int]:
 
 def _decode(llm: LLM, params: SamplingParams, tokens: list[int], repeat: int) -> RequestOutput:
     """Under a name of its own, so that nobody learns from its answer in an earlier repeat."""
-    (found,) = llm.generate({"prompt_token_ids": tokens, "cache_salt": f"repeat {repeat}"}, params)
-    found.raise_for_error()
-    return found
+    (output,) = llm.generate({"prompt_token_ids": tokens, "cache_salt": f"repeat {repeat}"}, params)
+    output.raise_for_error()
+    return output
 
 
 def total(name: str, rows: Iterable[DemoRow]) -> DemoTotal:
