@@ -219,7 +219,7 @@ def tables(analysis: Analysis) -> list[Table]:
 
 
 def words(analysis: Analysis) -> str:
-    """Both tables as text."""
+    """Write both tables as text."""
     from rich.console import Console
 
     console = Console(highlight=False)

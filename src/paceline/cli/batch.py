@@ -148,7 +148,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A file of requests that is being answered.
+    """Answers a file of requests.
 
     Attributes:
         results, failed: files of what was answered, and of what failed.

@@ -31,7 +31,7 @@ PACKAGE = Path(__file__).parent.parent
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What is kept under one name.
+    """Says what is kept under one name, and where.
 
     Attributes:
         what: it is. paths: files, or folders that belong to it wholly. remade: by itself, where it is missed.
@@ -44,7 +44,7 @@ class CacheEntry:
 
     @property
     def files(self) -> list[Path]:
-        """All files."""
+        """List all files."""
         inside = [
             [path] if path.is_file() else [path for path in path.rglob("*") if path.is_file()] for path in self.paths
         ]

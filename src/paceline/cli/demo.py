@@ -130,7 +130,7 @@ def print_table(lines: list[DemoTotal], llm: LLM, name: str | None = None) -> No
 
 
 def table(lines: list[DemoTotal]) -> Any:
-    """The totals as a table."""
+    """Make a table of the totals."""
     from rich import box
     from rich.table import Table
 

@@ -153,7 +153,7 @@ def describe(family: str, entry: Entry, width: int) -> list[str]:
 
 
 def needs(entry: Entry) -> str:
-    """What a method needs, in words."""
+    """Say in words what a method needs."""
     from paceline.registry import ABILITIES
 
     able = [ABILITIES[need] for need in entry.needs if need in ABILITIES]

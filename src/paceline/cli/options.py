@@ -56,11 +56,11 @@ class Flag:
 
     @property
     def typed(self) -> str:
-        """As it is typed."""
+        """Give the flag as it is typed."""
         return "--" + (self.spelled or self.name).replace("_", "-")
 
     def parameter(self) -> inspect.Parameter:
-        """Of a command of typer."""
+        """Make the parameter of a command of typer."""
         is_bool, repeated = self.kind is bool, self.form == "repeated"
         names = [f"{self.typed}/--no-{self.typed[2:]}" if self.default is True else self.typed]
         names += [self.short] if self.short else []

@@ -26,7 +26,7 @@ BUNDLED = str(Path(__file__).parent.parent / "bundled")
 
 
 def width() -> int:
-    """Columns to use."""
+    """Give the columns to use."""
     from rich.console import Console
 
     return min(Console().width, WIDEST)
@@ -58,7 +58,7 @@ def say(*paragraphs: str, indent: str = "") -> None:
 
 
 def remark(text: str | Text) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     from rich.console import Console
 
     Console(stderr=True, highlight=False).print(short(text) if isinstance(text, str) else text)
@@ -77,7 +77,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """As in "a, b and c"."""
+    """Join names, as in "a, b and c"."""
     words = list(names)
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 

@@ -52,7 +52,7 @@ def _group() -> None:
 
 
 def command_of(method: str) -> Any:
-    """The command of a trainer.
+    """Make the command of a trainer.
 
     Raises:
         ConfigError: an unknown method.

@@ -211,7 +211,7 @@ def _write(html: Path, tuning: TreeTuning) -> None:
 
 
 def default_folder() -> Path:
-    """Of the bundled model."""
+    """Give the folder of the bundled model."""
     from paceline.llm import BUNDLED
 
     return BUNDLED / "target"
@@ -236,7 +236,7 @@ def words(tuning: Tuning, path: Path | None) -> str:
 
 
 def tree_words(tree_tuning: TreeTuning, path: Path | None) -> str:
-    """The same of a static tree."""
+    """Say in sentences what was found of a static tree."""
     race, best = tree_tuning.tuning, tree_tuning.best
     counts = (
         f"By {counted(tree_tuning.steps, 'step')} with large trees, the model takes ranks 0 to 3 of the first drafted "

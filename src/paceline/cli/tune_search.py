@@ -18,7 +18,7 @@ LONGEST = 1024
 
 
 def run(flag_values: dict[str, Any], search: str, prompts: Path | None, output: Path | None, *, as_json: bool) -> None:
-    """Find it, print it, keep it.
+    """Find the threshold of adadec, print it and keep it.
 
     Args:
         flag_values: flags of the model. search: a name, or JSON with other options besides.
@@ -70,7 +70,7 @@ def facts(entropies: Sequence[float], right: Sequence[bool], threshold: float) -
 
 
 def words(facts: dict[str, Any], kept: dict[str, Any]) -> str:
-    """The findings in sentences."""
+    """Say the findings in sentences."""
     shares = [("none" if share is None else f"{share:.0%}") for share in (facts["right_from"], facts["right_below"])]
     return "\n".join(
         [

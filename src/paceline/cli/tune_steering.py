@@ -20,7 +20,7 @@ LONGEST = 1024
 def run(
     flag_values: dict[str, Any], steering: str, prompts: Path | None, output: Path | None, *, as_json: bool
 ) -> None:
-    """Find it, print it, keep it.
+    """Find the mu of svdecode, print it and keep it.
 
     Args:
         flag_values: flags of the model, among them the adapter. steering: a name, or JSON that names the base besides.
@@ -60,7 +60,7 @@ def run(
 
 
 def words(strength: Strength, kept: dict[str, Any]) -> str:
-    """The findings in sentences."""
+    """Say the findings in sentences."""
     fitted, judged = strength.tokens
     lines = [f"mu, of {fitted} tokens of answers, judged by {judged} others (cross-entropy in nats):"]
     named = {"no steering": 0.0, **strength.candidates}
