@@ -10,6 +10,7 @@ usage: mkdocs serve, mkdocs build --strict
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -21,6 +22,7 @@ from typing import Any
 
 import paceline
 from paceline import claims, registry
+from paceline.config import EngineConfig
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -368,7 +370,8 @@ def fields(name: str) -> str:
     found = getattr(paceline, name)
     told = sections(inspect.getdoc(found) or "")
     text = told["Args" if name == "LLM" else "Attributes"]
-    given = {one.name: one.default for one in inspect.signature(found).parameters.values()}
+    elsewhere = {field.name for field in dataclasses.fields(EngineConfig)} if name == "LLM" else set()
+    given = {one.name: one.default for one in inspect.signature(found).parameters.values() if one.name not in elsewhere}
     plain = (int, float, str) if name in ("LLM", "SamplingParams") else ()
     shown = {key: value if isinstance(value, plain) else None for key, value in given.items()}
     return "\n".join(entries(text, shown, pointers=False))

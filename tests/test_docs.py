@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +117,20 @@ def test_every_option_is_described() -> None:
             args = MADE.sections(inspect.getdoc(found) or "").get("Args", "")
             told = {one for names, _ in MADE.described(args, MADE.options(found) or ["-"]) for one in names}
             assert told >= set(MADE.options(found)), (family, name)
+
+
+def terms(page: str) -> Counter[str]:
+    """Names that a definition list defines, and how often."""
+    heads = re.findall(r"^(`.*)\n:   ", page, re.MULTILINE)
+    return Counter(name for head in heads for name in re.findall(r"`(\w+)`", head.partition(" (")[0]))
+
+
+def test_every_argument_of_llm_is_described_once() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").partition("## `LLM`")[2].partition("\n### ")[0]
+    defined = terms(page + "\n" + MADE.fields("LLM"))
+    assert {name: defined[name] for name in inspect.signature(LLM).parameters if defined[name] != 1} == {}
+    assert terms(MADE.fields("LLM"))["dtype"] == 0  # the page says more than its field
+    assert terms("`a`, `b` (default `c`)\n:   What.\n\n`d` and\n") == {"a": 1, "b": 1}
 
 
 def test_examples_of_methods_run() -> None:

@@ -74,7 +74,8 @@ class LLM(metaclass=Named):
     """A language model that decodes faster with the same output.
 
     Threads may share one: requests of all of them are decoded together, a step at a time, and each gets its own
-    results.
+    results. Arguments that are not described here are fields of `EngineConfig`, which says what each does: sizes of the
+    engine, and forms of its weights.
 
     Args:
         model: folder or hub id of a Hugging Face checkpoint, or "bundled/NAME"; None is the bundled autoregressive
@@ -87,9 +88,6 @@ class LLM(metaclass=Named):
         revision: branch, tag or commit on the hub.
         gguf_file: the file meant where `model` is a folder or repository of GGUF files.
         lora: folder of a LoRA adapter in PEFT's format, which is merged into the weights.
-        dtype, device, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching,
-            kv_cache_memory_bytes, speculative_memory_bytes, threads, seed, exactness, quantization,
-            activation_bits: see `EngineConfig`.
         trust_remote_code: run code that comes with the checkpoint (transformers fallback only).
         profile: look for such a profile.
         others: arguments of vLLM and transformers that change nothing here, which one warning names; all others are

@@ -14,7 +14,17 @@ from command import Command
 from paceline import SamplingParams
 from paceline.cli import options
 from paceline.cli.app import app
-from paceline.config import REQUIRED, EngineConfig, check_options, documented, option, options_of
+from paceline.config import (
+    REQUIRED,
+    EngineConfig,
+    ServerConfig,
+    SpeculativeConfig,
+    ThinkParams,
+    check_options,
+    documented,
+    option,
+    options_of,
+)
 from paceline.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,8 +89,8 @@ def test_what_is_typed_becomes_a_value_and_nothing_else_is_given() -> None:
     found: dict[str, object] = {}
 
     @options.with_flags(sampling=True)
-    def command(*, given: dict[str, object]) -> None:
-        found.update(given)
+    def command(*, flag_values: dict[str, object]) -> None:
+        found.update(flag_values)
 
     single = typer.Typer()
     single.command()(command)
@@ -120,8 +130,8 @@ def typed_of(words: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
 
     @options.with_flags(sampling=False, more=options.flags_of(OwnConfig, None, defaults=True))
-    def command(*, given: dict[str, object]) -> None:
-        found.update(given)
+    def command(*, flag_values: dict[str, object]) -> None:
+        found.update(flag_values)
 
     single = typer.Typer()
     single.command()(command)
@@ -174,3 +184,25 @@ def test_a_float_among_default_and_limits_is_a_number() -> None:
 def test_what_is_no_number_is_named_with_its_flag(words: list[str], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         typed_of(["--files", "a", *words])
+
+
+@pytest.mark.parametrize("config", [EngineConfig, SamplingParams, ServerConfig, SpeculativeConfig, ThinkParams])
+def test_every_field_of_a_configuration_is_documented_where_it_is_declared(config: type) -> None:
+    lines = (config.__doc__ or "").splitlines()
+    named = {line.strip().partition(":")[0] for line in lines if line.startswith("    ")}
+    assert {field.name for field in fields(config) if not field.name.startswith("_")} <= named
+    assert "nothing" not in named  # what is no field
+
+
+def test_a_default_from_a_factory_is_shared_by_no_two_objects() -> None:
+    first, second = SpeculativeConfig(), SpeculativeConfig()
+    assert first.options == second.options == {}
+    assert first.options is not second.options
+    assert first.method is second.method
+
+
+def test_an_error_names_what_the_fields_belong_to() -> None:
+    with pytest.raises(ConfigError, match=r"^think max_tokens must be an integer in 1"):
+        ThinkParams(max_tokens=0)
+    with pytest.raises(ConfigError, match=r"^num_speculative_tokens must be an integer in 0"):
+        SpeculativeConfig(num_speculative_tokens=-1)

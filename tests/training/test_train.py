@@ -32,7 +32,7 @@ from paceline.training import (
     trainer,
     training_config,
 )
-from paceline.training.answers import Answer
+from paceline.training.answers import TrainingText
 from paceline.training.batches import packed
 
 QUICK = Fitting(steps=40, batch_rows=4, row_tokens=128, eval_steps=20, warmup_steps=5, bf16=False)
@@ -273,13 +273,13 @@ def test_of_conversations_that_end_with_an_answer_only_that_is_learned(llm: LLM,
 
 
 def test_rows_hold_every_document_once_and_none_is_cut() -> None:
-    answers = [Answer(str(n), list(range(3 + n % 5)), list(range(10 + n))) for n in range(20)]
+    answers = [TrainingText(str(n), list(range(3 + n % 5)), list(range(10 + n))) for n in range(20)]
     documents = documents_of(answers, 24)
     rows = packed(documents, 24)
     assert sum(len(row) for row in rows) == len(documents)
     assert all(sum(len(one.tokens) for one in row) <= 24 for row in rows)
     assert {one for row in rows for one in row} == set(documents)
-    assert documents_of([Answer("x", list(range(30)), [1, 2])], 24) == []
+    assert documents_of([TrainingText("x", list(range(30)), [1, 2])], 24) == []
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
 def _extra(error: BaseException) -> str:
     """What to do about an argument too many: whether the command takes a text at all."""
     command = getattr(getattr(error, "ctx", None), "command", None)
-    takes = any(one.param_type_name == "argument" for one in getattr(command, "params", ()))
+    takes = any(parameter.param_type_name == "argument" for parameter in getattr(command, "params", ()))
     return "put a text of several words into quotes" if takes else "this command takes flags only"
 
 

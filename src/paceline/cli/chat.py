@@ -30,29 +30,30 @@ if TYPE_CHECKING:
 def command(
     *,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Chat with a model: one message per line, /help for commands; Ctrl-D ends, in a pipe an empty line does too."""
-    check_sampling(given)
-    if "logprobs" in given or "prompt_logprobs" in given:
+    check_sampling(flag_values)
+    if "logprobs" in flag_values or "prompt_logprobs" in flag_values:
         raise ConfigError(
             "--logprobs and --prompt-logprobs are not available in a conversation; use `paceline generate --json`"
         )
     start = perf_counter()
-    llm = open_llm(given, diffusion=True)
+    llm = open_llm(flag_values, diffusion=True)
     if not llm.tokenizer.has_chat_template:
-        name = given.get("model", "the bundled model")
+        name = flag_values.get("model", "the bundled model")
         raise ConfigError(
             f"{name} has no chat template; use `paceline generate`, or a chat ('-Instruct') version of the model"
         )
     if llm.profile is not None:
         remark(str(llm.profile))
-    params = sampling_params(given, llm)
+    params = sampling_params(flag_values, llm)
     if params.n > 1:
         raise ConfigError(f"n must be 1 in a conversation, got {params.n}")
     talk = Conversation(system or "", loading(perf_counter() - start), llm.backend.info.max_context)
     if is_terminal():
-        remark(f"{given.get('model', 'the bundled model')}: /help lists commands, Ctrl-C stops an answer, Ctrl-D ends")
+        name = flag_values.get("model", "the bundled model")
+        remark(f"{name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D ends")
     editor = LineEditor()
     try:
         with GoesOn() if is_terminal() else nullcontext():

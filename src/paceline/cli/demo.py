@@ -41,7 +41,7 @@ def command(
         bool, typer.Option("--offline", help="Do not ask the hub for a model; take what is on this machine.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
-    given: dict[str, Any],
+    flag_values: dict[str, Any],
 ) -> None:
     """Decode everyday tasks plainly and accelerated, in turn, and compare speed and text.
 
@@ -49,10 +49,10 @@ def command(
     """
     from paceline.bench import demo_dict, demo_totals
 
-    model = given.get("model") or real_model(offline)
+    model = flag_values.get("model") or real_model(offline)
     chosen = {} if model is None else {"model": model}
     drafting = {"speculative_config": '{"method": "auto"}'}  # a profile may say "off", which shows nothing
-    llm = open_llm(drafting | given | chosen, timed=True)
+    llm = open_llm(drafting | flag_values | chosen, timed=True)
     load = 0.0 if as_json else others_load()
     rows = decoded(llm, max_tokens, repeats)
     totals = demo_totals(rows)

@@ -55,7 +55,7 @@ def text_or_file(flag: str, text: str) -> str:
 
 
 def read_file(file: Path) -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
         PromptError: it cannot be read, is too large, or is not UTF-8.

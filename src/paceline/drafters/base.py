@@ -174,7 +174,7 @@ class DrafterArgs:
 
 
 class SavedTables(Protocol):
-    """What a drafter has learned from text and can save; `common.tables.Tables` is one."""
+    """What a drafter has learned from text and can save; `common.tables.TenantTables` is one."""
 
     method: str
     folder: Path | None

@@ -67,7 +67,7 @@ class DrafterSet:
         return tuple(sorted({*self.taps, *more})) if more else self.taps
 
     def save_tables(self, folder: str | Path | None = None) -> list[Path]:
-        """Write what the drafters have learned from text; see `Tables.save`.
+        """Write what the drafters have learned from text; see `TenantTables.save`.
 
         Raises:
             ConfigError: a folder that is neither a text nor a path, or in which two drafters would save one file.
