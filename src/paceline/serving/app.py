@@ -25,7 +25,7 @@ from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import Job, JobFactory, named
+from paceline.serving.jobs import Job, JobFactory
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
@@ -39,8 +39,10 @@ from paceline.serving.protocol import (
     DetokenizeRequest,
     ErrorAnswer,
     TokenizeRequest,
+    internal_error,
     invalid_field,
 )
+from paceline.serving.request_errors import named
 from paceline.serving.request_log import Facts
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
@@ -242,8 +244,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         )
 
     async def failed(http: Request, _: Exception) -> Response:
-        headers = {"Connection": "close"}  # which is what becomes of it
-        return await told(http, ApiError("internal error", status=500, headers=headers))
+        return await told(http, internal_error())
 
     app.add_exception_handler(ApiError, told)
     app.add_exception_handler(Exception, failed)
@@ -335,7 +336,7 @@ class Routes:
                         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
                     found["token_strs"] = texts
         except PacelineError as error:
-            raise ApiError(str(error)) from None
+            raise named(error, request) from None
         return await large_response(found)
 
     async def detokenize(self, request: DetokenizeRequest, http: Request) -> Response:

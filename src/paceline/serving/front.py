@@ -22,7 +22,7 @@ from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
 from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
-from paceline.serving.protocol import ApiError
+from paceline.serving.protocol import ApiError, internal_error
 from paceline.serving.routing import Affinity, affinity_of
 
 TRIES: Final = 3
@@ -140,15 +140,15 @@ class Front:
                     await passing.add(part)
                     if passing.begun:
                         clock.reschedule(None)
-            if passing.complete:
-                return True
         except self._fleet.gone:
             pass
         except self._fleet.failed:
-            error = ApiError("internal error", status=500)
             if not passing.begun:
-                raise error from None
-            await passing.end(error)
+                raise internal_error() from None
+            if not passing.complete:
+                await passing.end(internal_error())
+            return True
+        if passing.complete:
             return True
         self._counts.lost.inc()
         if passing.begun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import Any, Final
 from paceline.checkpoints import Rendered, TokenBytes
 from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfig, ThinkParams
 from paceline.engine import ReadPrompt, read_prediction, read_tenant
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
 from paceline.serving.chat import (
     FORMATS,
@@ -23,7 +22,6 @@ from paceline.serving.chat import (
     Reader,
     Steering,
     ToolFormat,
-    at_fault,
     format_of,
     marks_of,
     reasoning_of,
@@ -42,10 +40,9 @@ from paceline.serving.protocol import (
     TemplateRequest,
     TokenizeRequest,
 )
+from paceline.serving.request_errors import check_variables, named, names_in, rejected_field
 from paceline.serving.token_texts import token_bytes_of
 from paceline.serving.workers import Workers
-
-FIELD, QUOTED = re.compile(r"^([a-z_]+)\b"), re.compile(r"'([a-z_]+)'")
 
 BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 """What templates read that has fields of its own."""
@@ -86,13 +83,6 @@ class Job:
     params: SamplingParams
     shown: str = ""
     hidden: bool = False
-
-
-def named(error: PacelineError, request: DecodingRequest) -> ApiError:
-    """The same error for a client, with the field that its text begins with, or quotes first."""
-    words = (found[1] for form in (FIELD, QUOTED) if (found := form.search(str(error))) is not None)
-    param = next((word for word in words if word in type(request).model_fields), None)
-    return ApiError(str(error), param=at_fault(request) if param == "structured_outputs" else param)
 
 
 class JobFactory:
@@ -236,12 +226,13 @@ class JobFactory:
             )
             raise ApiError(why, param="messages", code="template_timeout")
         if error := found.pop("error"):
-            raise ApiError(error, param=_rejected(error, request))
+            raise ApiError(error, param=rejected_field(error, request))
         return Rendered(**found)
 
     def _variables(self, request: TemplateRequest) -> Json:
         """What the template is given for the request's fields."""
         given: Json = dict(request.chat_template_kwargs or {})
+        check_variables(given, self._llm.tokenizer.template(self._template).variables, request)
         more = self._switched(request) if isinstance(request, ChatRequest) else {}
         return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
 
@@ -313,7 +304,11 @@ class JobFactory:
         drafts = DraftChoice.parse(request.speculative_config) if chosen else ALL_DRAFTS
         asked = request.prediction
         expected = asked.model_dump() if isinstance(asked, Prediction) else asked
-        prediction = read_prediction(expected, self._llm.tokenizer.encode)
+        try:
+            prediction = read_prediction(expected, self._llm.tokenizer.encode)
+        except PromptError as error:
+            why = str(error) if str(error).startswith("prediction") else f"prediction: {error}"
+            raise ApiError(why, param="prediction") from None
         tenant = read_tenant(tenant_of(owner, request.cache_salt, request.prompt_cache_key))
         return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
 
@@ -333,7 +328,8 @@ class JobFactory:
             ("max_tokens", max_tokens, self._config.max_request_tokens),
         ):
             if value is not None and most is not None and value > most:
-                raise ApiError(f"{name} must be at most {most}, got {value}", param=name)
+                why = f"{name} must be at most {most}, got {value}"
+                raise ApiError(why, param=name).renamed(names_in(request))
         for name in ("logprobs", "prompt_logprobs"):
             if not 0 <= given.get(name, 0) <= MAX_LOGPROBS:
                 param = "top_logprobs" if name in more and isinstance(request, ChatRequest) else name
@@ -352,17 +348,6 @@ class JobFactory:
         if think is not None and most is not None and think.max_tokens > most:
             raise ApiError(f"think max_tokens must be at most {most}, got {think.max_tokens}", param="think")
         return params
-
-
-def _rejected(error: str, request: TemplateRequest) -> str:
-    """The field that the error of a chat template is about. What it quotes may be a role, and no field."""
-    first = FIELD.match(error)
-    if first is not None and first[1] in type(request).model_fields:
-        return first[1]
-    if "tools" in request.model_fields_set and error.startswith("the chat template does not know 'tools'"):
-        return "tools"
-    names = request.chat_template_kwargs or {}
-    return "chat_template_kwargs" if any(repr(name) in error for name in names) else "messages"
 
 
 def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:

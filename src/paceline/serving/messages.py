@@ -17,8 +17,9 @@ from pydantic import Field
 
 from paceline.errors import PacelineError
 from paceline.serving.fields import MESSAGES as FIELDS
-from paceline.serving.jobs import JobFactory, named
+from paceline.serving.jobs import JobFactory
 from paceline.serving.protocol import MESSAGES, ApiError, Body, CacheControl, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.request_errors import named
 from paceline.serving.runs import Json, Run, json_response
 from paceline.serving.translation import Conversation, Piece, Translation, chat_request
 

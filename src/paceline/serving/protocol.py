@@ -5,6 +5,7 @@ about the answer (`user`, `metadata`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
@@ -410,6 +411,10 @@ ANTHROPIC: Final = {
 """Its names for statuses."""
 
 
+FIELD_NAME: Final = re.compile(r"(?<![\w'\"])(?:think )?[a-z]+(?:_[a-z]+)+(?![\w'\"])")
+"""A field in the text of a message: lower-case words joined by `_`, not quoted. Behind `think` it is a key of that."""
+
+
 class ApiError(Exception):
     """What a client did wrong, or what the server cannot do now.
 
@@ -434,12 +439,15 @@ class ApiError(Exception):
         self.status, self.code, self.headers = status, code, headers or {}
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """The same error in an API that has other names for these fields."""
+        """The same error where these fields have other names: the field at fault, and those that the message speaks of
+        and that look like nothing else (`FIELD_NAME`).
+        """
         first, _, rest = (self.param or "").partition(".")
-        if first not in names:
-            return self
-        message = self.message.replace(first, names[first], 1)
-        param = ".".join(part for part in (names[first], rest) if part)
+        message, param = FIELD_NAME.sub(lambda name: names.get(name[0], name[0]), self.message), self.param
+        if first in names:
+            param = ".".join(part for part in (names[first], rest) if part)
+            if names[first] not in message:
+                message = message.replace(first, names[first], 1)
         return ApiError(message, status=self.status, param=param, code=self.code, headers=self.headers)
 
     def body(self, path: str = "") -> dict[str, Any]:
@@ -452,6 +460,11 @@ class ApiError(Exception):
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def internal_error() -> ApiError:
+    """The answer where code of the server's own has failed, which announces that the connection ends with it."""
+    return ApiError("internal error", status=500, headers={"Connection": "close"})
 
 
 def _cut(text: str) -> str:

@@ -17,9 +17,9 @@ from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer, usage_of
 from paceline.serving.chat import constrained_by, lenient_schema
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import named
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, DecodingRequest, StreamOptions
+from paceline.serving.request_errors import named
 from paceline.serving.request_log import CLOSED, Facts
 
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -245,7 +245,9 @@ class Run:
             if chunk.finish_reason == "error":
                 why = chunk.output.outputs[chunk.index].error or "decoding failed"
                 if why.startswith("structured_outputs"):  # a constraint that compiles, and cannot be followed
-                    raise ApiError(why, param=constrained_by(self._request), code="constraint_failed")
+                    field = constrained_by(self._request)
+                    error = ApiError(why, param="structured_outputs", code="constraint_failed")
+                    raise error.renamed({"structured_outputs": field})
                 raise ApiError(why, status=500, code="decoding_failed")
 
     async def _gathered(self) -> list[RequestOutput]:

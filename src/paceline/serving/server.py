@@ -138,6 +138,14 @@ class _Stopping(uvicorn.Server):
         await super().main_loop()
         await self._entrance.drain(self._seconds, lambda: self.force_exit)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections, and end the application in order also where a second signal has come: its base leaves
+        it to be cancelled then.
+        """
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
 
 class Server:
     """Serves an application on one address.
