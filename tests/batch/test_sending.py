@@ -13,15 +13,15 @@ import httpx
 import pytest
 
 from paceline.batch import Sender
-from paceline.batch.inputs import Request
+from paceline.batch.inputs import BatchRequest
 from paceline.errors import ConfigError
 
 Made = httpx.Response | type[httpx.TransportError]
 FINE = {"choices": [], "model": "m", "usage": {"completion_tokens": 3}}
 
 
-def request() -> Request:
-    return Request(custom_id="a", url="/v1/completions", body={"prompt": "x"})
+def request() -> BatchRequest:
+    return BatchRequest(custom_id="a", url="/v1/completions", body={"prompt": "x"})
 
 
 def ok(**headers: str) -> httpx.Response:

@@ -31,7 +31,7 @@ PROMPT: Final = ("cache_salt", "prompt_cache_key", "tools", "instructions", "mes
 Json = dict[str, Any]
 
 
-class Request(BaseModel):
+class BatchRequest(BaseModel):
     """One line, as OpenAI's batches have it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
@@ -132,7 +132,7 @@ class Requests:
         """The number of a request's line, from 1."""
         return self._numbers[index]
 
-    def read(self, index: int) -> Request:
+    def read(self, index: int) -> BatchRequest:
         """A request, from the file.
 
         Raises:
@@ -159,7 +159,7 @@ class Requests:
         self._stream.close()
 
 
-def _parsed(line: bytes) -> Request:
+def _parsed(line: bytes) -> BatchRequest:
     try:
         found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -167,7 +167,7 @@ def _parsed(line: bytes) -> Request:
     if not isinstance(found, dict):
         raise _DamagedError("is not an object: give custom_id, method, url and body")
     try:
-        request = Request.model_validate(found)
+        request = BatchRequest.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -18,10 +18,10 @@ from typing import Any, Final
 from ray.data import ActorPoolStrategy, DataContext, from_items
 from ray.exceptions import RayError
 
-from paceline.batch.inputs import Request, Requests
-from paceline.batch.results import Results
+from paceline.batch.inputs import BatchRequest, Requests
+from paceline.batch.results import ResultFile
 from paceline.batch.run import Summary
-from paceline.batch.sending import Answer, Sender
+from paceline.batch.sending import BatchAnswer, Sender
 from paceline.errors import ConfigError, PacelineError
 from paceline.utils import alive
 
@@ -49,13 +49,13 @@ class Worker:
             self._error = str(error)  # told with the first answer: another try would end in the same way
 
     async def __call__(self, row: Row) -> Row:
-        """From the index and JSON of a request to an `Answer`."""
+        """From the index and JSON of a request to an `BatchAnswer`."""
         if self._error:
             return {"index": row["index"], "error": self._error, "line": b"", "failure": None, "tokens": 0}
         if not self._begun:
             self._begun = True
             await self._stack.enter_async_context(alive(self._application))
-        answer = await self._sender.send(Request.model_validate_json(row["request"]))
+        answer = await self._sender.send(BatchRequest.model_validate_json(row["request"]))
         return {"index": row["index"], "error": "", **asdict(answer)}
 
 
@@ -105,7 +105,7 @@ class RayRun:
 
 
 def answer_all_on_ray(
-    requests: Requests, results: Results, errors: Results, run: RayRun, *, progress: Callable[[Summary], None]
+    requests: Requests, results: ResultFile, errors: ResultFile, run: RayRun, *, progress: Callable[[Summary], None]
 ) -> Summary:
     """Answer what `results` lacks; in the end both files are in the order of the requests.
 
@@ -118,7 +118,7 @@ def answer_all_on_ray(
     summary = Summary()
     for window in _windows(requests, [index for index in requests.order() if index not in results]):
         for row in run.answers(window):
-            answer = Answer(row["line"], row["failure"], row["tokens"])
+            answer = BatchAnswer(row["line"], row["failure"], row["tokens"])
             file = results if answer.failure is None else errors
             file.append([(row["index"], answer.line)])
             summary.add(answer, requests.line(row["index"]))

@@ -26,7 +26,7 @@ MARK: Final = b'{"id":"batch_req_'
 NEW: Final = -1
 
 
-class Results:
+class ResultFile:
     """Answers to requests, appended as they come; a context, in which no other process writes them.
 
     Args:

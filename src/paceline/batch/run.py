@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from paceline.batch.inputs import Requests
-from paceline.batch.results import Results
-from paceline.batch.sending import Answer, Sender
+from paceline.batch.results import ResultFile
+from paceline.batch.sending import BatchAnswer, Sender
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Summary:
     failures: Counter[str] = field(default_factory=Counter)
     first: dict[str, int] = field(default_factory=dict)
 
-    def add(self, answer: Answer, line: int) -> None:
+    def add(self, answer: BatchAnswer, line: int) -> None:
         """Count an answer."""
         self.tokens += answer.tokens
         if answer.failure is None:
@@ -41,8 +41,8 @@ class Summary:
 
 async def answer_all(
     requests: Requests,
-    results: Results,
-    errors: Results,
+    results: ResultFile,
+    errors: ResultFile,
     sender: Sender,
     *,
     concurrency: int,
@@ -60,7 +60,7 @@ async def answer_all(
     """
     summary = Summary()
     left = (index for index in requests.order() if index not in results)
-    running: dict[asyncio.Task[Answer], int] = {}
+    running: dict[asyncio.Task[BatchAnswer], int] = {}
     try:
         while True:
             for index in islice(left, concurrency - len(running)):

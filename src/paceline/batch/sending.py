@@ -17,7 +17,7 @@ from typing import Final
 
 import httpx
 
-from paceline.batch.inputs import Json, Request
+from paceline.batch.inputs import BatchRequest, Json
 from paceline.errors import ConfigError
 from paceline.utils import shortened
 
@@ -31,7 +31,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BatchAnswer:
     """What became of a request.
 
     Attributes:
@@ -55,7 +55,7 @@ class Sender:
     def __init__(self, http: httpx.AsyncClient, *, patience: float) -> None:
         self._http, self._patience = http, patience
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: BatchRequest) -> BatchAnswer:
         """The answer.
 
         Raises:
@@ -119,7 +119,7 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _answer(request: Request, found: httpx.Response | httpx.TransportError) -> Answer:
+def _answer(request: BatchRequest, found: httpx.Response | httpx.TransportError) -> BatchAnswer:
     line: Json = {"id": request.id, "custom_id": request.custom_id, "response": None, "error": None}
     failure: str | None = None
     tokens = 0
@@ -135,4 +135,6 @@ def _answer(request: Request, found: httpx.Response | httpx.TransportError) -> A
         failure = f"the connection broke ({_words(found)})"
         line["error"] = {"code": "connection_error", "message": failure}
     text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-    return Answer(text.encode("utf-8", "backslashreplace") + b"\n", failure, tokens)  # a lone surrogate as JSON has it
+    return BatchAnswer(
+        text.encode("utf-8", "backslashreplace") + b"\n", failure, tokens
+    )  # a lone surrogate as JSON has it

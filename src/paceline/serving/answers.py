@@ -13,7 +13,7 @@ from paceline.engine import CompletionOutput, RequestOutput, StreamChunk
 from paceline.llm import LLM
 from paceline.sampling import Logprob
 from paceline.serving.chat import Reader
-from paceline.serving.jobs import Job, JobFactory
+from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.protocol import ChatRequest, CompletionRequest
 from paceline.serving.token_texts import PREFIX, Offsets, offsets_in, token_bytes_of, written
 
@@ -61,7 +61,7 @@ def reason_of(reason: str | None) -> str | None:
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerFrame:
     """The frame of all answers and events of a request.
 
     Args:
@@ -93,9 +93,9 @@ class CompletionAnswer:
 
     nothing: Final[Json] = {"text": "", "logprobs": None, "finish_reason": None}
 
-    def __init__(self, request: CompletionRequest, jobs: Sequence[Job], model: str, llm: LLM) -> None:
+    def __init__(self, request: CompletionRequest, jobs: Sequence[PromptJob], model: str, llm: LLM) -> None:
         self.request, self.jobs, self._llm = request, jobs, llm
-        self.answer = Answer("text_completion", model, request.request_id)
+        self.answer = AnswerFrame("text_completion", model, request.request_id)
         self._bytes = token_bytes_of(llm.tokenizer)
         self._seen: dict[tuple[int, int], int] = {}
         self._offsets: dict[tuple[int, int], Offsets] = {}
@@ -135,10 +135,10 @@ class CompletionAnswer:
                 choices.append(self._choice(job, output, one, len(choices)))
         return self.answer.frame(choices, usage=usage_of(outputs, hidden=self.jobs[0].hidden))
 
-    def _counted(self, job: Job, start: int = 0) -> Offsets:
+    def _counted(self, job: PromptJob, start: int = 0) -> Offsets:
         return Offsets(self._bytes, skip_special_tokens=job.params.skip_special_tokens, start=start)
 
-    def _choice(self, job: Job, output: RequestOutput, one: CompletionOutput, index: int) -> Json:
+    def _choice(self, job: PromptJob, output: RequestOutput, one: CompletionOutput, index: int) -> Json:
         text = "" if job.hidden else one.text
         ids = [] if job.hidden else one.token_ids
         logprobs = None
@@ -198,11 +198,11 @@ class ChatAnswer:
 
     nothing: Final[Json] = {"delta": {}, "logprobs": None, "finish_reason": None}
 
-    def __init__(self, request: ChatRequest, jobs: Sequence[Job], model: str, factory: JobFactory) -> None:
+    def __init__(self, request: ChatRequest, jobs: Sequence[PromptJob], model: str, factory: JobFactory) -> None:
         self.request, (self.job,) = request, jobs
         self.jobs, self._factory = jobs, factory
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        self.answer = Answer(kind, model, request.request_id)
+        self.answer = AnswerFrame(kind, model, request.request_id)
         self._most, self._bytes = request.top_logprobs or 0, factory.token_bytes
         self._readers: dict[int, Reader] = {}
         self._tokens: dict[int, int] = {}

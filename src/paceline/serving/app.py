@@ -25,7 +25,7 @@ from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
 from paceline.serving.field_notes import NOTES, FieldNotes
 from paceline.serving.grammars import Grammars
-from paceline.serving.jobs import Job, JobFactory
+from paceline.serving.jobs import JobFactory, PromptJob
 from paceline.serving.limits import HEALTH, LIVE, Slots, read_keys, read_text
 from paceline.serving.messages import MessageRoutes
 from paceline.serving.metrics import Metrics
@@ -43,10 +43,10 @@ from paceline.serving.protocol import (
     invalid_field,
 )
 from paceline.serving.request_errors import named
-from paceline.serving.request_log import Facts
+from paceline.serving.request_log import LogFields
 from paceline.serving.response_store import ResponseStore
 from paceline.serving.responses import ResponseRoutes
-from paceline.serving.runs import Run, json_response, large_response
+from paceline.serving.runs import RequestRun, json_response, large_response
 from paceline.serving.translation import Outgoing
 from paceline.utils import shortened
 from paceline.version import __version__
@@ -64,7 +64,7 @@ ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"
 MOST_LOGGED: Final = 4096
 """Characters of a prompt, with `log_requests`."""
 
-Made = tuple[list[Job], Reply]
+Made = tuple[list[PromptJob], Reply]
 
 
 class Service:
@@ -100,7 +100,7 @@ class Service:
         http: Request,
         request: DecodingRequest,
         make: Callable[[], Awaitable[Made]],
-        translated: Callable[[Run], Outgoing] | None = None,
+        translated: Callable[[RequestRun], Outgoing] | None = None,
     ) -> Response:
         """Decode a request and answer it, in another API's words where `translated` says them."""
         self.check_model(request.model)
@@ -121,7 +121,7 @@ class Service:
                 )
             except PacelineError as error:
                 raise named(error, request) from None
-            run = Run(
+            run = RequestRun(
                 streams, request, reply, metrics=self.metrics, grammars=self.grammars, facts=http.scope["facts"],
                 max_seconds=self.config.request_timeout,
             )  # fmt: skip
@@ -131,10 +131,10 @@ class Service:
             return EventStream(outgoing.events(), slot.pop_all())
 
 
-def _log_prompts(owner: str, jobs: Sequence[Job], llm: LLM) -> None:
+def _log_prompts(owner: str, jobs: Sequence[PromptJob], llm: LLM) -> None:
     for job in jobs:
         text = job.shown or llm.tokenizer.decode(job.prompt.tokens[:MOST_LOGGED], False)
-        logger.info("%s", Facts(owner=owner[:12], prompt=text[:MOST_LOGGED]))
+        logger.info("%s", LogFields(owner=owner[:12], prompt=text[:MOST_LOGGED]))
 
 
 class EventStream(StreamingResponse):
@@ -286,7 +286,7 @@ class Routes:
         return await self.conversation(request, http)
 
     async def conversation(
-        self, request: ChatRequest, http: Request, translated: Callable[[Run], Outgoing] | None = None
+        self, request: ChatRequest, http: Request, translated: Callable[[RequestRun], Outgoing] | None = None
     ) -> Response:
         async def make() -> Made:
             jobs = await self._service.jobs.chat(request, http.scope["owner"])

@@ -16,7 +16,7 @@ from typing import Any, Final
 from paceline.config import ServerConfig
 from paceline.serving.limits import HEALTH, LIVE, Guard, Keys, Origins, read_keys, refuse, reply
 from paceline.serving.protocol import MESSAGES, ApiError
-from paceline.serving.request_log import CLOSED, Facts
+from paceline.serving.request_log import CLOSED, LogFields
 
 logger = logging.getLogger("paceline.serving")
 
@@ -138,7 +138,7 @@ class _Exchange:
     def __init__(self, scope: Json, send: Any, *, texts: bool) -> None:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         self._name = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req-{time.time_ns():x}"
-        self._facts = scope["facts"] = Facts(texts=texts)
+        self._facts = scope["facts"] = LogFields(texts=texts)
         self._scope, self._send, self.path = scope, send, scope["path"]
         self._relayed = scope.get("relayed", False)
         self._status, self._kind, self._error, self._ended = CLOSED, b"", b"", False
@@ -178,7 +178,7 @@ class _Exchange:
         if self._relayed:
             return
         owner = self._scope.get("owner", "")
-        line = Facts(
+        line = LogFields(
             request_id=self._name,
             **({"owner": owner[:12]} if owner else {}),
             method=self._scope["method"],

@@ -20,7 +20,7 @@ from paceline.serving.chat import (
     Constraints,
     Marks,
     Reader,
-    Steering,
+    ThoughtSteering,
     ToolFormat,
     format_of,
     marks_of,
@@ -71,7 +71,7 @@ Json = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Job:
+class PromptJob:
     """One prompt of a request.
 
     Attributes:
@@ -109,16 +109,16 @@ class JobFactory:
         self._special = {tokenizer.token_text(index): index for index in tokenizer.special_ids}
 
     @cached_property
-    def _steering(self) -> Steering:
+    def _steering(self) -> ThoughtSteering:
         template = self._llm.tokenizer.template(self._template)
-        return Steering(template.text, template.variables)
+        return ThoughtSteering(template.text, template.variables)
 
     @property
     def token_bytes(self) -> TokenBytes:
         """What the tokens of the model's vocabulary stand for."""
         return token_bytes_of(self._llm.tokenizer)
 
-    def completion(self, request: CompletionRequest, owner: str) -> list[Job]:
+    def completion(self, request: CompletionRequest, owner: str) -> list[PromptJob]:
         """A job for each prompt.
 
         Raises:
@@ -138,7 +138,7 @@ class JobFactory:
         self._check_prediction(request.prediction)
         both = [self._encoded(prompt, request) for prompt in prompts]
         read = self._read(request, owner, [tokens for tokens, _ in both])
-        return [Job(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
+        return [PromptJob(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
 
     def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
         """The token ids of a prompt, and its text as far as that is shown."""
@@ -147,7 +147,7 @@ class JobFactory:
             return tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens), prompt
         return prompt, tokenizer.decode(prompt, False) if request.echo else ""
 
-    async def chat(self, request: ChatRequest, owner: str) -> list[Job]:
+    async def chat(self, request: ChatRequest, owner: str) -> list[PromptJob]:
         """The one job of a conversation.
 
         Raises:
@@ -165,11 +165,11 @@ class JobFactory:
         if marks := self._marks(request):  # what reads the answer has to see them
             more["skip_special_tokens"] = [index for text, index in self._special.items() if text not in marks]
 
-        def made() -> Job:
+        def made() -> PromptJob:
             params = self._params(request, most, more, text)
             self._check_prediction(request.prediction)
             (prompt,) = self._read(request, owner, [tokens])
-            return Job(prompt, params, text)
+            return PromptJob(prompt, params, text)
 
         return [await asyncio.to_thread(made)]
 

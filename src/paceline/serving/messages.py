@@ -20,8 +20,8 @@ from paceline.serving.fields import MESSAGES as FIELDS
 from paceline.serving.jobs import JobFactory
 from paceline.serving.protocol import MESSAGES, ApiError, Body, CacheControl, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.request_errors import named
-from paceline.serving.runs import Json, Run, json_response
-from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+from paceline.serving.runs import Json, RequestRun, json_response
+from paceline.serving.translation import ChatHandler, ChatPiece, Translation, chat_request
 
 CHAT_NAMES: Final = {
     "max_completion_tokens": "max_tokens",
@@ -35,28 +35,28 @@ UNSIGNED: Final = "unsigned"
 """Signature of thoughts, which are taken back as they are."""
 
 
-class Block(Strict):
+class AnthropicBlock(Strict):
     """What blocks may have."""
 
     type: str
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Block):
+class TextBlock(AnthropicBlock):
     """Text."""
 
     text: str
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(AnthropicBlock):
     """What the model thought."""
 
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(AnthropicBlock):
     """A call that the model made."""
 
     id: str
@@ -66,7 +66,7 @@ class ToolUseBlock(Block):
     toolset_name: None = None
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(AnthropicBlock):
     """What a call gave."""
 
     tool_use_id: str
@@ -75,7 +75,7 @@ class ToolResultBlock(Block):
     toolset_name: None = None
 
 
-BLOCKS: Final[dict[str, dict[str, type[Block]]]] = {
+BLOCKS: Final[dict[str, dict[str, type[AnthropicBlock]]]] = {
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
     "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
     "system": {"text": TextBlock},
@@ -83,7 +83,7 @@ BLOCKS: Final[dict[str, dict[str, type[Block]]]] = {
 """What each may say."""
 
 
-class Turn(Strict):
+class AnthropicTurn(Strict):
     """A message."""
 
     role: Literal["user", "assistant", "system"]
@@ -91,7 +91,7 @@ class Turn(Strict):
     clear_at: Literal["never"] | None = None
 
 
-class FunctionTool(Strict):
+class AnthropicFunctionTool(Strict):
     """A function of the client's."""
 
     type: Literal["custom"] | None = None
@@ -162,7 +162,7 @@ class CountRequest(Body):
         Raises:
             ApiError: a field that cannot be honoured.
         """
-        turns = [checked(Turn, turn, "messages", str(number)) for number, turn in enumerate(self.messages)]
+        turns = [checked(AnthropicTurn, turn, "messages", str(number)) for number, turn in enumerate(self.messages)]
         said = _messages("system", self.system, "system") if self.system is not None else []
         for number, turn in enumerate(turns):
             said += _messages(turn.role, turn.content, f"messages.{number}.content")
@@ -192,7 +192,7 @@ class CountRequest(Body):
             if given.get("type") not in (None, "custom"):
                 why = f"tools.{number}.type must be custom, got {given['type']!r}; this server runs no tools"
                 raise ApiError(why, param=f"tools.{number}.type")
-            tool = checked(FunctionTool, given, "tools", str(number))
+            tool = checked(AnthropicFunctionTool, given, "tools", str(number))
             function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
             tools.append({"type": "function", "function": function | {"strict": tool.strict}})
         found: Json = {"tools": tools or None}
@@ -245,7 +245,7 @@ def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
     return found
 
 
-def _grow(turn: Json, block: Block) -> None:
+def _grow(turn: Json, block: AnthropicBlock) -> None:
     """A block becomes part of a chat's message."""
     if isinstance(block, TextBlock):
         turn["content"].append({"type": "text", "text": block.text})
@@ -256,7 +256,7 @@ def _grow(turn: Json, block: Block) -> None:
         turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
 
 
-def _block(given: Json, kinds: dict[str, type[Block]], at: str) -> Block:
+def _block(given: Json, kinds: dict[str, type[AnthropicBlock]], at: str) -> AnthropicBlock:
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise ApiError(f"{at}.type must be {' or '.join(kinds)}, got {kind!r}", param=f"{at}.type")
@@ -274,7 +274,7 @@ def _result(block: ToolResultBlock, at: str) -> Json:
 class MessageTranslation(Translation):
     """A chat as a message of Anthropic's."""
 
-    def __init__(self, run: Run, request: MessagesRequest) -> None:
+    def __init__(self, run: RequestRun, request: MessagesRequest) -> None:
         super().__init__(run, stream=bool(request.stream))
         self._most, self._id = request.max_tokens, f"msg_{secrets.token_hex(16)}"
         self._content: list[Json] = []
@@ -319,7 +319,7 @@ class MessageTranslation(Translation):
     def begin(self) -> list[Json]:
         return [{"type": "message_start", "message": self.body()}]
 
-    def open(self, piece: Piece) -> list[Json]:
+    def open(self, piece: ChatPiece) -> list[Json]:
         block: Json = {"type": piece.block, str(piece.block): ""}
         if piece.block == "thinking":
             block["signature"] = ""
@@ -329,7 +329,7 @@ class MessageTranslation(Translation):
         self._text = []
         return [self._at("start", content_block=dict(block))]
 
-    def add(self, piece: Piece) -> list[Json]:
+    def add(self, piece: ChatPiece) -> list[Json]:
         self._text.append(piece.text)
         kind, name = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}.get(
             str(piece.block), ("input_json_delta", "partial_json")
@@ -366,7 +366,7 @@ def _input(text: str) -> Json:
 class MessageRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, chat: Conversation, factory: JobFactory) -> None:
+    def __init__(self, chat: ChatHandler, factory: JobFactory) -> None:
         self._chat, self._factory = chat, factory
 
     def add(self, app: FastAPI) -> None:

@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from paceline.async_llm import AsyncLLM
 from paceline.engine import RequestMetrics, RequestOutput, StreamChunk
-from paceline.serving.request_log import Facts
+from paceline.serving.request_log import LogFields
 from paceline.version import __version__
 
 FIRST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -193,7 +193,7 @@ class Watch:
         facts: for the log.
     """
 
-    def __init__(self, metrics: Metrics, facts: Facts) -> None:
+    def __init__(self, metrics: Metrics, facts: LogFields) -> None:
         self._metrics, self._facts, self.start, self._last = metrics, facts, perf_counter(), dict[int, float]()
 
     def chunk(self, chunk: StreamChunk) -> None:

@@ -74,7 +74,7 @@ def sees(viewer: str, owner: str) -> bool:
 
 
 @dataclass(slots=True)
-class Drafted:
+class DrafterCounts:
     """One drafter's share: nodes that were verified and accepted; steps with a node at each position, and those in
     which it was accepted.
     """
@@ -111,7 +111,7 @@ class Counts:
     seconds: float = 0.0
     priced_tokens: int = 0
     plain_seconds: float = 0.0
-    drafters: dict[str, Drafted] = field(default_factory=dict)
+    drafters: dict[str, DrafterCounts] = field(default_factory=dict)
 
     def add(self, record: StepRecord, mine: Sequence[int], plain: float | None) -> None:
         """Count a step; `mine`: the numbers of its sequences that are counted."""
@@ -137,7 +137,7 @@ class Counts:
         for node, (source, depth, kind) in enumerate(columns):
             if kind == PROBE:
                 continue
-            found = self.drafters.setdefault(record.drafters[source], Drafted())
+            found = self.drafters.setdefault(record.drafters[source], DrafterCounts())
             found.verified += 1
             found.accepted += node in path
             if depth <= POSITIONS:

@@ -239,7 +239,7 @@ class CompletionRequest(Sampled):
     add_special_tokens: bool = True
 
 
-class TextPart(Strict):
+class ChatTextPart(Strict):
     """A part of a content."""
 
     type: Literal["text", "refusal"]
@@ -270,7 +270,7 @@ class Message(Strict):
     """One message of a conversation; contents are texts or parts of them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], QUICK] | None = None
+    content: str | Annotated[list[ChatTextPart], QUICK] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], QUICK] | None = None
     tool_call_id: str | None = None

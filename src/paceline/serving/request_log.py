@@ -22,7 +22,7 @@ CLOSED: Final = 499
 """Status of a request whose client went away, as nginx has it."""
 
 
-class Facts(dict[str, Any]):
+class LogFields(dict[str, Any]):
     """Fields of a line in the log, as which they are JSON.
 
     Attributes:
@@ -73,12 +73,12 @@ class Facts(dict[str, Any]):
 
 
 class JsonLines(logging.Formatter):
-    """A record as a line of JSON: time, level, logger, and the fields of `Facts` or the message."""
+    """A record as a line of JSON: time, level, logger, and the fields of `LogFields` or the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
-        facts = record.args if isinstance(record.args, Facts) else {"message": record.getMessage()}
+        facts = record.args if isinstance(record.args, LogFields) else {"message": record.getMessage()}
         line |= {name: value for name, value in facts.items() if name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

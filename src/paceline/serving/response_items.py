@@ -21,7 +21,7 @@ class Caller(Strict):
     type: Literal["direct"]
 
 
-class TextPart(Strict):
+class ResponsesTextPart(Strict):
     """A part of a message."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
@@ -136,7 +136,7 @@ def _parts(given: str | list[Json], kind: str, at: str) -> list[Json]:
     found: list[Json] = []
     for number, one in enumerate(given):
         known(one, ("input_text", "output_text", "text", "refusal"), f"{at}.{number}")
-        part = checked(TextPart, one, *at.split("."), str(number))
+        part = checked(ResponsesTextPart, one, *at.split("."), str(number))
         if part.type == "refusal":
             found.append({"type": "refusal", "refusal": part.refusal})
         else:

@@ -21,8 +21,8 @@ from paceline.serving.fields import RESPONSES
 from paceline.serving.protocol import ApiError, Body, CacheMark, ChatRequest, Effort, FunctionName, Strict, checked
 from paceline.serving.response_items import items_of, known, messages_of, new_id
 from paceline.serving.response_store import ResponseStore, Stored
-from paceline.serving.runs import Json, Run, json_response, large_response
-from paceline.serving.translation import Conversation, Piece, Translation, chat_request
+from paceline.serving.runs import Json, RequestRun, json_response, large_response
+from paceline.serving.translation import ChatHandler, ChatPiece, Translation, chat_request
 from paceline.utils import shortened
 
 CHAT_NAMES: Final = {
@@ -69,7 +69,7 @@ class NamedChoice(Strict):
     name: FunctionName
 
 
-class FunctionTool(Strict):
+class ResponsesFunctionTool(Strict):
     """A function of the client's."""
 
     type: Literal["function"]
@@ -94,7 +94,7 @@ class TextFormat(Strict):
     strict: bool | None = None
 
 
-class TextConfig(Strict):
+class ResponsesTextConfig(Strict):
     """How the text is."""
 
     format: TextFormat | None = None
@@ -129,7 +129,7 @@ class ResponseRequest(Body):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     _functions: list[Json] | None = PrivateAttr(None)
-    text: TextConfig | None = None
+    text: ResponsesTextConfig | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -188,7 +188,10 @@ class ResponseRequest(Body):
         if self._functions is None:
             for number, tool in enumerate(self.tools or ()):
                 known(tool, ("function",), f"tools.{number}")
-            tools = [checked(FunctionTool, tool, "tools", str(number)) for number, tool in enumerate(self.tools or ())]
+            tools = [
+                checked(ResponsesFunctionTool, tool, "tools", str(number))
+                for number, tool in enumerate(self.tools or ())
+            ]
             self._functions = [tool.model_dump() for tool in tools]
         return self._functions
 
@@ -237,7 +240,9 @@ class ResponseTranslation(Translation):
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, run: Run, request: ResponseRequest, items: list[Json], owner: str, routes: ResponseRoutes):
+    def __init__(
+        self, run: RequestRun, request: ResponseRequest, items: list[Json], owner: str, routes: ResponseRoutes
+    ):
         super().__init__(run, stream=bool(request.stream))
         self.request, self._items, self._owner, self._routes = request, items, owner, routes
         self.id, self._created, self._sent = new_id("resp"), int(time.time()), 0
@@ -252,7 +257,7 @@ class ResponseTranslation(Translation):
     def body(self) -> Json:
         request, params = self.request, self.run.reply.jobs[0].params
         choice = request.tool_choice
-        text = (request.text or TextConfig()).model_dump(by_alias=True, exclude_none=True)
+        text = (request.text or ResponsesTextConfig()).model_dump(by_alias=True, exclude_none=True)
         return {
             "id": self.id,
             "object": "response",
@@ -323,7 +328,7 @@ class ResponseTranslation(Translation):
         if "schema_errors" in choice:
             self._ended["schema_errors"] = choice["schema_errors"]
 
-    def open(self, piece: Piece) -> Iterator[Json]:
+    def open(self, piece: ChatPiece) -> Iterator[Json]:
         item: Json = {"status": "in_progress"}
         if piece.block == "thinking":
             item |= {"id": new_id("rs"), "type": "reasoning", "summary": [], "content": []}
@@ -344,7 +349,7 @@ class ResponseTranslation(Translation):
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
-    def add(self, piece: Piece) -> Iterator[Json]:
+    def add(self, piece: ChatPiece) -> Iterator[Json]:
         self._text.append(piece.text)
         fresh, self._chat_logprobs = self._chat_logprobs, []
         if piece.block == "thinking":
@@ -374,7 +379,7 @@ class ResponseTranslation(Translation):
     async def end(self) -> list[Json]:
         found = []
         if not self._output:
-            found = [*self.open(Piece("text", "")), *self.shut()]
+            found = [*self.open(ChatPiece("text", "")), *self.shut()]
         if self.reason == "length":
             self._ended |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
@@ -426,7 +431,7 @@ class ResponseRoutes:
         running: responses that have begun, by owner and id.
     """
 
-    def __init__(self, chat: Conversation, store: ResponseStore) -> None:
+    def __init__(self, chat: ChatHandler, store: ResponseStore) -> None:
         self._chat, self.store = chat, store
         self.running: dict[tuple[str, str], ResponseTranslation] = {}
 

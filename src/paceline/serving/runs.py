@@ -20,7 +20,7 @@ from paceline.serving.grammars import Grammars
 from paceline.serving.metrics import Metrics, Watch
 from paceline.serving.protocol import ApiError, DecodingRequest, StreamOptions
 from paceline.serving.request_errors import named
-from paceline.serving.request_log import CLOSED, Facts
+from paceline.serving.request_log import CLOSED, LogFields
 
 ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -45,7 +45,7 @@ class Lone:
         outputs: the whole, once it has begun, under number 0.
     """
 
-    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics, facts: Facts) -> None:
+    def __init__(self, stream: AsyncGenerator[StreamChunk], metrics: Metrics, facts: LogFields) -> None:
         self.outputs: dict[int, RequestOutput] = {}
         self._stream, self._watch = stream, Watch(metrics, facts)
 
@@ -75,7 +75,7 @@ class Merged:
         outputs: the whole of each prompt that has begun, by number.
     """
 
-    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics, facts: Facts) -> None:
+    def __init__(self, streams: Sequence[AsyncGenerator[StreamChunk]], metrics: Metrics, facts: LogFields) -> None:
         self.outputs: dict[int, RequestOutput] = {}
         self._streams, self._metrics, self._facts = streams, metrics, facts
         self._queue: asyncio.Queue[tuple[int, StreamChunk | Exception | None]] = asyncio.Queue()
@@ -126,7 +126,7 @@ class Merged:
         return part or None
 
 
-class Run:
+class RequestRun:
     """Decodes a request and answers it.
 
     Args:
@@ -144,7 +144,7 @@ class Run:
         *,
         metrics: Metrics,
         grammars: Grammars,
-        facts: Facts,
+        facts: LogFields,
         max_seconds: float,
     ) -> None:
         self._request, self.reply, self._seconds = request, reply, max_seconds

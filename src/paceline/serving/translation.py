@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from paceline.serving.protocol import ApiError, ChatRequest, checked
 from paceline.serving.request_log import CLOSED
-from paceline.serving.runs import Json, Run, event, large_response, unless_gone
+from paceline.serving.runs import Json, RequestRun, event, large_response, unless_gone
 
 CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
 """How the chat is asked."""
@@ -30,16 +30,16 @@ class Outgoing(Protocol):
     async def whole(self, http: Request) -> Response: ...
 
 
-class Conversation(Protocol):
+class ChatHandler(Protocol):
     """Answers a chat, in the words of a translation."""
 
     async def __call__(
-        self, request: ChatRequest, http: Request, translated: Callable[[Run], Outgoing], /
+        self, request: ChatRequest, http: Request, translated: Callable[[RequestRun], Outgoing], /
     ) -> Response: ...
 
 
 @dataclass(slots=True)
-class Piece:
+class ChatPiece:
     """A part of a chat's event.
 
     Attributes:
@@ -53,15 +53,17 @@ class Piece:
     call: tuple[str, str] = ("", "")
 
 
-def pieces(choice: Json) -> Iterator[Piece]:
+def pieces(choice: Json) -> Iterator[ChatPiece]:
     """What a choice of a chat's event adds."""
     delta = choice["delta"]
     for name, block in (("reasoning_content", "thinking"), ("content", "text")):
         if delta.get(name):
-            yield Piece(block, delta[name])
+            yield ChatPiece(block, delta[name])
     for call in delta.get("tool_calls") or ():
         function = call["function"]
-        yield Piece(call["index"], function.get("arguments") or "", (call.get("id") or "", function.get("name") or ""))
+        yield ChatPiece(
+            call["index"], function.get("arguments") or "", (call.get("id") or "", function.get("name") or "")
+        )
 
 
 class Translation(ABC):
@@ -74,7 +76,7 @@ class Translation(ABC):
 
     last = b""
 
-    def __init__(self, run: Run, *, stream: bool) -> None:
+    def __init__(self, run: RequestRun, *, stream: bool) -> None:
         self.run, self.stream = run, stream
         self.tokens = self.thoughts = 0
         self.reason: str | None = None
@@ -86,11 +88,11 @@ class Translation(ABC):
         """The first events."""
 
     @abstractmethod
-    def open(self, piece: Piece) -> Iterable[Json]:
+    def open(self, piece: ChatPiece) -> Iterable[Json]:
         """A block begins."""
 
     @abstractmethod
-    def add(self, piece: Piece) -> Iterable[Json]:
+    def add(self, piece: ChatPiece) -> Iterable[Json]:
         """The block grows."""
 
     @abstractmethod
@@ -159,7 +161,7 @@ class Translation(ABC):
                     self.reason, by = choice["finish_reason"], choice.get("stop_reason")
                     self.stopped_by = by if isinstance(by, str) else None
 
-    def _piece(self, piece: Piece) -> Iterator[Json]:
+    def _piece(self, piece: ChatPiece) -> Iterator[Json]:
         if piece.block != self._block:
             yield from self.close()
             self._block = piece.block

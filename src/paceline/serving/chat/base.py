@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.serving.chat.grammar_rules import Rules, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts, new_id
+from paceline.serving.chat.message_parts import MessageParts, new_id
 from paceline.serving.protocol import ApiError, Function, Tool
 
 ANY_OBJECT: Final = {"type": "object"}
@@ -25,7 +25,7 @@ SHAPES: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf"))
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
 """Names of functions and their arguments."""
 
-Read = Callable[[GrowingText, Parts, str], Steps[bool]]
+Read = Callable[[GrowingText, MessageParts, str], Steps[bool]]
 """Reads calls behind the mark that is given; returns whether the last thing it read is a call. What began like a call
 and is none goes on as content, to the letter.
 """
@@ -76,14 +76,14 @@ class AllowedCalls:
             raise ApiError(f"tool_choice names {only!r}, which is not among tools", param="tool_choice")
         return cls(functions, needed=needed, many=many and only is None, strict=strict)
 
-    def arguments(self, rules: Rules, function: Function) -> str:
+    def arguments(self, rules: GrammarRules, function: Function) -> str:
         """Those of a function, as JSON."""
         return rules.json(schema_of(function), strict=self.strict_of(function))
 
     def strict_of(self, function: Function) -> bool:
         return self.strict if function.strict is None else function.strict
 
-    def each(self, rules: Rules, before: Callable[[str], str]) -> str:
+    def each(self, rules: GrammarRules, before: Callable[[str], str]) -> str:
         """A call of any of the functions.
 
         Args:
@@ -146,7 +146,7 @@ class ToolFormat:
     marks: tuple[str, ...] = ()
     read: Read | None
     write: Callable[[Calls], str]
-    openings: Callable[[Rules, AllowedCalls], Iterable[Opening]] | None
+    openings: Callable[[GrammarRules, AllowedCalls], Iterable[Opening]] | None
     opens: str = ""
     named: re.Pattern[str] | None = None
     ambiguous: tuple[str, ...] = ()

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from paceline.serving.chat.base import AllowedCalls, Opening
-from paceline.serving.chat.grammar_rules import Rules, literal
+from paceline.serving.chat.grammar_rules import GrammarRules, literal
 from paceline.serving.chat.growing_text import BLANKS, Brackets, EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 
 MOST_KEY: Final = 512
 """Characters of a parameter's name."""
@@ -35,13 +35,13 @@ KEYS: Final = frozenset(("name", "arguments", "parameters", "id", "type", "funct
 NAMED: Final = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]*)"')
 """The name of a call that begins without a mark."""
 
-ReadOne = Callable[[GrowingText, Parts], Steps[bool | None]]
+ReadOne = Callable[[GrowingText, MessageParts], Steps[bool | None]]
 """Reads one call, behind the mark that begins it: whether it is one; None ends the block."""
 
 
 def read_block(
     text: GrowingText,
-    parts: Parts,
+    parts: MessageParts,
     mark: str,
     *,
     item: str,
@@ -82,7 +82,7 @@ def read_block(
     return False
 
 
-def read_arguments(text: GrowingText, parts: Parts, name: str, call_id: str = "", *ends: str) -> Steps[bool]:
+def read_arguments(text: GrowingText, parts: MessageParts, name: str, call_id: str = "", *ends: str) -> Steps[bool]:
     """The arguments, an object of JSON, of a call whose name is known.
 
     Args:
@@ -113,7 +113,7 @@ def read_ending(text: GrowingText, end: str, *before: str) -> Steps[None]:
     text.forget()
 
 
-def add_call(text: GrowingText, parts: Parts, name: str, arguments: Any) -> bool:
+def add_call(text: GrowingText, parts: MessageParts, name: str, arguments: Any) -> bool:
     """A call that was read as a whole, if it is of a function that is known."""
     if not parts.knows(name):
         return False
@@ -126,7 +126,7 @@ def add_call(text: GrowingText, parts: Parts, name: str, arguments: Any) -> bool
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CallBlock:
     """A block between marks, of calls between marks of their own.
 
     Attributes:
@@ -139,7 +139,7 @@ class Block:
     call: str
     call_end: str
 
-    def read(self, text: GrowingText, parts: Parts, mark: str, *, one: ReadOne) -> Steps[bool]:
+    def read(self, text: GrowingText, parts: MessageParts, mark: str, *, one: ReadOne) -> Steps[bool]:
         """What is behind the mark of the block, or of a call without one."""
         return (yield from read_block(text, parts, mark, item=self.call, ends=(self.end,), one=one))
 
@@ -147,7 +147,7 @@ class Block:
         """The text of a block."""
         return self.begin + between.join(f"{self.call}{call}{self.call_end}" for call in calls) + self.end
 
-    def openings(self, rules: Rules, calls: AllowedCalls, body: str, between: str = "") -> Iterator[Opening]:
+    def openings(self, rules: GrammarRules, calls: AllowedCalls, body: str, between: str = "") -> Iterator[Opening]:
         """Its grammar.
 
         Args:
@@ -160,14 +160,14 @@ class Block:
         yield Opening(f"{call} {again} {end}?", mark=self.call, loose=True)
 
 
-def read_objects(text: GrowingText, parts: Parts, mark: str, *, end: str) -> Steps[bool]:
+def read_objects(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Steps[bool]:
     """Calls as JSON objects, one or a list of them."""
     ends = (end,) if end else ()
     one = partial(_read_object, ends=ends)
     return (yield from read_block(text, parts, mark, item="{", ends=ends, one=one, before=BEFORE, between=BETWEEN))
 
 
-def _read_object(text: GrowingText, parts: Parts, *, ends: tuple[str, ...]) -> Steps[bool | None]:
+def _read_object(text: GrowingText, parts: MessageParts, *, ends: tuple[str, ...]) -> Steps[bool | None]:
     """A call as a JSON object, behind its brace."""
     text.at -= 1
     brackets, reached = Brackets(*ends), 0
@@ -197,14 +197,14 @@ def _read_object(text: GrowingText, parts: Parts, *, ends: tuple[str, ...]) -> S
     return True
 
 
-def _other_object(text: GrowingText, parts: Parts, ends: tuple[str, ...]) -> Steps[bool]:
+def _other_object(text: GrowingText, parts: MessageParts, ends: tuple[str, ...]) -> Steps[bool]:
     """An object that calls what is no function."""
     parts.say(text.forget())
     yield from text.json(parts.say, *ends)
     return False
 
 
-def _whole_object(text: GrowingText, parts: Parts, length: int) -> bool:
+def _whole_object(text: GrowingText, parts: MessageParts, length: int) -> bool:
     """A call that is clear at its end only."""
     written = text.text[text.at : text.at + length]
     text.at += length
@@ -237,7 +237,7 @@ def json_parts(*parts: str) -> str:
     return " BLANK? ".join(literal(part) if part else "" for part in parts)
 
 
-def call_object(rules: Rules, calls: AllowedCalls, more: str = "") -> str:
+def call_object(rules: GrammarRules, calls: AllowedCalls, more: str = "") -> str:
     """The grammar of a call that is an object.
 
     Args:

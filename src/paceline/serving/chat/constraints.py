@@ -17,7 +17,7 @@ from paceline.config import ServerConfig
 from paceline.grammar import bounded_json, spelled
 from paceline.serving.chat import harmony
 from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, Opening, TextSchema, ToolFormat
-from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, Marks, Rules
+from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, GrammarRules, Marks
 from paceline.serving.chat.reasoning import ReasoningFormat
 from paceline.serving.protocol import (
     ApiError,
@@ -184,7 +184,7 @@ def answer_grammar(
         return harmony.grammar(calls, schema, marks)
     meaning = () if calls is None or form is None else form.meaning
     thinking = () if thoughts is None else (thoughts.begin, thoughts.end)
-    rules = Rules(marks, [*meaning, *thinking])
+    rules = GrammarRules(marks, [*meaning, *thinking])
     free = schema is None and not (calls is not None and calls.needed)
     answers = [rules.free] if free else []
     if schema is not None:
@@ -196,7 +196,7 @@ def answer_grammar(
     return rules.written(answer if thoughts is None else _thinking(rules, answer, thoughts, opened=opened, free=free))
 
 
-def _opened(rules: Rules, opening: Opening, *, free: bool) -> str:
+def _opened(rules: GrammarRules, opening: Opening, *, free: bool) -> str:
     """Calls from their beginning on, or from that of the free text before them."""
     if opening.mark:
         return f"{rules.until(opening.mark) if free else rules.mark(opening.mark)} {opening.rest}"
@@ -206,7 +206,7 @@ def _opened(rules: Rules, opening: Opening, *, free: bool) -> str:
     return f"{tag} {rules.rule(f'/{ANY_BLANKS}{opening.text}/', lazy=True)} {opening.rest}"
 
 
-def _thinking(rules: Rules, answer: str, thoughts: ReasoningFormat, *, opened: bool, free: bool) -> str:
+def _thinking(rules: GrammarRules, answer: str, thoughts: ReasoningFormat, *, opened: bool, free: bool) -> str:
     """An answer behind thoughts, if there are any."""
     thought = f"{rules.until(thoughts.end)} {'' if free else BEHIND} {answer}"
     thought = f"({thought} | {rules.free})" if free else thought

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
-from paceline.serving.chat.blocks import MOST_KEY, Block, read_arguments, read_ending
-from paceline.serving.chat.grammar_rules import NEWLINE, Rules
+from paceline.serving.chat.blocks import MOST_KEY, CallBlock, read_arguments, read_ending
+from paceline.serving.chat.grammar_rules import NEWLINE, GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import NAME, Parts
+from paceline.serving.chat.message_parts import NAME, MessageParts
 
 
 def _mark(words: str) -> str:
@@ -21,10 +21,10 @@ def _mark(words: str) -> str:
 
 
 SEPARATOR: Final = _mark("tool sep")
-BLOCK: Final = Block(*map(_mark, ("tool calls begin", "tool calls end", "tool call begin", "tool call end")))
+BLOCK: Final = CallBlock(*map(_mark, ("tool calls begin", "tool calls end", "tool call begin", "tool call end")))
 
 
-def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
     yield from text.blanks()
     name, mark = yield from text.until(SEPARATOR, most=MOST_KEY)
     if not mark:
@@ -51,12 +51,12 @@ def _write_v31(calls: Calls) -> str:
     return BLOCK.written(f"{name}{SEPARATOR}{as_json(given)}" for name, given in calls)
 
 
-def _openings_v3(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings_v3(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     each = calls.each(rules, lambda name: rf'"{name}\n```json\n"')
     return BLOCK.openings(rules, calls, rf'"function" {rules.mark(SEPARATOR)} {each} "\n```"', NEWLINE)
 
 
-def _openings_v31(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings_v31(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     return BLOCK.openings(rules, calls, calls.each(rules, lambda name: f'"{name}" {rules.mark(SEPARATOR)}'))
 
 

@@ -48,7 +48,7 @@ AS_TEXT: Final = Marks({}, frozenset(), frozenset())
 """Every mark is a text like others."""
 
 
-class Rules:
+class GrammarRules:
     """Collects rules.
 
     Args:

@@ -8,9 +8,9 @@ import re
 from typing import Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, TextSchema, ToolFormat, as_json
-from paceline.serving.chat.grammar_rules import Marks, Rules, literal, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, Marks, literal, one_of
 from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -34,7 +34,7 @@ def begun(prompt: str) -> str | None:
     return last if MESSAGE in last or CHANNEL in last else None
 
 
-def read_messages(text: GrowingText, parts: Parts) -> Steps[None]:
+def read_messages(text: GrowingText, parts: MessageParts) -> Steps[None]:
     """Read an answer, from its role or what is behind it on."""
     mark = ""
     try:
@@ -83,7 +83,7 @@ def _header(text: GrowingText, mark: str) -> Steps[tuple[str, str]]:
     return header, channel
 
 
-def _message(text: GrowingText, parts: Parts, header: str, channel: str) -> Steps[str]:
+def _message(text: GrowingText, parts: MessageParts, header: str, channel: str) -> Steps[str]:
     """A message, and the mark behind it, which is returned; "" at the text's end."""
     to = RECIPIENT.search(header)
     if to is not None and parts.knows(to[1]):
@@ -93,7 +93,7 @@ def _message(text: GrowingText, parts: Parts, header: str, channel: str) -> Step
     return (yield from text.flow(sink, *BEHIND))
 
 
-def _call(text: GrowingText, parts: Parts, name: str) -> Steps[str]:
+def _call(text: GrowingText, parts: MessageParts, name: str) -> Steps[str]:
     """A call's arguments; what is no object is content."""
     try:
         yield from text.blanks()
@@ -136,7 +136,7 @@ def grammar(calls: AllowedCalls | None, schema: TextSchema | None, marks: Marks)
         calls: None allows none.
         schema: of the text; None leaves it free.
     """
-    rules = Rules(marks, MARKS)
+    rules = GrammarRules(marks, MARKS)
     start, channel, message, constrain, called = map(rules.mark, (START, CHANNEL, MESSAGE, CONSTRAIN, CALL))
     kind = f'(" "? {constrain}? "json")?'
     answers = []

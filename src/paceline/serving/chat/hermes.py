@@ -8,7 +8,7 @@ from typing import Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
 from paceline.serving.chat.blocks import call_object, read_objects
-from paceline.serving.chat.grammar_rules import Rules
+from paceline.serving.chat.grammar_rules import GrammarRules
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -17,7 +17,7 @@ def _write(calls: Calls) -> str:
     return "\n".join(f"{BEGIN}\n{as_json({'name': name, 'arguments': given})}\n{END}" for name, given in calls)
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     call = f"BLANK? {call_object(rules, calls)} BLANK? {rules.mark(END)}"
     yield Opening(calls.repeated(call, f"BLANK? {rules.mark(BEGIN)}"), mark=BEGIN)
 

@@ -8,18 +8,18 @@ from functools import partial
 from typing import Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
-from paceline.serving.chat.blocks import MOST_KEY, Block, read_arguments, read_ending
-from paceline.serving.chat.grammar_rules import Rules
+from paceline.serving.chat.blocks import MOST_KEY, CallBlock, read_arguments, read_ending
+from paceline.serving.chat.grammar_rules import GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 
-BLOCK: Final = Block(
+BLOCK: Final = CallBlock(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"
 )
 ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 
 
-def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
     named, mark = yield from text.until(ARGUMENTS, most=MOST_KEY)
     call_id = named.strip()
     name = call_id.removeprefix("functions.").rpartition(":")[0] or call_id.removeprefix("functions.")
@@ -35,7 +35,7 @@ def _write(calls: Calls) -> str:
     )
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     arguments = rules.mark(ARGUMENTS)
     return BLOCK.openings(
         rules, calls, calls.each(rules, lambda name: f'"functions.{name}:" /[0-9]{{1,3}}/ {arguments}')

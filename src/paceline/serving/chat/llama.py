@@ -11,7 +11,7 @@ from typing import Any, Final
 from paceline.grammar import spelled
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json, schema_of
 from paceline.serving.chat.blocks import NAMED, json_parts, read_objects
-from paceline.serving.chat.grammar_rules import ANY_BLANKS, Rules
+from paceline.serving.chat.grammar_rules import ANY_BLANKS, GrammarRules
 from paceline.serving.protocol import Function
 
 TAG: Final = "<|python_tag|>"
@@ -21,7 +21,7 @@ def _write(calls: Calls) -> str:
     return "; ".join(as_json({"name": name, "parameters": given}) for name, given in calls)
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     tag = TAG if rules.silent(TAG) else ""
     for one in calls.functions:
         if calls.beside_json:

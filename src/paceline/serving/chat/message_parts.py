@@ -48,7 +48,7 @@ class Delta:
             self.calls[-1]["function"]["arguments"] += arguments
 
 
-class Parts:
+class MessageParts:
     """Puts what is read into the delta of the piece that is being read.
 
     Args:

@@ -12,9 +12,9 @@ from typing import Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
 from paceline.serving.chat.blocks import call_object, read_arguments, read_objects
-from paceline.serving.chat.grammar_rules import Rules
+from paceline.serving.chat.grammar_rules import GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import NAME, Parts
+from paceline.serving.chat.message_parts import NAME, MessageParts
 
 BEGIN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID: Final = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -25,7 +25,7 @@ def nine_signs() -> str:
     return secrets.token_hex(5)[:9]
 
 
-def _read(text: GrowingText, parts: Parts, _: str) -> Steps[bool]:
+def _read(text: GrowingText, parts: MessageParts, _: str) -> Steps[bool]:
     yield from text.blanks()
     if text.text.startswith(("{", "["), text.at):
         return (yield from read_objects(text, parts, "", end=""))
@@ -47,13 +47,13 @@ def _write_names(calls: Calls) -> str:
     return "".join(f"{BEGIN}{name}{ARGUMENTS}{as_json(given)}" for name, given in calls)
 
 
-def _list_openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _list_openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     call_id = r'(BLANK? "," BLANK? "\"id\"" BLANK? ":" BLANK? /"[A-Za-z0-9]{9}"/)?'
     listed = calls.repeated(call_object(rules, calls, call_id), 'BLANK? "," BLANK?')
     yield Opening(f'BLANK? "[" BLANK? {listed} BLANK? "]"', mark=BEGIN)
 
 
-def _name_openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _name_openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     arguments = rules.mark(ARGUMENTS)
     call_id = f"({rules.mark(CALL_ID)} /[A-Za-z0-9]{{9}}/)?" if rules.silent(CALL_ID) else ""
     call = rules.rule(calls.each(rules, lambda name: f'"{name}" {call_id} {arguments}'))

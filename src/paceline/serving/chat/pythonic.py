@@ -18,9 +18,9 @@ from typing import Any, Final
 from paceline.grammar import spelled
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
 from paceline.serving.chat.blocks import add_call, read_ending
-from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
 from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, TYPES, WHOLE, Parameters, Schema
 from paceline.serving.chat.values import keywords
 from paceline.serving.protocol import ApiError, Function
@@ -47,7 +47,7 @@ any_dict: "{" (STRING COLON any (COMMA STRING COLON any)*)? "}"
 )
 
 
-def _read(text: GrowingText, parts: Parts, mark: str) -> Steps[bool]:
+def _read(text: GrowingText, parts: MessageParts, mark: str) -> Steps[bool]:
     """A list of calls, each whole; behind a mark there may be one without a list."""
     yield from text.blanks()
     if not (yield from text.literal("[")) and not mark:
@@ -67,7 +67,7 @@ def _read(text: GrowingText, parts: Parts, mark: str) -> Steps[bool]:
         text.forget()
 
 
-def _read_call(text: GrowingText, parts: Parts) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
     name = yield from text.run(NAME)
     if not parts.knows(name) or not (yield from text.literal("(")):
         return False
@@ -123,7 +123,7 @@ class PythonArguments(Parameters):
         ApiError: a name that is none in Python, or what cannot be enforced.
     """
 
-    def __init__(self, function: Function, rules: Rules, *, strict: bool) -> None:
+    def __init__(self, function: Function, rules: GrammarRules, *, strict: bool) -> None:
         super().__init__(function, strict=strict)
         self._rules = rules
         self._known: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _write(calls: Calls) -> str:
     return f"[{', '.join(written)}]"
 
 
-def _openings(rules: Rules, calls: AllowedCalls) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     rules.add(LITERALS)
     arguments = {one.name: PythonArguments(one, rules, strict=calls.strict).text for one in calls.functions}
     call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))

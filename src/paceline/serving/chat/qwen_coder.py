@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
 from paceline.serving.chat.blocks import MOST_KEY, read_block
-from paceline.serving.chat.grammar_rules import NEWLINE, Rules, one_of
+from paceline.serving.chat.grammar_rules import NEWLINE, GrammarRules, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import NAME, Parts
+from paceline.serving.chat.message_parts import NAME, MessageParts
 from paceline.serving.chat.tagged import TaggedCall, Tags, arguments_of, read_value, value_text
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -31,12 +31,12 @@ TAGS: Final = Tags(
 SEED_TAGS: Final = replace(TAGS, before=lambda _, name: f'"{PARAMETER}" {name} ">"', end=PARAMETER_END)
 
 
-def _read(text: GrowingText, parts: Parts, mark: str, *, end: str) -> Steps[bool]:
+def _read(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Steps[bool]:
     one = partial(_read_call, end=end)
     return (yield from read_block(text, parts, mark, item=FUNCTION, ends=(end,), one=one))
 
 
-def _read_call(text: GrowingText, parts: Parts, *, end: str) -> Steps[bool]:
+def _read_call(text: GrowingText, parts: MessageParts, *, end: str) -> Steps[bool]:
     name = yield from text.run(NAME)
     if not (yield from text.literal(">")) or not parts.knows(name):
         return False
@@ -65,7 +65,7 @@ def _element(name: str, given: Mapping[str, Any], around: str) -> str:
     return f"{FUNCTION}{name}>\n{values}{FUNCTION_END}"
 
 
-def _openings(rules: Rules, calls: AllowedCalls, *, begin: str, end: str, tags: Tags) -> Iterator[Opening]:
+def _openings(rules: GrammarRules, calls: AllowedCalls, *, begin: str, end: str, tags: Tags) -> Iterator[Opening]:
     again, over = rules.mark(begin), rules.mark(end)
     arguments = arguments_of(rules, calls, tags)
     texts = {name: rules.rule(rf'"\n" {text} "{FUNCTION_END}"') for name, text in arguments.items()}

@@ -8,7 +8,7 @@ from typing import Any, Final
 from paceline.serving.chat import harmony
 from paceline.serving.chat.base import ToolFormat
 from paceline.serving.chat.growing_text import BREAKS, EndedError, GrowingText, Steps
-from paceline.serving.chat.message_parts import Delta, Parts, new_id
+from paceline.serving.chat.message_parts import Delta, MessageParts, new_id
 from paceline.serving.chat.reasoning import REASONING, TAGS, ReasoningFormat
 
 MESSAGES: Final = (harmony.HARMONY, REASONING["harmony"])
@@ -56,7 +56,7 @@ class Reader:
         self._form, self._reasoning = form, reasoning
         make_id = new_id if form is None else form.make_id
         hidden = {*hidden, *reasoning.around}
-        self._parts = Parts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
+        self._parts = MessageParts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
         self._text = GrowingText()
         if form not in MESSAGES and reasoning not in MESSAGES:
             self._steps = self._answer(thinking)

@@ -65,7 +65,7 @@ EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
 HARMONY_EFFORTS: Final = ("low", "medium", "high")
 
 
-class Steering:
+class ThoughtSteering:
     """What makes a chat template ask for thoughts as a request wants them.
 
     Args:

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from paceline.grammar import rust_pattern
 from paceline.serving.chat.base import AllowedCalls, as_json
-from paceline.serving.chat.grammar_rules import Rules, literal, one_of
+from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
-from paceline.serving.chat.message_parts import Parts
+from paceline.serving.chat.message_parts import MessageParts
 from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, WHOLE, Parameters, Schema
 from paceline.serving.chat.values import typed_value
 from paceline.serving.protocol import Function
@@ -40,7 +40,7 @@ class TaggedCall:
         name: of the function, whose schema says which types the values have.
     """
 
-    def __init__(self, text: GrowingText, parts: Parts, name: str) -> None:
+    def __init__(self, text: GrowingText, parts: MessageParts, name: str) -> None:
         self._text, self._parts, self._schema, self._sign = text, parts, parts.schema(name), "{"
         text.forget()
         parts.begin(name)
@@ -94,14 +94,14 @@ class Tags:
         wrong: signs that a name cannot have.
     """
 
-    before: Callable[[Rules, str], str]
+    before: Callable[[GrammarRules, str], str]
     end: str
     after: str
     words: Mapping[str, str]
     wrong: str
 
 
-def arguments_of(rules: Rules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
+def arguments_of(rules: GrammarRules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
     """The grammar of arguments, by function."""
     return {one.name: TaggedArguments(one, rules, tags, strict=calls.strict).text for one in calls.functions}
 
@@ -113,7 +113,7 @@ class TaggedArguments(Parameters):
         text: what is between its name and its end.
     """
 
-    def __init__(self, function: Function, rules: Rules, tags: Tags, *, strict: bool) -> None:
+    def __init__(self, function: Function, rules: GrammarRules, tags: Tags, *, strict: bool) -> None:
         super().__init__(function, strict=strict)
         self._rules, self._tags = rules, tags
         self._end, self._any = rules.mark(tags.end), rules.text_until(tags.end)
