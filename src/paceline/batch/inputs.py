@@ -161,13 +161,13 @@ class Requests:
 
 def _parsed(line: bytes) -> BatchRequest:
     try:
-        found = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise _DamagedError(f"is not JSON ({error}): write one request on each line") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _DamagedError("is not an object: give custom_id, method, url and body")
     try:
-        request = BatchRequest.model_validate(found)
+        request = BatchRequest.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

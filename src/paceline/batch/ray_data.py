@@ -86,21 +86,21 @@ class RayRun:
         Raises:
             ConfigError: an actor cannot load its model, or Ray gave up.
         """
-        found = from_items(rows, override_num_blocks=len(rows)).map(
+        answered = from_items(rows, override_num_blocks=len(rows)).map(
             Worker, fn_constructor_args=(self._make, self._patience), compute=self._pool, num_cpus=self._threads
         )
-        blocks = iter(found.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"))
+        blocks = iter(answered.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"))
         try:
             for block in blocks:
-                for one in block.to_pylist():
-                    if one["error"]:
-                        raise ConfigError(one["error"])
-                    yield one
+                for row in block.to_pylist():
+                    if row["error"]:
+                        raise ConfigError(row["error"])
+                    yield row
         except RayError as error:
             why = f"Ray gave up ({str(error).splitlines()[0]})"
             raise ConfigError(f"{why}; the same command goes on where it stopped") from None
         finally:
-            del blocks, found
+            del blocks, answered
             gc.collect()  # which ends the actors, where not all answers were taken
 
 

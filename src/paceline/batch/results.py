@@ -92,12 +92,12 @@ class ResultFile:
 
     def _note(self, number: int, line: bytes, offset: int) -> None:
         try:
-            found: dict[str, Any] = json.loads(line)
-            index = self._requests.find(name := found["custom_id"])
-            model = found["response"]["body"].get("model")
+            answer: dict[str, Any] = json.loads(line)
+            index = self._requests.find(name := answer["custom_id"])
+            model = answer["response"]["body"].get("model")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise self._wrong(number, "is damaged") from None
-        if index is None or found["id"] != self._requests.id(index):
+        if index is None or answer["id"] != self._requests.id(index):
             what = "is not in" if index is None else "is another request in"
             raise self._wrong(number, f"answers {name!r}, which {what} {str(self._requests.path)!r}")
         if index in self:

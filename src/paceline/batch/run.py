@@ -68,15 +68,15 @@ async def answer_all(
             if not running:
                 break
             ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            found = [(running[task], task.result()) for task in ended]
+            answers = [(running[task], task.result()) for task in ended]
             for task in ended:
                 del running[task]
             for file, failed in ((results, False), (errors, True)):
-                lines = [(index, one.line) for index, one in found if (one.failure is not None) == failed]
+                lines = [(index, answer.line) for index, answer in answers if (answer.failure is not None) == failed]
                 if lines:
                     await asyncio.to_thread(file.append, lines)
-            for index, one in found:
-                summary.add(one, requests.line(index))
+            for index, answer in answers:
+                summary.add(answer, requests.line(index))
             progress(summary)
     finally:
         for task in running:

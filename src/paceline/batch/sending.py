@@ -63,30 +63,30 @@ class Sender:
         """
         content, give_up, wait = json.dumps(request.body).encode(), 0.0, FIRST_WAIT
         while True:
-            found = await self._try(request.url, content)
-            if isinstance(found, httpx.TransportError):
-                logger.warning("the server at %s is away (%s); trying again", self._http.base_url, _words(found))
+            outcome = await self._try(request.url, content)
+            if isinstance(outcome, httpx.TransportError):
+                logger.warning("the server at %s is away (%s); trying again", self._http.base_url, _words(outcome))
             give_up = give_up or monotonic() + self._patience
-            later = _wanted(found) if isinstance(found, httpx.Response) else 0.0
+            later = _wanted(outcome) if isinstance(outcome, httpx.Response) else 0.0
             if later is None:
-                return _answer(request, found)
+                return _answer(request, outcome)
             pause = max(later, wait * random.uniform(0.5, 1.0))
             if monotonic() + pause > give_up:
-                if isinstance(found, AWAY):
-                    why = f"no server answers at {self._http.base_url} ({_words(found)})"
+                if isinstance(outcome, AWAY):
+                    why = f"no server answers at {self._http.base_url} ({_words(outcome)})"
                     raise ConfigError(f"{why}; start it and run the same command again")
-                return _answer(request, found)
+                return _answer(request, outcome)
             await asyncio.sleep(pause)
             wait = min(wait * 2, LONGEST_WAIT)
 
     async def _try(self, url: str, content: bytes) -> httpx.Response | httpx.TransportError:
         try:
-            found = await self._http.post(url, content=content, headers={"content-type": "application/json"})
+            response = await self._http.post(url, content=content, headers={"content-type": "application/json"})
         except httpx.TransportError as error:
             return error
-        if found.status_code in NOT_ALLOWED:
-            raise ConfigError(f"{self._http.base_url} answers {_told(_body(found))}; give --api-key")
-        return found
+        if response.status_code in NOT_ALLOWED:
+            raise ConfigError(f"{self._http.base_url} answers {_told(_body(response))}; give --api-key")
+        return response
 
 
 def _wanted(response: httpx.Response) -> float | None:
@@ -102,11 +102,11 @@ def _wanted(response: httpx.Response) -> float | None:
 
 def _body(response: httpx.Response) -> Json:
     try:
-        found = response.json()
+        body = response.json()
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        body = None
+    if isinstance(body, dict):
+        return body
     return {"error": {"message": f"no JSON but {shortened(response.text)}", "type": "server_error"}}
 
 
@@ -119,20 +119,20 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _answer(request: BatchRequest, found: httpx.Response | httpx.TransportError) -> BatchAnswer:
+def _answer(request: BatchRequest, outcome: httpx.Response | httpx.TransportError) -> BatchAnswer:
     line: Json = {"id": request.id, "custom_id": request.custom_id, "response": None, "error": None}
     failure: str | None = None
     tokens = 0
-    if isinstance(found, httpx.Response):
-        body, status = _body(found), found.status_code
+    if isinstance(outcome, httpx.Response):
+        body, status = _body(outcome), outcome.status_code
         if status != 200 or not body.keys() & {"choices", "output"} or body.get("error"):
             failure = f"{status} {_told(body)}"
-        name = found.headers.get("x-request-id", "")
+        name = outcome.headers.get("x-request-id", "")
         line["response"] = {"status_code": status, "request_id": name, "body": body}
         usage = body.get("usage") or {}
         tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
     else:
-        failure = f"the connection broke ({_words(found)})"
+        failure = f"the connection broke ({_words(outcome)})"
         line["error"] = {"code": "connection_error", "message": failure}
     text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     return BatchAnswer(

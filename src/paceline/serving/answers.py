@@ -22,12 +22,19 @@ Json = dict[str, Any]
 
 def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
     """Token counts of a request, drafts included."""
-    prompt = sum(len(one.prompt_token_ids) for one in outputs)
-    thoughts = sum(len(each.reasoning_token_ids) for one in outputs for each in one.outputs)
-    made = 0 if hidden else thoughts + sum(len(each.token_ids) for one in outputs for each in one.outputs)
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    thoughts = sum(
+        len(completion_output.reasoning_token_ids) for output in outputs for completion_output in output.outputs
+    )
+    completion = (
+        0
+        if hidden
+        else thoughts
+        + sum(len(completion_output.token_ids) for output in outputs for completion_output in output.outputs)
+    )
     drafted, accepted, drafters = 0, 0, dict[str, list[int]]()
-    for one in outputs:
-        metrics = one.metrics
+    for output in outputs:
+        metrics = output.metrics
         for name, share in metrics.drafters.items():
             both = drafters.setdefault(name, [0, 0])
             both[0] += share.num_draft_tokens
@@ -37,9 +44,9 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
     followed = drafters.get("prediction", [0, 0])
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens or 0 for one in outputs)},
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": followed[1],
             "rejected_prediction_tokens": followed[0] - followed[1],
@@ -65,17 +72,18 @@ class AnswerFrame:
     """The frame of all answers and events of a request.
 
     Args:
-        given: the client's own id, or None.
+        kind: the name of the object, as OpenAI has it.
+        client_id: the client's own id, or None.
     """
 
     kind: str
     model: str
-    given: str | None
+    client_id: str | None
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{self.given or secrets.token_hex(16)}"
+        self.id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{self.client_id or secrets.token_hex(16)}"
 
     def frame(self, choices: list[Json], **more: Any) -> Json:
         return {
@@ -124,27 +132,27 @@ class CompletionAnswer:
             choice["token_ids"] = list(chunk.token_ids)
         return self.answer.frame([choice])
 
-    def text(self, one: CompletionOutput) -> str | None:
+    def text(self, output: CompletionOutput) -> str | None:
         """What an output says."""
-        return one.text
+        return output.text
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         choices = list[Json]()
         for job, output in zip(self.jobs, outputs, strict=True):
-            for one in output.outputs:
-                choices.append(self._choice(job, output, one, len(choices)))
+            for completion in output.outputs:
+                choices.append(self._choice(job, output, completion, len(choices)))
         return self.answer.frame(choices, usage=usage_of(outputs, hidden=self.jobs[0].hidden))
 
     def _counted(self, job: PromptJob, start: int = 0) -> Offsets:
         return Offsets(self._bytes, skip_special_tokens=job.params.skip_special_tokens, start=start)
 
-    def _choice(self, job: PromptJob, output: RequestOutput, one: CompletionOutput, index: int) -> Json:
-        text = "" if job.hidden else one.text
-        ids = [] if job.hidden else one.token_ids
+    def _choice(self, job: PromptJob, output: RequestOutput, completion: CompletionOutput, index: int) -> Json:
+        text = "" if job.hidden else completion.text
+        ids = [] if job.hidden else completion.token_ids
         logprobs = None
-        if one.logprobs is not None:
+        if completion.logprobs is not None:
             offsets = self._counted(job, len(job.shown) if self.request.echo else 0).of(ids)
-            logprobs = _old_logprobs(ids, one.logprobs[: len(ids)], offsets, self._bytes)
+            logprobs = _old_logprobs(ids, completion.logprobs[: len(ids)], offsets, self._bytes)
             if self.request.echo:
                 prompt, entries = output.prompt_token_ids, output.prompt_logprobs or []
                 offsets = offsets_in(job.shown, prompt, self._bytes)
@@ -154,11 +162,11 @@ class CompletionAnswer:
             "index": index,
             "text": (job.shown if self.request.echo else "") + text,
             "logprobs": logprobs,
-            "finish_reason": "length" if job.hidden else reason_of(one.finish_reason),
-            "stop_reason": one.stop_reason,
+            "finish_reason": "length" if job.hidden else reason_of(completion.finish_reason),
+            "stop_reason": completion.stop_reason,
         }
-        if one.reasoning is not None:
-            choice["reasoning_content"] = one.reasoning
+        if completion.reasoning is not None:
+            choice["reasoning_content"] = completion.reasoning
         if self.request.prompt_logprobs is not None:
             choice["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
         if self.request.return_token_ids:
@@ -182,7 +190,10 @@ def _old_logprobs(
         "top_logprobs": [
             None
             if entry is None
-            else {written(token_bytes[key], PREFIX) or str(key): _finite(one.logprob) for key, one in entry.items()}
+            else {
+                written(token_bytes[key], PREFIX) or str(key): _finite(logprob.logprob)
+                for key, logprob in entry.items()
+            }
             for entry in entries
         ],
         "text_offset": list(offsets),
@@ -241,14 +252,14 @@ class ChatAnswer:
     def _reason(self, reason: str | None, reader: Reader) -> str | None:
         return "tool_calls" if reader.whole and reason == "stop" else reason_of(reason)
 
-    def text(self, one: CompletionOutput) -> str | None:
+    def text(self, output: CompletionOutput) -> str | None:
         """What an output says beside its thoughts; None where it calls functions."""
-        found = self._reader().feed(one.text, last=True)
-        return None if found.calls else found.content
+        delta = self._reader().feed(output.text, last=True)
+        return None if delta.calls else delta.content
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         (output,) = outputs
-        choices = [self._choice(one) for one in output.outputs]
+        choices = [self._choice(completion) for completion in output.outputs]
         more: Json = {}
         if self.request.prompt_logprobs is not None:
             more["prompt_logprobs"] = output.to_dict().get("prompt_logprobs")
@@ -256,25 +267,29 @@ class ChatAnswer:
             more["prompt_token_ids"] = output.prompt_token_ids
         return self.answer.frame(choices, usage=usage_of(outputs), **more)
 
-    def _choice(self, one: CompletionOutput) -> Json:
+    def _choice(self, completion: CompletionOutput) -> Json:
         reader = self._reader()
-        found = reader.feed(one.text, last=True, cut=_is_cut(one.finish_reason, one.stop_reason))
-        message: Json = {"role": "assistant", "content": found.content or (None if found.calls else "")}
-        message |= {"refusal": None, "reasoning_content": (one.reasoning or "") + found.reasoning or None}
-        if found.calls:
+        delta = reader.feed(completion.text, last=True, cut=_is_cut(completion.finish_reason, completion.stop_reason))
+        message: Json = {"role": "assistant", "content": delta.content or (None if delta.calls else "")}
+        message |= {"refusal": None, "reasoning_content": (completion.reasoning or "") + delta.reasoning or None}
+        if delta.calls:
             message["tool_calls"] = [
-                {key: value for key, value in call.items() if key != "index"} for call in found.calls
+                {key: value for key, value in call.items() if key != "index"} for call in delta.calls
             ]
-        logprobs = None if one.logprobs is None else _new_logprobs(one.token_ids, one.logprobs, self._most, self._bytes)
+        logprobs = (
+            None
+            if completion.logprobs is None
+            else _new_logprobs(completion.token_ids, completion.logprobs, self._most, self._bytes)
+        )
         choice: Json = {
-            "index": one.index,
+            "index": completion.index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": self._reason(one.finish_reason, reader),
-            "stop_reason": one.stop_reason,
+            "finish_reason": self._reason(completion.finish_reason, reader),
+            "stop_reason": completion.stop_reason,
         }
         if self.request.return_token_ids:
-            choice["token_ids"] = one.token_ids
+            choice["token_ids"] = completion.token_ids
         return choice
 
 
@@ -288,14 +303,14 @@ def _new_logprobs(
 ) -> Json:
     """As chats have them: a list of entries, each with the `most` likeliest tokens."""
 
-    def one(token: int, found: Logprob) -> Json:
+    def entry_of(token: int, logprob: Logprob) -> Json:
         data = token_bytes[token]
-        return {"token": written(data), "logprob": _finite(found.logprob), "bytes": list(data)}
+        return {"token": written(data), "logprob": _finite(logprob.logprob), "bytes": list(data)}
 
     return {
         "content": [
-            one(token, entry[token])
-            | {"top_logprobs": [one(key, other) for key, other in entry.items() if other.rank <= most]}
+            entry_of(token, entry[token])
+            | {"top_logprobs": [entry_of(key, other) for key, other in entry.items() if other.rank <= most]}
             for token, entry in zip(tokens, entries, strict=True)
         ],
         "refusal": None,

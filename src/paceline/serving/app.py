@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ServerConfig
@@ -148,10 +149,10 @@ class EventStream(StreamingResponse):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._events, self._slot = events, slot
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = False  # since the last look; a timer for each event would cost more than the event
 
-        async def told(message: MutableMapping[str, Any]) -> None:
+        async def told(message: Message) -> None:
             nonlocal sent
             sent = True
             if not message.get("more_body", True):
@@ -226,30 +227,28 @@ def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
 
 
 def _add_errors(app: FastAPI, service: Service) -> None:
-    async def told(http: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
+    """Answer every error in the form that the clients of its route read."""
+
+    @app.exception_handler(ApiError)
+    async def told(http: Request, error: ApiError) -> Response:
         service.metrics.refused(error.status)
         notes = NOTES.get()
         error = error if notes is None else error.renamed(notes.names)
         return json_response(error.body(http.url.path), error.status, error.headers)
 
-    async def invalid(http: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def invalid(http: Request, error: RequestValidationError) -> Response:
         return await told(http, invalid_field(error.errors(), error.body))
 
-    async def unknown(http: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def unknown(http: Request, error: HTTPException) -> Response:
         return await told(
             http, ApiError(str(error.detail), status=error.status_code, headers=dict(error.headers or {}))
         )
 
+    @app.exception_handler(Exception)
     async def failed(http: Request, _: Exception) -> Response:
         return await told(http, internal_error())
-
-    app.add_exception_handler(ApiError, told)
-    app.add_exception_handler(Exception, failed)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, unknown)
 
 
 class Routes:
@@ -330,14 +329,14 @@ class Routes:
                         tokens = await asyncio.to_thread(
                             tokenizer.encode, request.prompt, special, most=jobs.most_tokens
                         )
-                found: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
+                answer: Json = {"count": len(tokens), "max_model_len": self._context, "tokens": tokens}
                 if request.return_token_strs:
                     async with jobs.turn(""):
                         texts = await asyncio.to_thread(lambda: [tokenizer.token_text(token) for token in tokens])
-                    found["token_strs"] = texts
+                    answer["token_strs"] = texts
         except PacelineError as error:
             raise named(error, request) from None
-        return await large_response(found)
+        return await large_response(answer)
 
     async def detokenize(self, request: DetokenizeRequest, http: Request) -> Response:
         self._service.check_model(request.model)
@@ -350,10 +349,10 @@ class Routes:
 
     async def health(self) -> Response:
         closed, faults = self._llm.closed, self._service.model.faults
-        found: Json = {"status": "closed" if closed else "ready", "faults": faults}
-        found["response_store_failures"] = self._service.metrics.store_failures
-        found["response_store_error"] = self._service.store.fault or None
-        return json_response(found, 503 if closed else 200)
+        answer: Json = {"status": "closed" if closed else "ready", "faults": faults}
+        answer["response_store_failures"] = self._service.metrics.store_failures
+        answer["response_store_error"] = self._service.store.fault or None
+        return json_response(answer, 503 if closed else 200)
 
     async def live(self) -> Response:
         closed = self._llm.closed

@@ -92,13 +92,13 @@ def check_items(body: bytes) -> None:
         ApiError: it does.
     """
     items, fields, nested = count_items(body)
-    for what, found, most in (
+    for what, count, most in (
         ("lists and objects", nested, MAX_NESTED),
         ("fields of objects", fields, MAX_FIELDS),
         ("items and fields", items, MAX_ITEMS),
     ):
-        if found > most:
-            raise ApiError(f"the body must hold at most {most} {what} in all, got {found}", code="too_many_items")
+        if count > most:
+            raise ApiError(f"the body must hold at most {most} {what} in all, got {count}", code="too_many_items")
 
 
 def count_items(body: bytes) -> tuple[int, int, int]:
@@ -115,7 +115,7 @@ def count_items(body: bytes) -> tuple[int, int, int]:
         inside, outside = int(texts[-1]), texts == 0
         commas += int(np.count_nonzero((piece == COMMA) & outside))
         fields += int(np.count_nonzero((piece == COLON) & outside))
-        nested += sum(int(np.count_nonzero((piece == one) & outside)) for one in OPENS)
+        nested += sum(int(np.count_nonzero((piece == bracket) & outside)) for bracket in OPENS)
     return commas + nested, fields, nested
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from paceline.config import ServerConfig
 from paceline.serving.limits import HEALTH, LIVE, Guard, Keys, Origins, read_keys, refuse, reply
 from paceline.serving.protocol import MESSAGES, ApiError
@@ -42,7 +44,7 @@ CUT_SECONDS: Final = 1.0
 Json = dict[str, Any]
 
 
-def guarded(app: Any, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
+def guarded(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
     """What is before an application: who may use it, from which pages, and the log.
 
     Args:
@@ -64,12 +66,12 @@ class Entrance:
         draining: new requests are answered 503.
     """
 
-    def __init__(self, app: Any, refused: Callable[[int], None], *, texts: bool = False) -> None:
+    def __init__(self, app: ASGIApp, refused: Callable[[int], None], *, texts: bool = False) -> None:
         self._app, self._refused, self._texts = app, refused, texts
         self._running: dict[_Exchange, asyncio.Task[Any]] = {}
         self.draining = False
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -135,16 +137,16 @@ class _Exchange:
         why: it is cut off; None where it is not.
     """
 
-    def __init__(self, scope: Json, send: Any, *, texts: bool) -> None:
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        self._name = given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req-{time.time_ns():x}"
+    def __init__(self, scope: Scope, send: Send, *, texts: bool) -> None:
+        client_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        self._name = client_id if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", client_id) else f"req-{time.time_ns():x}"
         self._facts = scope["facts"] = LogFields(texts=texts)
         self._scope, self._send, self.path = scope, send, scope["path"]
         self._relayed = scope.get("relayed", False)
         self._status, self._kind, self._error, self._ended = CLOSED, b"", b"", False
         self.why: ApiError | None = None
 
-    async def send(self, message: Json) -> None:
+    async def send(self, message: Message) -> None:
         """Pass a message on."""
         if message["type"] == "http.response.start":
             self._status, self._kind = message["status"], dict(message["headers"]).get(b"content-type", b"")
@@ -217,7 +219,7 @@ class NotReady:
     def __init__(self) -> None:
         self.doing = "loading the model"
 
-    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == LIVE:
             await reply(send, 200, {"status": "live"})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST: Final = 64
 """Ignored fields that are named, and letters of each."""
@@ -43,13 +45,13 @@ class FieldNotes:
         lenient: fields that cannot be honoured are ignored.
     """
 
-    def __init__(self, app: Any, *, lenient: bool) -> None:
+    def __init__(self, app: ASGIApp, *, lenient: bool) -> None:
         self._app, self._lenient = app, lenient
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         notes = Notes(self._lenient)
 
-        async def told(message: dict[str, Any]) -> None:
+        async def told(message: Message) -> None:
             if message["type"] == "http.response.start" and notes.ignored:
                 header = (b"x-ignored-fields", ", ".join(notes.ignored).encode())
                 message["headers"] = [*message["headers"], header]

@@ -63,8 +63,10 @@ class Group:
 
 
 def _no_penalty(value: Any, body: Json) -> bool:
-    given = [body.get(name) for name in ("presence_penalty", "frequency_penalty")]
-    return same(value, -1) or (all(not one for one in given) and body.get("repetition_penalty") in (None, 1))
+    penalties = [body.get(name) for name in ("presence_penalty", "frequency_penalty")]
+    return same(value, -1) or (
+        all(not penalty for penalty in penalties) and body.get("repetition_penalty") in (None, 1)
+    )
 
 
 def _keeps_all(value: Any, _: Json) -> bool:
@@ -344,11 +346,11 @@ class FieldError(Exception):
 
 
 def _rows() -> dict[str, dict[str, tuple[Neutral, Group]]]:
-    found: dict[str, dict[str, tuple[Neutral, Group]]] = {api: {} for api in ALL}
+    rows: dict[str, dict[str, tuple[Neutral, Group]]] = {api: {} for api in ALL}
     for group in TABLE:
         for api in group.apis:
-            found[api] |= {name: (neutral, group) for name, neutral in group.fields.items()}
-    return found
+            rows[api] |= {name: (neutral, group) for name, neutral in group.fields.items()}
+    return rows
 
 
 ROWS: Final = _rows()
@@ -379,7 +381,7 @@ def settle(api: str, body: Json, known: Collection[str]) -> None:
 
 
 def _neutral(value: Any, body: Json, neutral: Neutral) -> bool:
-    return neutral.holds(value, body) if isinstance(neutral, Rule) else any(same(value, one) for one in neutral)
+    return neutral.holds(value, body) if isinstance(neutral, Rule) else any(same(value, idle) for idle in neutral)
 
 
 def _refusal(name: str, row: tuple[Neutral, Group] | None, known: Collection[str]) -> str:
@@ -449,7 +451,7 @@ def _words(neutral: Neutral) -> str:
     """Values, as JSON has them; none is an empty text."""
     if isinstance(neutral, Rule):
         return neutral.words
-    return " or ".join(json.dumps(one) for one in neutral)
+    return " or ".join(json.dumps(value) for value in neutral)
 
 
 def field_table() -> Iterator[tuple[list[str], tuple[str, ...], str, str]]:

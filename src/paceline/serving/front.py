@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
 from prometheus_client import Counter, Gauge, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.config import ServerConfig
 from paceline.serving.bodies import LARGE, check_items
@@ -38,7 +39,7 @@ LATER: Final = 5.0
 """Seconds that a replica has more than a request may take, so that it can say so itself."""
 
 Json = dict[str, Any]
-Answer = AbstractAsyncContextManager[AsyncIterable[list[Json]]]
+AnswerStream = AbstractAsyncContextManager[AsyncIterable[list[Message]]]
 """Messages of ASGI as they come; the end of the block ends the request."""
 
 
@@ -51,11 +52,11 @@ class Fleet(Protocol):
     failed: tuple[type[Exception], ...]
     """Raised where it has failed otherwise."""
 
-    def answer(self, scope: Json, body: bytes, affinity: Affinity) -> Answer:
+    def answer(self, scope: Json, body: bytes, affinity: Affinity) -> AnswerStream:
         """From one replica."""
         ...
 
-    async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Json]]]:
+    async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Message]]]:
         """What every replica answers: its name, the status, the messages."""
         ...
 
@@ -81,7 +82,7 @@ class Front:
         self._fleet, self._config, self._counts, self._shared = fleet, config, counts, shared_responses
         self._slots = Slots(config)
 
-    async def __call__(self, scope: Json, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -91,7 +92,7 @@ class Front:
             self._counts.refused(error.status)
             await refuse(send, error, scope["path"])
 
-    async def _routed(self, scope: Json, receive: Any, send: Any) -> None:
+    async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, plain = scope["path"], Json({name: scope[name] for name in PASSED if name in scope}, relayed=True)
         body = await _body(receive)
         if path == "/metrics":
@@ -115,7 +116,7 @@ class Front:
                 affinity = affinity_of(owner, path, body) if read is None else await read
                 await _until_gone(receive, self._relayed(plain, body, affinity, send))
 
-    async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Any) -> None:
+    async def _relayed(self, scope: Json, body: bytes, affinity: Affinity, send: Send) -> None:
         """Answer from one replica, or another one while nothing has been sent."""
         passing = Passing(send, scope["path"])
         try:
@@ -128,7 +129,7 @@ class Front:
         again = {"Retry-After": "1"}
         raise ApiError(f"{TRIES} replicas died under this request", status=503, code="replica_died", headers=again)
 
-    async def _passed(self, answer: Answer, passing: Passing, clock: asyncio.Timeout) -> bool:
+    async def _passed(self, answer: AnswerStream, passing: Passing, clock: asyncio.Timeout) -> bool:
         """Pass on an answer; whether the client has had one, be it the end of what had begun.
 
         Args:
@@ -155,14 +156,14 @@ class Front:
             await passing.end(ApiError("the replica that answered has died", status=502, code="replica_died"))
         return passing.begun
 
-    async def _pick(self, scope: Json, send: Any, good: tuple[int, ...]) -> None:
+    async def _pick(self, scope: Json, send: Send, good: tuple[int, ...]) -> None:
         """Ask all replicas, and pass on the answer whose status comes first in `good`; any, where none is in it."""
         answers = await self._asked(scope)
-        best = min(answers, key=lambda one: good.index(one[1]) if one[1] in good else len(good))
+        best = min(answers, key=lambda answer: good.index(answer[1]) if answer[1] in good else len(good))
         for message in best[2]:
             await send(message)
 
-    async def _metrics(self, scope: Json, send: Any) -> None:
+    async def _metrics(self, scope: Json, send: Send) -> None:
         pages = {name: _text(messages) for name, status, messages in await self._asked(scope) if status == 200}
         self._counts.replicas.set(len(pages))
         page = generate_latest(_Merged({"front": self._counts.page(), **pages}))
@@ -170,7 +171,7 @@ class Front:
         await send({"type": "http.response.start", "status": 200, "headers": kind})
         await send({"type": "http.response.body", "body": page})
 
-    async def _asked(self, scope: Json) -> list[tuple[str, int, list[Json]]]:
+    async def _asked(self, scope: Json) -> list[tuple[str, int, list[Message]]]:
         try:
             answers = await self._fleet.all(scope)
         except TimeoutError:
@@ -187,11 +188,12 @@ class Passing:
         begun: something was sent. complete: all was.
     """
 
-    def __init__(self, send: Any, path: str) -> None:
-        self._send, self._path, self._head = send, path, Json()
+    def __init__(self, send: Send, path: str) -> None:
+        self._send, self._path = send, path
+        self._head: Message = {}
         self.begun = self.complete = False
 
-    async def add(self, messages: Iterable[Json]) -> None:
+    async def add(self, messages: Iterable[Message]) -> None:
         """Pass them on."""
         for message in messages:
             if message["type"] == FACTS:
@@ -223,10 +225,10 @@ class _Counts:
 
     def __init__(self, model_name: str | None) -> None:
         self._registry = Registry(model_name)
-        made = self._registry.made
-        self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
-        self.lost = made(Counter, "replica_lost", "Requests whose replica died.")
-        self.replicas = made(Gauge, "num_replicas", "Replicas that answer.")
+        new = self._registry.new
+        self.rejected = new(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
+        self.lost = new(Counter, "replica_lost", "Requests whose replica died.")
+        self.replicas = new(Gauge, "num_replicas", "Replicas that answer.")
 
     def refused(self, status: int) -> None:
         self.rejected.labels(str(status)).inc()
@@ -247,40 +249,40 @@ class _Merged:
 
     def collect(self) -> Iterable[Metric]:
         """Families of metrics, each once."""
-        found: dict[str, Metric] = {}
+        merged: dict[str, Metric] = {}
         for name, page in self._pages.items():
             for family in text_string_to_metric_families(page):
-                whole = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                for one in family.samples:
-                    whole.add_sample(one.name, {**one.labels, "replica": name}, one.value)
-        return found.values()
+                whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    whole.add_sample(sample.name, {**sample.labels, "replica": name}, sample.value)
+        return merged.values()
 
 
-async def _live(receive: Any, send: Any) -> None:
+async def _live(receive: Receive, send: Send) -> None:
     """The life of an application that has nothing to begin or to end."""
     for kind in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{kind}.complete"})
 
 
-async def _body(receive: Any) -> bytes:
+async def _body(receive: Receive) -> bytes:
     """All of it; a client that goes away leaves what came.
 
     Raises:
         ApiError: it is too long, or takes too long to arrive.
     """
-    found, more = bytearray(), True
+    body, more = bytearray(), True
     while more:
         try:
             message = await receive()
         except HTTPException as error:  # too long, or too slow
             raise ApiError(str(error.detail), status=error.status_code) from None
-        found += message.get("body", b"")
+        body += message.get("body", b"")
         more = message.get("more_body", False)
-    return bytes(found)
+    return bytes(body)
 
 
-async def _until_gone(receive: Any, work: Any) -> None:
+async def _until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Work, ended where the client goes away."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
@@ -288,13 +290,13 @@ async def _until_gone(receive: Any, work: Any) -> None:
         if task.done():
             task.result()
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for running in (task, gone):
+            running.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-def _text(messages: Iterable[Json]) -> str:
-    return b"".join(one.get("body", b"") for one in messages).decode()
+def _text(messages: Iterable[Message]) -> str:
+    return b"".join(message.get("body", b"") for message in messages).decode()
 
 
 def _unstored(body: bytes) -> bytes:

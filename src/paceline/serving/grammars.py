@@ -55,10 +55,10 @@ class Grammars:
             self._known.move_to_end(key)
             return
         asked = {"grammar": text} if params.grammar is None else {"notation": text}
-        found = await self.workers.ask(asked, COMPILE_SECONDS)
-        if found is None:
+        answer = await self.workers.ask(asked, COMPILE_SECONDS)
+        if answer is None:
             raise ApiError("the constraint takes too long to compile, or too much memory; make it simpler", param=param)
-        if not found["error"]:  # what the error is, the engine says in its own words
+        if not answer["error"]:  # what the error is, the engine says in its own words
             self._known[key] = ""
             while len(self._known) > KNOWN:
                 self._known.popitem(last=False)
@@ -66,7 +66,7 @@ class Grammars:
     async def errors(self, schema: Any, text: str) -> list[str]:
         """What a text violates of a JSON schema."""
         try:
-            found = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
+            answer = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
         except ApiError:  # the text is written, and is not lost
             return ["not checked, since the machine is too busy"]
-        return ["the schema takes too long to check"] if found is None else list(found["errors"])
+        return ["the schema takes too long to check"] if answer is None else list(answer["errors"])

@@ -127,9 +127,10 @@ class JobFactory:
         prompts = _prompts(request.prompt)
         if not 0 < len(prompts) <= self._config.max_prompts:
             raise ApiError(f"prompt must hold 1 to {self._config.max_prompts} prompts", param="prompt")
-        for name, given in (("echo", request.echo), ("max_tokens", request.max_tokens == 0)):
-            if given and request.stream:
-                raise ApiError(f"{name} {getattr(request, name)} cannot be used with stream", param=name)
+        if request.stream and request.echo:
+            raise ApiError("echo true cannot be used with stream", param="echo")
+        if request.stream and request.max_tokens == 0:
+            raise ApiError("max_tokens 0 cannot be used with stream", param="max_tokens")
         more: Json = {"logprobs": request.logprobs}
         if request.echo and request.logprobs is not None:
             more["prompt_logprobs"] = request.logprobs
@@ -192,7 +193,7 @@ class JobFactory:
         """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on. Keys take
         turns.
         """
-        texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+        texts = [prompt] if isinstance(prompt, str) else [text for text in prompt if isinstance(text, str)]
         return (self._one_long if sum(map(len, texts)) > LONG else self._others).place()
 
     async def get_ready(self) -> None:
@@ -204,9 +205,9 @@ class JobFactory:
     async def rendered(self, request: TemplateRequest) -> Rendered:
         """The text of a conversation, and what of it the template wrote."""
         template = self._llm.tokenizer.template(self._template)
-        messages = await asyncio.to_thread(lambda: [_message(one) for one in request.messages or ()])
+        messages = await asyncio.to_thread(lambda: [_message(message) for message in request.messages or ()])
         if not self._reasoning.begin:
-            messages = [_with_thinking(one) for one in messages]
+            messages = [_with_thinking(message) for message in messages]
         more = self._variables(request)
         for name in BESIDE & more.keys():
             raise ApiError(
@@ -219,22 +220,22 @@ class JobFactory:
             "continue_final_message": request.continue_final_message,
         }
         asked = {"template": asdict(template) | {"name": "the chat template"}, "messages": messages, "more": more}
-        found = await self.workers.ask(asked, RENDER_SECONDS)
-        if found is None:
+        answer = await self.workers.ask(asked, RENDER_SECONDS)
+        if answer is None:
             why = (
                 f"the chat template takes more than {RENDER_SECONDS:.0f} seconds for these messages, or too much memory"
             )
             raise ApiError(why, param="messages", code="template_timeout")
-        if error := found.pop("error"):
+        if error := answer.pop("error"):
             raise ApiError(error, param=rejected_field(error, request))
-        return Rendered(**found)
+        return Rendered(**answer)
 
     def _variables(self, request: TemplateRequest) -> Json:
         """What the template is given for the request's fields."""
-        given: Json = dict(request.chat_template_kwargs or {})
-        check_variables(given, self._llm.tokenizer.template(self._template).variables, request)
+        variables: Json = dict(request.chat_template_kwargs or {})
+        check_variables(variables, self._llm.tokenizer.template(self._template).variables, request)
         more = self._switched(request) if isinstance(request, ChatRequest) else {}
-        return more | (self._steering.renamed(given) if given.keys() & set(SWITCHES) else given)
+        return more | (self._steering.renamed(variables) if variables.keys() & set(SWITCHES) else variables)
 
     def _switched(self, request: ChatRequest) -> Json:
         """What of it is for the fields that say whether, and how much, the model thinks."""
@@ -322,23 +323,23 @@ class JobFactory:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
     def _params(self, request: DecodingRequest, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
-        given = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
+        fields = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
-            ("n", given.get("n"), self._config.max_n),
+            ("n", fields.get("n"), self._config.max_n),
             ("max_tokens", max_tokens, self._config.max_request_tokens),
         ):
             if value is not None and most is not None and value > most:
                 why = f"{name} must be at most {most}, got {value}"
                 raise ApiError(why, param=name).renamed(names_in(request))
         for name in ("logprobs", "prompt_logprobs"):
-            if not 0 <= given.get(name, 0) <= MAX_LOGPROBS:
+            if not 0 <= fields.get(name, 0) <= MAX_LOGPROBS:
                 param = "top_logprobs" if name in more and isinstance(request, ChatRequest) else name
-                raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {given[name]}", param=param)
+                raise ApiError(f"{param} must be 0 to {MAX_LOGPROBS}, got {fields[name]}", param=param)
         self._short("bad_words", request.bad_words or ())
         try:
             bound = self._constraints.of(request, prompt, opened=self._thinking(request, prompt))
             params = self._llm.default_sampling_params(
-                **given,
+                **fields,
                 max_tokens=max_tokens if max_tokens is not None else self._config.max_request_tokens,
                 **({} if bound is None else {"structured_outputs": bound}),
             )
@@ -390,21 +391,21 @@ def _texts(prediction: Prediction) -> list[str]:
     return [text for part in prediction.content if isinstance(text := part.get("text"), str)]
 
 
-def _prompts(given: Prompts) -> list[str | list[int]]:
-    if isinstance(given, str):
-        return [given]
-    tokens = [one for one in given if isinstance(one, int)]
-    return [tokens] if tokens else [one for one in given if not isinstance(one, int)]
+def _prompts(prompt: Prompts) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    tokens = [part for part in prompt if isinstance(part, int)]
+    return [tokens] if tokens else [part for part in prompt if not isinstance(part, int)]
 
 
 def _message(message: Message) -> Json:
     """As chat templates read it."""
-    found: Json = message.model_dump(exclude_none=True)
-    if found["role"] == "developer":
-        found["role"] = "system"
-    for part in found["content"] if isinstance(found.get("content"), list) else ():
+    rendered: Json = message.model_dump(exclude_none=True)
+    if rendered["role"] == "developer":
+        rendered["role"] = "system"
+    for part in rendered["content"] if isinstance(rendered.get("content"), list) else ():
         if part["type"] == "refusal":
             part["type"], part["text"] = "text", part.pop("refusal", "")
-    for call in found.get("tool_calls", ()):
+    for call in rendered.get("tool_calls", ()):
         call.pop("index", None)
-    return found
+    return rendered

@@ -40,7 +40,7 @@ def read_json(body: bytes) -> Any:
         return CONSTANT
 
     try:
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=note, parse_int=number)
+        body_value = json.loads(body.decode("utf-8-sig"), parse_constant=note, parse_int=number)
     except UnicodeDecodeError as error:
         raise _invalid(f"is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}") from None
     except json.JSONDecodeError as error:
@@ -49,13 +49,13 @@ def read_json(body: bytes) -> Any:
         raise _too_deep() from None
     except ValueError:
         raise _invalid("holds a number of too many digits") from None
-    if _deeper(found, MAX_DEPTH):
+    if _deeper(body_value, MAX_DEPTH):
         raise _too_deep()
     if constants:
-        fields = found.items() if isinstance(found, dict) else ()
+        fields = body_value.items() if isinstance(body_value, dict) else ()
         param = next((name for name, value in fields if _holds_constant(value)), None)
         raise ApiError(f"{param or 'the body'} holds {constants[0]}, which is no number of JSON's", param=param)
-    return found
+    return body_value
 
 
 def _whole_number(text: str) -> int:
@@ -71,11 +71,11 @@ def _invalid(why: str) -> ApiError:
 def _holds_constant(value: Any) -> bool:
     left = [value]
     while left:
-        one = left.pop()
-        if one is CONSTANT:
+        inner = left.pop()
+        if inner is CONSTANT:
             return True
-        if isinstance(one, dict | list):
-            left += one.values() if isinstance(one, dict) else one
+        if isinstance(inner, dict | list):
+            left += inner.values() if isinstance(inner, dict) else inner
     return False
 
 
@@ -90,8 +90,8 @@ def _deeper(value: Any, most: int) -> bool:
             return False
         level = [
             inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, dict | list)
         ]
     return bool(level)

@@ -166,43 +166,43 @@ class CountRequest(Body):
         said = _messages("system", self.system, "system") if self.system is not None else []
         for number, turn in enumerate(turns):
             said += _messages(turn.role, turn.content, f"messages.{number}.content")
-        given: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
+        fields: Json = {"model": self.model, "messages": said} | self._tools() | self._more()
         if self.thinking is not None:
-            given["chat_template_kwargs"] = factory.thinking(
+            fields["chat_template_kwargs"] = factory.thinking(
                 self.thinking.type != "disabled", self.thinking.budget_tokens
             )
         if said[-1]["role"] == "assistant":  # the answer goes on where this ends
             if "tool_calls" in said[-1]:
                 raise ApiError("messages: a message of calls must be followed by their results", param="messages")
-            given["continue_final_message"] = True
-        return chat_request(given, CHAT_NAMES)
+            fields["continue_final_message"] = True
+        return chat_request(fields, CHAT_NAMES)
 
     def _more(self) -> Json:
         if self.output_config is None:
             return {}
-        found: Json = {"reasoning_effort": self.output_config.effort}
+        fields: Json = {"reasoning_effort": self.output_config.effort}
         if (wanted := self.output_config.format) is not None:
             schema = {"name": "output", "schema": wanted.schema_, "strict": True}
-            found["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return found
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields
 
     def _tools(self) -> Json:
         tools, choice = [], self.tool_choice
-        for number, given in enumerate(self.tools or ()):
-            if given.get("type") not in (None, "custom"):
-                why = f"tools.{number}.type must be custom, got {given['type']!r}; this server runs no tools"
+        for number, raw in enumerate(self.tools or ()):
+            if raw.get("type") not in (None, "custom"):
+                why = f"tools.{number}.type must be custom, got {raw['type']!r}; this server runs no tools"
                 raise ApiError(why, param=f"tools.{number}.type")
-            tool = checked(AnthropicFunctionTool, given, "tools", str(number))
+            tool = checked(AnthropicFunctionTool, raw, "tools", str(number))
             function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
             tools.append({"type": "function", "function": function | {"strict": tool.strict}})
-        found: Json = {"tools": tools or None}
+        fields: Json = {"tools": tools or None}
         if choice is not None:
             if (choice.type == "tool") != (choice.name is not None):
                 raise ApiError("tool_choice.name goes with type tool", param="tool_choice.name")
             names: Json = {"any": "required", "tool": {"type": "function", "function": {"name": choice.name}}}
-            found["tool_choice"] = names.get(choice.type, choice.type)
-            found["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
-        return found
+            fields["tool_choice"] = names.get(choice.type, choice.type)
+            fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+        return fields
 
 
 class MessagesRequest(CountRequest):
@@ -217,8 +217,13 @@ class MessagesRequest(CountRequest):
     metadata: Metadata | None = None
 
     def _more(self) -> Json:
-        same = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
-        return super()._more() | same | {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences or None}
+        return super()._more() | {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_completion_tokens": self.max_tokens,
+            "stop": self.stop_sequences or None,
+        }
 
 
 def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
@@ -227,22 +232,22 @@ def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
         return [{"role": role, "content": content}]
     if not content:
         raise ApiError(f"{at} must hold a block", param=at)
-    found: list[Json] = []
+    messages: list[Json] = []
     turn: Json = {}
-    for number, given in enumerate(content):
-        block = _block(given, BLOCKS[role], f"{at}.{number}")
+    for number, raw in enumerate(content):
+        block = _block(raw, BLOCKS[role], f"{at}.{number}")
         if isinstance(block, ToolResultBlock):
             turn = {}
-            found.append(_result(block, f"{at}.{number}.content"))
+            messages.append(_result(block, f"{at}.{number}.content"))
             continue
         if not turn:
             turn = {"role": role, "content": []}
-            found.append(turn)
+            messages.append(turn)
         _grow(turn, block)
-    for one in found:
-        if isinstance(parts := one["content"], list) and len(parts) < 2:
-            one["content"] = parts[0]["text"] if parts else ""
-    return found
+    for message in messages:
+        if isinstance(parts := message["content"], list) and len(parts) < 2:
+            message["content"] = parts[0]["text"] if parts else ""
+    return messages
 
 
 def _grow(turn: Json, block: AnthropicBlock) -> None:
@@ -256,17 +261,17 @@ def _grow(turn: Json, block: AnthropicBlock) -> None:
         turn.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
 
 
-def _block(given: Json, kinds: dict[str, type[AnthropicBlock]], at: str) -> AnthropicBlock:
-    kind = given.get("type")
+def _block(raw: Json, kinds: dict[str, type[AnthropicBlock]], at: str) -> AnthropicBlock:
+    kind = raw.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise ApiError(f"{at}.type must be {' or '.join(kinds)}, got {kind!r}", param=f"{at}.type")
-    return checked(kinds[kind], given, *at.split("."))
+    return checked(kinds[kind], raw, *at.split("."))
 
 
 def _result(block: ToolResultBlock, at: str) -> Json:
     text = block.content
     if not isinstance(text, str):
-        parts = [_block(given, BLOCKS["system"], f"{at}.{number}") for number, given in enumerate(text)]
+        parts = [_block(raw, BLOCKS["system"], f"{at}.{number}") for number, raw in enumerate(text)]
         text = "\n".join(part.text for part in parts if isinstance(part, TextBlock))
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
 
@@ -357,10 +362,10 @@ class MessageTranslation(Translation):
 def _input(text: str) -> Json:
     """Arguments of a call; none where they are no object, or were cut off."""
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class MessageRoutes:

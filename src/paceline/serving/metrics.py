@@ -53,7 +53,7 @@ class Registry:
         build = Gauge("paceline:build_info", "Versions of this server.", [*about], registry=self._process)
         build.labels(**about).set(1)
 
-    def made(self, kind: type[Kind], name: str, text: str, *labels: str, **more: Any) -> Kind:
+    def new(self, kind: type[Kind], name: str, text: str, *labels: str, **more: Any) -> Kind:
         """A new counter."""
         return kind(f"{self._prefix}:{name}", text, labels, registry=self._counters, **more)
 
@@ -77,10 +77,10 @@ class Labelled:
     def collect(self) -> Iterable[Metric]:
         """The same families, each with its labels."""
         for family in self._families:
-            found = Metric(family.name, family.documentation, family.type)
-            for one in family.samples:
-                found.add_sample(one.name, {**one.labels, **self._labels}, one.value)
-            yield found
+            labelled = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                labelled.add_sample(sample.name, {**sample.labels, **self._labels}, sample.value)
+            yield labelled
 
 
 class Metrics:
@@ -94,39 +94,39 @@ class Metrics:
 
     def __init__(self, model: AsyncLLM, model_name: str | None = None) -> None:
         self._model, self._registry, self.store_failures = model, Registry(model_name), 0
-        made = self._registry.made
-        self.running = made(Gauge, "num_requests_running", "Requests that are decoded.")
-        self.waiting = made(Gauge, "num_requests_waiting", "Requests that have not begun.")
-        self.cache = made(Gauge, "kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1.")
-        self.prompt_tokens = made(Counter, "prompt_tokens", "Tokens of prompts.")
-        self.looked_up = made(Counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
-        self.cached_tokens = made(Counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
-        self.tokens = made(Counter, "generation_tokens", "Generated tokens.")
-        self.ended = made(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
-        self.rejected = made(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
-        self.failures = made(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
+        new = self._registry.new
+        self.running = new(Gauge, "num_requests_running", "Requests that are decoded.")
+        self.waiting = new(Gauge, "num_requests_waiting", "Requests that have not begun.")
+        self.cache = new(Gauge, "kv_cache_usage_perc", "Share of the memory for keys and values in use, 0 to 1.")
+        self.prompt_tokens = new(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.looked_up = new(Counter, "prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
+        self.cached_tokens = new(Counter, "prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
+        self.tokens = new(Counter, "generation_tokens", "Generated tokens.")
+        self.ended = new(Counter, "request_success", "Ended outputs by reason.", "finished_reason")
+        self.rejected = new(Counter, "requests_rejected", "Requests answered with an error, by status.", "status")
+        self.failures = new(Counter, "response_store_failures", "Failed uses of the file of stored responses.")
         self._make_times()
-        self.prompt = made(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
-        self.output = made(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
-        self.drafts = made(Counter, "spec_decode_num_drafts", "Scoring passes with drafts, by request.")
-        self.draft_tokens = made(
+        self.prompt = new(Histogram, "request_prompt_tokens", "Tokens of a prompt.", buckets=LENGTHS)
+        self.output = new(Histogram, "request_generation_tokens", "Generated tokens of an output.", buckets=LENGTHS)
+        self.drafts = new(Counter, "spec_decode_num_drafts", "Scoring passes with drafts, by request.")
+        self.draft_tokens = new(
             Counter, "spec_decode_num_draft_tokens", "Drafted tokens that were verified.", "drafter"
         )
-        self.accepted = made(Counter, "spec_decode_num_accepted_tokens", "Those that were accepted.", "drafter")
-        self.positions = made(
+        self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Those that were accepted.", "drafter")
+        self.positions = new(
             Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft.", "position"
         )
-        self.faults = made(Gauge, "engine_faults", "Decoding steps that failed.")
+        self.faults = new(Gauge, "engine_faults", "Decoding steps that failed.")
 
     def _make_times(self) -> None:
-        made = self._registry.made
-        self.first = made(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
-        self.between = made(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
-        self.whole = made(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
-        self.queue = made(Histogram, "request_queue_time_seconds", "Before the prompt is read.", buckets=FIRST)
-        self.prefill = made(Histogram, "request_prefill_time_seconds", "From there to the first token.", buckets=FIRST)
-        self.decode = made(Histogram, "request_decode_time_seconds", "From there to the last token.", buckets=WHOLE)
-        self.inference = made(
+        new = self._registry.new
+        self.first = new(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
+        self.between = new(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)
+        self.whole = new(Histogram, "e2e_request_latency_seconds", "From arrival to the end.", buckets=WHOLE)
+        self.queue = new(Histogram, "request_queue_time_seconds", "Before the prompt is read.", buckets=FIRST)
+        self.prefill = new(Histogram, "request_prefill_time_seconds", "From there to the first token.", buckets=FIRST)
+        self.decode = new(Histogram, "request_decode_time_seconds", "From there to the last token.", buckets=WHOLE)
+        self.inference = new(
             Histogram, "request_inference_time_seconds", "Of reading the prompt and of decoding.", buckets=WHOLE
         )
 
@@ -160,9 +160,9 @@ class Metrics:
             self.looked_up.inc(prompt)
             self.cached_tokens.inc(output.num_cached_tokens)
         self.whole.observe(seconds)
-        for one in output.outputs:
-            self.ended.labels(one.finish_reason or "abort").inc()
-            self.output.observe(len(one.token_ids) + len(one.reasoning_token_ids))
+        for completion in output.outputs:
+            self.ended.labels(completion.finish_reason or "abort").inc()
+            self.output.observe(len(completion.token_ids) + len(completion.reasoning_token_ids))
         self._add_times(output.metrics)
         self._add_drafts(output.metrics)
 
@@ -213,6 +213,8 @@ class Watch:
 
     def end(self, output: RequestOutput) -> None:
         """The request has ended."""
-        made = sum(len(one.token_ids) + len(one.reasoning_token_ids) for one in output.outputs)
-        self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, made)
+        completion_tokens = sum(
+            len(completion.token_ids) + len(completion.reasoning_token_ids) for completion in output.outputs
+        )
+        self._facts.count(len(output.prompt_token_ids), output.num_cached_tokens or 0, completion_tokens)
         self._metrics.done(output, perf_counter() - self.start)

@@ -137,9 +137,9 @@ class Counts:
         for node, (source, depth, kind) in enumerate(columns):
             if kind == PROBE:
                 continue
-            found = self.drafters.setdefault(record.drafters[source], DrafterCounts())
-            found.verified += 1
-            found.accepted += node in path
+            counts = self.drafters.setdefault(record.drafters[source], DrafterCounts())
+            counts.verified += 1
+            counts.accepted += node in path
             if depth <= POSITIONS:
                 tried.add((source, depth))
                 if node in path:
@@ -150,9 +150,15 @@ class Counts:
             self.drafters[record.drafters[source]].reached[depth - 1] += 1
 
     def to_dict(self) -> Json:
-        names = ("began", "steps", "tokens", "seconds", "priced_tokens", "plain_seconds")
-        found = {name: getattr(self, name) for name in names}
-        return found | {"drafters": {name: one.to_dict() for name, one in self.drafters.items()}}
+        return {
+            "began": self.began,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "priced_tokens": self.priced_tokens,
+            "plain_seconds": self.plain_seconds,
+            "drafters": {name: counts.to_dict() for name, counts in self.drafters.items()},
+        }
 
 
 class Onlooker:
@@ -175,15 +181,15 @@ class Onlooker:
         now = monotonic()
         with self._lock:
             self._wanted = {key: end for key, end in self._wanted.items() if end > now}
-            if sum(one == viewer for one, _ in self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
+            if sum(who == viewer for who, _ in self._wanted) < MOST_WANTED or (viewer, wanted) in self._wanted:
                 self._wanted[viewer, wanted] = now + LOOKED
             counts = self._counts.setdefault(viewer, Counts())
             counts.expires = now + LOOKED
             if not self._watching:
                 self._watching = True
                 self._engine.watchers.append(self)
-            trees = (one for one in reversed(self._trees.values()) if sees(viewer, one["owner"]))
-            return counts.to_dict(), next((one for one in trees if wanted in ("", one["id"])), None)
+            trees = (tree for tree in reversed(self._trees.values()) if sees(viewer, tree["owner"]))
+            return counts.to_dict(), next((tree for tree in trees if wanted in ("", tree["id"])), None)
 
     def __call__(self, record: StepRecord) -> None:
         now = monotonic()
@@ -206,7 +212,10 @@ class Onlooker:
         self._counts, self._wanted, self._trees = {}, {}, {}
 
     def _count(self, record: StepRecord, viewers: dict[str, Counts]) -> None:
-        owners, plain = [owner_of(one.request.tenant) for one in record.sequences], self._plain_seconds(record)
+        owners, plain = (
+            [owner_of(sequence.request.tenant) for sequence in record.sequences],
+            self._plain_seconds(record),
+        )
         for viewer, counts in viewers.items():
             if mine := [index for index, owner in enumerate(owners) if sees(viewer, owner)]:
                 counts.add(record, mine, plain)
@@ -235,7 +244,7 @@ class Onlooker:
             if start - self._last < wait:
                 continue
             step, _ = plain_step(record, index, {}, self._engine.parts.controller.explain(index))
-            found = {
+            tree = {
                 "id": sequence.request.id,
                 "owner": owner_of(sequence.request.tenant),
                 "tokens": len(sequence.output.token_ids),
@@ -245,7 +254,7 @@ class Onlooker:
             }
             with self._lock:
                 self._trees.pop(sequence.request.id, None)
-                self._trees[sequence.request.id] = found
+                self._trees[sequence.request.id] = tree
                 while len(self._trees) > MOST_TREES:
                     del self._trees[next(iter(self._trees))]
             self._last = monotonic()
@@ -274,7 +283,7 @@ def clipped_step(step: Json) -> Json:
 
 def tokens_of(step: Json) -> Iterator[Json]:
     """All that have the key "token"."""
-    yield from (one for one in (*step["nodes"], *step["top"], step["next"]) if one is not None)
+    yield from (part for part in (*step["nodes"], *step["top"], step["next"]) if part is not None)
 
 
 def hidden_step(step: Json) -> Json:
@@ -307,7 +316,7 @@ class LivePage:
     async def state(self, http: Request) -> Response:
         """All that the page shows."""
         viewer, wanted = http.scope["owner"], http.query_params.get("request", "")[:100]
-        found: Json = {
+        state: Json = {
             "version": __version__,
             "model": self._name,
             "admin": viewer == ADMIN,
@@ -320,22 +329,26 @@ class LivePage:
         if self._onlooker is None:
             running = self._slots.running
             count = running.total() if viewer == ADMIN else running.get(viewer, 0)
-            return json_response(found | {"running": count, "waiting": 0, "requests": []})
+            return json_response(state | {"running": count, "waiting": 0, "requests": []})
         counts, tree = self._onlooker.look(viewer, wanted)
         parts = self._llm.engine.parts
-        found |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
-        found["tree"] = None if tree is None else self._shown(tree, viewer)
-        return json_response(found | self._requests(viewer), headers={"Cache-Control": "no-store"})
+        state |= {"drafters": list(parts.drafter_set.names), "controller": parts.controller.name, "counts": counts}
+        state["tree"] = None if tree is None else self._shown(tree, viewer)
+        return json_response(state | self._requests(viewer), headers={"Cache-Control": "no-store"})
 
     def _requests(self, viewer: str) -> Json:
         requests = self._llm.backend.requests()
-        mine = [one for one in requests.running if sees(viewer, owner_of(one.tenant))]
+        mine = [request for request in requests.running if sees(viewer, owner_of(request.tenant))]
         return {
             "running": len(mine),
-            "waiting": sum(sees(viewer, owner_of(one.tenant)) for one in requests.waiting),
+            "waiting": sum(sees(viewer, owner_of(request.tenant)) for request in requests.waiting),
             "requests": [
-                {"id": one.id, "owner": owner_of(one.tenant)[:12], "tokens": one.metrics.num_generation_tokens}
-                for one in mine[-MOST_REQUESTS:]
+                {
+                    "id": request.id,
+                    "owner": owner_of(request.tenant)[:12],
+                    "tokens": request.metrics.num_generation_tokens,
+                }
+                for request in mine[-MOST_REQUESTS:]
             ],
         }
 
@@ -343,13 +356,13 @@ class LivePage:
         """A tree with the texts of its tokens, or without where the viewer must not read them."""
         readable = self._config.log_requests or (tree["owner"] == viewer and not self._shared)
         step = tree["step"] if readable else hidden_step(tree["step"])
-        ids = {step["root"], *(one["token"] for one in tokens_of(step))}
+        ids = {step["root"], *(part["token"] for part in tokens_of(step))}
         spell: Callable[[int], str] = self._llm.tokenizer.token_text if readable else lambda _: "\N{BULLET}"
         return tree | {
             "owner": tree["owner"][:12],
             "readable": readable,
             "step": step,
-            "texts": {str(one): spell(one)[:MOST_TEXT] for one in ids},
+            "texts": {str(token): spell(token)[:MOST_TEXT] for token in ids},
         }
 
 

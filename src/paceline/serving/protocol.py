@@ -102,9 +102,9 @@ class Body(Strict):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _few_errors(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _few_errors(cls, body: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return validate(given)
+            return validate(body)
         except ValidationError as error:
             if error.error_count() > MAX_ERRORS:
                 raise PydanticCustomError("too_many_errors", f"more than {MAX_ERRORS} things in it are wrong") from None
@@ -112,14 +112,14 @@ class Body(Strict):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _settled(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(given, dict):
-            return validate(given)
+    def _settled(cls, body: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(body, dict):
+            return validate(body)
         try:
-            settle(cls.api, given, cls.model_fields.keys())
+            settle(cls.api, body, cls.model_fields.keys())
         except FieldError as error:
             raise ApiError(str(error), param=error.param, code=error.code) from None
-        return _pruned(validate, given, ())
+        return _pruned(validate, body, ())
 
 
 class CacheControl(Strict):
@@ -221,7 +221,7 @@ class Sampled(Body):
 
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that were given."""
-        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        return {name: value for name, value in self if name in SAMPLING and value is not None}
 
 
 Prompts = str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds], QUICK]
@@ -491,7 +491,9 @@ def checked(kind: type[Model], value: Any, *at: str) -> Model:
         body = value
         for part in reversed(at):
             body = {part: body}
-        raise invalid_field([{**one, "loc": ("body", *at, *one["loc"])} for one in error.errors()], body) from None
+        raise invalid_field(
+            [{**detail, "loc": ("body", *at, *detail["loc"])} for detail in error.errors()], body
+        ) from None
 
 
 def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
@@ -504,31 +506,33 @@ def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
-def _pruned(validate: Callable[[Any], Model], given: Any, at: Sequence[str]) -> Model:
+def _pruned(validate: Callable[[Any], Model], value: Any, at: Sequence[str]) -> Model:
     """What is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
     notes = NOTES.get()
     if notes is None or not notes.lenient:
-        return validate(given)
+        return validate(value)
     for _ in range(MAX_ERRORS):
         try:
-            return validate(given)
+            return validate(value)
         except ValidationError as error:
             few = error.errors() if error.error_count() <= MAX_ERRORS else []
-            found = [{**one, "loc": ("body", *one["loc"])} for one in few if one["type"] in UNSUPPORTED]
-            if not found:
+            unsupported = [
+                {**detail, "loc": ("body", *detail["loc"])} for detail in few if detail["type"] in UNSUPPORTED
+            ]
+            if not unsupported:
                 raise
-        for path in filter(None, [path_of(one, given) for one in found]):
-            _cut_out(given, path)
+        for path in filter(None, [path_of(detail, value) for detail in unsupported]):
+            _cut_out(value, path)
             notes.ignore(".".join(part for part in (*at, *path) if isinstance(part, str) and not part.isdecimal()))
-    return validate(given)
+    return validate(value)
 
 
 def _cut_out(value: Any, path: Path) -> None:
     """Take out the key at the end of a path, and of all its like in lists on the way."""
     first, *rest = path
     if isinstance(value, list):
-        for one in value:
-            _cut_out(one, tuple(rest))
+        for item in value:
+            _cut_out(item, tuple(rest))
     elif isinstance(value, dict) and first in value:
         if rest:
             _cut_out(value[first], tuple(rest))

@@ -20,6 +20,7 @@ from ray.serve._private import replica as internals
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException, ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Message
 
 from paceline.async_llm import AsyncLLM
 from paceline.config import ReplicaConfig, ServerConfig
@@ -47,8 +48,7 @@ TOLD: Final = 10.0
 """Seconds in which replicas must answer what all are asked."""
 
 Json = dict[str, Any]
-Messages = list[Json]
-"""Of ASGI."""
+Messages = list[Message]
 
 
 class Replica:
@@ -96,10 +96,10 @@ class Replica:
             affinity: for the router.
         """
         await self._begun()
-        sent = asyncio.Queue[Json | None]()
+        sent = asyncio.Queue[Message | None]()
         gone, asked = asyncio.Event(), [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive() -> Json:
+        async def receive() -> Message:
             if asked:
                 return asked.pop()
             await gone.wait()
@@ -119,7 +119,7 @@ class Replica:
 
     async def whole(self, scope: Json, body: bytes) -> tuple[str, int, Messages]:
         """This replica's name, the status and all messages of an answer that is no stream."""
-        messages = [one async for part in self.answer(scope, body) for one in part]
+        messages = [message async for part in self.answer(scope, body) for message in part]
         return self.name, messages[0]["status"], messages
 
     async def _begun(self) -> None:
@@ -140,18 +140,22 @@ def _listen_on_loopback() -> None:
 
 def _open_ports() -> list[str]:
     """Where this process listens beyond this machine."""
-    found = [one.laddr for one in psutil.Process().net_connections("inet") if one.status == psutil.CONN_LISTEN]
-    return [f"{ip} port {port}" for ip, port in found if not ip_address(ip.removeprefix("::ffff:")).is_loopback]
+    addresses = [
+        connection.laddr
+        for connection in psutil.Process().net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    return [f"{ip} port {port}" for ip, port in addresses if not ip_address(ip.removeprefix("::ffff:")).is_loopback]
 
 
-async def _come(sent: asyncio.Queue[Json | None]) -> Messages:
+async def _come(sent: asyncio.Queue[Message | None]) -> Messages:
     """All messages that are there, at least one; none at the end."""
-    found = [await sent.get()]
+    messages = [await sent.get()]
     while not sent.empty():
-        found.append(sent.get_nowait())
-    if found[-1] is None:
+        messages.append(sent.get_nowait())
+    if messages[-1] is None:
         sent.put_nowait(None)
-    return [one for one in found if one is not None]
+    return [message for message in messages if message is not None]
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no types
@@ -163,7 +167,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._seen.keep(one.replica_id.unique_id for one in replicas)
+        self._seen.keep(replica.replica_id.unique_id for replica in replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -172,18 +176,18 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no
         affinity = _affinity(pending_request)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        found = {one.replica_id.unique_id: one for one in candidate_replicas}
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         queues = self.replica_queue_len_cache
-        loads = {name: queues.get(one.replica_id) or 0 for name, one in found.items()}
-        return [[found[name]] for name in ranked(affinity, self._seen.shared(affinity), loads)]
+        loads = {name: queues.get(replica.replica_id) or 0 for name, replica in by_name.items()}
+        return [[by_name[name]] for name in ranked(affinity, self._seen.shared(affinity), loads)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
         self._seen.add(_affinity(pending_request), replica_id.unique_id)
 
 
 def _affinity(request: PendingRequest | None) -> Affinity:
-    found: Affinity = () if request is None else request.kwargs.get("affinity", ())
-    return found
+    affinity: Affinity = () if request is None else request.kwargs.get("affinity", ())
+    return affinity
 
 
 class Replicas:
@@ -212,9 +216,9 @@ class Replicas:
 
     async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, Messages]]:
         """What every replica answers; those that die meanwhile are left out."""
-        found = self._handle.broadcast("whole", scope, body)
-        answers = await found.results_async(timeout_s=TOLD, return_exceptions=True)
-        return [one for one in answers if not isinstance(one, BaseException)]
+        pending = self._handle.broadcast("whole", scope, body)
+        answers = await pending.results_async(timeout_s=TOLD, return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     def check(self) -> None:
         """Raise what kept the replicas from loading their model.
@@ -240,9 +244,9 @@ def replicated(options: Mapping[str, Any], config: ServerConfig, wanted: Replica
     serve.start(proxy_location="Disabled", logging_config=QUIET)
     handle = serve.run(_deployment(options, config, wanted), name=APPLICATION, route_prefix=None)
     try:
-        found = Replicas(handle)
-        found.check()
-        yield found
+        replicas = Replicas(handle)
+        replicas.check()
+        yield replicas
     finally:
         if wanted.ray_address is not None:  # otherwise they end with Ray
             serve.delete(APPLICATION)

@@ -129,12 +129,12 @@ class ResponseStore:
             raise ConfigError(f"response_file must be a database of responses, got {file!r} ({error})") from None
 
     def _prepare(self, path: Path | None) -> None:
-        def found(question: str) -> int:
+        def number_of(question: str) -> int:
             return int(self._base.execute(question).fetchone()[0])
 
         empty = "SELECT count(*) = 0 FROM sqlite_schema"
         no_owners = "SELECT count(*) = 0 FROM sqlite_schema WHERE name = 'owners'"
-        if not found(empty) and found("PRAGMA application_id") != OURS:
+        if not number_of(empty) and number_of("PRAGMA application_id") != OURS:
             raise sqlite3.DatabaseError("it is another program's")
         if path is not None:
             path.chmod(0o600)  # and so is what SQLite puts beside it
@@ -146,9 +146,9 @@ class ResponseStore:
         ):
             self._base.execute(f"PRAGMA {pragma}")
         with self._change():
-            for statement in TABLES if found(empty) else ():
+            for statement in TABLES if number_of(empty) else ():
                 self._base.execute(statement)
-            for statement in OWNERS if found(no_owners) else ():
+            for statement in OWNERS if number_of(no_owners) else ():
                 self._base.execute(statement)
             self._forget(time.time())
 
@@ -239,9 +239,9 @@ class ResponseStore:
         """Forget a response; whether there was one."""
         with self._told():
             try:
-                found = self._delete(owner, name)
+                deleted = self._delete(owner, name)
                 self.fault = ""
-                return found
+                return deleted
             except sqlite3.Error as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF not in FULL:
                     raise
@@ -257,10 +257,10 @@ class ResponseStore:
         """Let a response expire, which writes little, and take it out of the file as soon as there is room."""
         self._give_up_reserve()
         try:
-            found = self._expire(owner, name)
+            expired = self._expire(owner, name)
         except sqlite3.Error:
             self._empty_log()
-            found = self._expire(owner, name)
+            expired = self._expire(owner, name)
         try:
             with self._change():
                 self._forget(time.time())
@@ -268,7 +268,7 @@ class ResponseStore:
             logger.warning("deleted responses are still in the file, until there is room (%s)", error)
         self._empty_log()
         self._keep_free()
-        return found
+        return expired
 
     def _expire(self, owner: str, name: str) -> bool:
         asked = "UPDATE responses SET expires = ? WHERE id = ? AND owner = ? AND expires > ?"

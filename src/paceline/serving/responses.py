@@ -204,7 +204,7 @@ class ResponseRequest(Body):
         choice = self.tool_choice
         logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return chat_request(
-            {name: getattr(self, name) for name in SAME}
+            {name: value for name, value in self if name in SAME}
             | {
                 "messages": system + messages_of(items),
                 "tools": tools or None,
@@ -377,19 +377,19 @@ class ResponseTranslation(Translation):
         yield self._event("output_item.done", output_index=len(self._output) - 1, item=dict(item))
 
     async def end(self) -> list[Json]:
-        found = []
+        events = []
         if not self._output:
-            found = [*self.open(ChatPiece("text", "")), *self.shut()]
+            events = [*self.open(ChatPiece("text", "")), *self.shut()]
         if self.reason == "length":
             self._ended |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         else:
             self._ended |= {"status": "completed", "completed_at": int(time.time())}
         await self._keep()
-        return [*found, self._event(self._ended["status"], response=self.body())]
+        return [*events, self._event(self._ended["status"], response=self.body())]
 
     async def fail(self, error: ApiError) -> list[Json]:
         self.reason = "length"  # what is open is incomplete
-        found = list(self.close())
+        events = list(self.close())
         cancelled = error.code == CANCELLED
         self._ended |= {
             "status": CANCELLED if cancelled else "failed",
@@ -399,7 +399,7 @@ class ResponseTranslation(Translation):
         if not cancelled:
             self._ended["error"] = {"code": "server_error", "message": error.message}
         await self._keep()
-        return [*found, self._event("incomplete" if cancelled else "failed", response=self.body())]
+        return [*events, self._event("incomplete" if cancelled else "failed", response=self.body())]
 
     async def _keep(self) -> None:
         """Store it, if it is to be; what cannot be stored is answered all the same, and says so."""
@@ -437,23 +437,23 @@ class ResponseRoutes:
 
     def add(self, app: FastAPI) -> None:
         """Bind them to their paths."""
-        one = "/v1/responses/{name}"
+        stored_path = "/v1/responses/{name}"
         for method, path, handler in (
             ("POST", "/v1/responses", self.create),
-            ("GET", one, self.retrieve),
-            ("DELETE", one, self.delete),
-            ("POST", f"{one}/cancel", self.cancel),
-            ("GET", f"{one}/input_items", self.input_items),
+            ("GET", stored_path, self.retrieve),
+            ("DELETE", stored_path, self.delete),
+            ("POST", f"{stored_path}/cancel", self.cancel),
+            ("GET", f"{stored_path}/input_items", self.input_items),
         ):
             app.add_api_route(path, handler, methods=[method], response_model=None)
 
     async def create(self, request: ResponseRequest, http: Request) -> Response:
         owner, earlier = http.scope["owner"], list[Json]()
         if (previous := request.previous_response_id) is not None:
-            found = await asyncio.to_thread(self.store.get, owner, previous)
-            if found is None:
+            stored = await asyncio.to_thread(self.store.get, owner, previous)
+            if stored is None:
                 raise _missing(previous, param="previous_response_id", code="previous_response_not_found")
-            earlier = found.input + found.response["output"]
+            earlier = stored.input + stored.response["output"]
         items, chat = await asyncio.to_thread(request.asked, earlier)
         if request.stored and not await asyncio.to_thread(self.store.holds, items):
             raise ApiError(f"store: the input is longer than the {self.store.most} bytes that this server stores; "
@@ -468,7 +468,7 @@ class ResponseRoutes:
         live = self.running.get((http.scope["owner"], name))
         if live is not None and live.request.stored and not live.over.is_set():
             return await large_response(live.body())
-        return await large_response((await self._found(name, http)).response)
+        return await large_response((await self._stored(name, http)).response)
 
     async def cancel(self, name: str, http: Request) -> Response:
         live = self.running.get((http.scope["owner"], name))
@@ -477,7 +477,7 @@ class ResponseRoutes:
             with suppress(TimeoutError):  # of a client that does not read its stream
                 await asyncio.wait_for(live.over.wait(), PATIENCE)
             return await large_response(live.body())
-        response = (await self._found(name, http)).response
+        response = (await self._stored(name, http)).response
         if response["status"] != CANCELLED:
             why = f"the response {name!r} has ended ({response['status']}); only what runs can be cancelled"
             raise ApiError(why, param="response_id", code="response_not_running")
@@ -499,7 +499,7 @@ class ResponseRoutes:
             raise ApiError(f"limit must be in 1..100, got {shortened(limit)}", param="limit")
         if order not in ("asc", "desc"):
             raise ApiError(f"order must be asc or desc, got {shortened(order)}", param="order")
-        items = (await self._found(name, http)).input
+        items = (await self._stored(name, http)).input
         items = items if order == "asc" else items[::-1]
         if after is not None:
             ids = [item["id"] for item in items]
@@ -512,11 +512,11 @@ class ResponseRoutes:
         told = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
         return await large_response(told)
 
-    async def _found(self, name: str, http: Request) -> Stored:
-        found = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
-        if found is None:
+    async def _stored(self, name: str, http: Request) -> Stored:
+        stored = await asyncio.to_thread(self.store.get, http.scope["owner"], name)
+        if stored is None:
             raise _missing(name)
-        return found
+        return stored
 
 
 def _missing(name: str, param: str = "response_id", code: str = "response_not_found") -> ApiError:

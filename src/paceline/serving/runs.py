@@ -181,7 +181,9 @@ class RequestRun:
                     self._raise_failure(part)
                 if errors := await self._schema_errors(merged.outputs):
                     nothing = self.reply.nothing
-                    choices = [{"index": index, **nothing, "schema_errors": one} for index, one in errors.items()]
+                    choices = [
+                        {"index": index, **nothing, "schema_errors": violations} for index, violations in errors.items()
+                    ]
                     yield [self.reply.answer.frame(choices)]
                 if options.include_usage:
                     yield [self.reply.answer.frame([]) | {"usage": self.usage}]
@@ -221,8 +223,8 @@ class RequestRun:
             if outputs is None:
                 return Response(status_code=CLOSED)
             body = await asyncio.to_thread(self.reply.whole, outputs)
-            for index, one in (await self._schema_errors(dict(enumerate(outputs)))).items():
-                body["choices"][index]["schema_errors"] = one
+            for index, violations in (await self._schema_errors(dict(enumerate(outputs)))).items():
+                body["choices"][index]["schema_errors"] = violations
             return await large_response(body)
         except (PacelineError, TimeoutError) as error:
             raise as_api_error(error, self._request) from None
@@ -230,14 +232,14 @@ class RequestRun:
     async def _schema_errors(self, outputs: Mapping[int, RequestOutput]) -> dict[int, list[str]]:
         """What finished texts violate of a schema that was not enforced to the letter, by choice."""
         schema = lenient_schema(self._request)
-        found: dict[int, list[str]] = {}
+        by_choice: dict[int, list[str]] = {}
         for number in sorted(outputs) if schema is not None else ():
-            for one in outputs[number].outputs:
-                if one.finish_reason == "stop" and (text := self.reply.text(one)) is not None:
+            for completion in outputs[number].outputs:
+                if completion.finish_reason == "stop" and (text := self.reply.text(completion)) is not None:
                     errors = await self._grammars.errors(schema, text)
                     if errors:
-                        found[number * len(outputs[number].outputs) + one.index] = errors
-        return found
+                        by_choice[number * len(outputs[number].outputs) + completion.index] = errors
+        return by_choice
 
     def _raise_failure(self, part: Part) -> None:
         """Raise what ended an output, if something did."""
@@ -259,14 +261,14 @@ class RequestRun:
 
 async def unless_gone(http: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
     """What the work finds; None, and its end, where the client goes away before."""
-    found, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
+    result, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
     try:
-        await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return found.result() if found.done() else None
+        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return result.result() if result.done() else None
     finally:
-        for task in (found, gone):
+        for task in (result, gone):
             task.cancel()
-        await asyncio.gather(found, gone, return_exceptions=True)
+        await asyncio.gather(result, gone, return_exceptions=True)
 
 
 async def _hung_up(http: Request) -> None:

@@ -119,13 +119,15 @@ class _Stopping(uvicorn.Server):
         if current_thread() is not main_thread():  # which gets none
             yield
             return
-        wanted = [one for one in SIGNALS if one == signal.SIGINT or signal.getsignal(one) is not signal.SIG_IGN]
-        before = {one: signal.signal(one, self.handle_exit) for one in wanted}
+        wanted = [
+            number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal has come."""

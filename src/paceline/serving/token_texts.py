@@ -50,12 +50,12 @@ class Offsets:
 
     def of(self, tokens: Sequence[int]) -> list[int]:
         """Characters before each of the next tokens."""
-        found = list[int]()
+        offsets = list[int]()
         for token in tokens:
-            found.append(self._count)
+            offsets.append(self._count)
             if token not in self._skipped:
                 self._count += len(self._decoder.decode(self._bytes[token]))
-        return found
+        return offsets
 
 
 def offsets_in(text: str, tokens: Sequence[int], token_bytes: TokenBytes) -> list[int]:
@@ -63,13 +63,13 @@ def offsets_in(text: str, tokens: Sequence[int], token_bytes: TokenBytes) -> lis
 
     Special tokens that were added to it, and a space that a tokenizer put before it, have none.
     """
-    data, place, count, found = text.encode("utf-8", "replace"), 0, 0, list[int]()
+    data, place, count, offsets = text.encode("utf-8", "replace"), 0, 0, list[int]()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
-        found.append(count)
+        offsets.append(count)
         piece = token_bytes[token]
         piece = piece if data.startswith(piece, place) else piece.removeprefix(b" ")
         if data.startswith(piece, place) or token not in token_bytes.special_ids:
             count += len(decoder.decode(data[place : place + len(piece)]))
             place += len(piece)
-    return found
+    return offsets

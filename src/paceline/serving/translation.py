@@ -136,8 +136,8 @@ class Translation(ABC):
     async def whole(self, http: Request) -> Response:
         """The answer of the same events; decoding ends with the client's connection."""
         try:
-            found = await unless_gone(http, self._gathered())
-            return Response(status_code=CLOSED) if found is None else await large_response(found)
+            answer = await unless_gone(http, self._gathered())
+            return Response(status_code=CLOSED) if answer is None else await large_response(answer)
         finally:
             self.forget()
 
@@ -182,16 +182,16 @@ def _lines(bodies: Iterable[Json]) -> bytes:
     return b"".join(b"event: " + body["type"].encode() + b"\n" + event(body) for body in bodies)
 
 
-def chat_request(given: Json, names: Mapping[str, str]) -> ChatRequest:
+def chat_request(fields: Json, names: Mapping[str, str]) -> ChatRequest:
     """What the chat is asked.
 
     Args:
-        given: fields; those that are None are left out.
+        fields: of the chat; those that are None are left out.
         names: of its fields in the other API.
     Raises:
         ApiError: a field that is wrong, under the other API's name.
     """
     try:
-        return checked(ChatRequest, CHAT | {name: value for name, value in given.items() if value is not None})
+        return checked(ChatRequest, CHAT | {name: value for name, value in fields.items() if value is not None})
     except ApiError as error:
         raise error.renamed(names) from None

@@ -54,8 +54,8 @@ def warm_up(llm: LLM) -> None:
 
 def _decode(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> None:
     asked = [{"prompt_token_ids": ids, "cache_salt": APART} for ids in prompts]
-    for found in llm.generate(asked, params, use_tqdm=False):
-        found.raise_for_error()
+    for output in llm.generate(asked, params, use_tqdm=False):
+        output.raise_for_error()
 
 
 def _score(llm: LLM) -> None:

@@ -53,14 +53,14 @@ def _violations(schema: Any, text: str) -> list[str]:
     import referencing
 
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         return [f"not JSON: {error}"]
     schema = with_references(schema, strict=False)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     checker = kind(schema, registry=referencing.Registry())  # which follows no reference to elsewhere
-    errors = zip(checker.iter_errors(found), range(MOST_ERRORS), strict=False)
-    return [f"{one.json_path}: {one.message[:200]}" for one, _ in errors]
+    errors = zip(checker.iter_errors(value), range(MOST_ERRORS), strict=False)
+    return [f"{violation.json_path}: {violation.message[:200]}" for violation, _ in errors]
 
 
 @contextlib.contextmanager
@@ -89,11 +89,11 @@ def main() -> None:
         try:
             asked = json.loads(line)
             with _limited(asked.pop("seconds")):
-                found = answer(asked)
+                reply = answer(asked)
         except Exception as error:
             why = str(error) if "paceline" in type(error).__module__ else f"{type(error).__name__}: {error}"
-            found = {"error": why, "errors": [why]}
-        sys.stdout.buffer.write(as_line(found))
+            reply = {"error": why, "errors": [why]}
+        sys.stdout.buffer.write(as_line(reply))
         sys.stdout.buffer.flush()
 
 

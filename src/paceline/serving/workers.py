@@ -85,7 +85,7 @@ class Workers:
             stderr=asyncio.subprocess.DEVNULL,
             limit=MAX_LINE,
         )
-        self._running = {one for one in self._running if one.returncode is None} | {process}
+        self._running = {running for running in self._running if running.returncode is None} | {process}
         try:
             await asyncio.wait_for(_answer(process, {}, START_SECONDS), START_SECONDS)
         except BaseException:
@@ -112,5 +112,5 @@ async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> di
     await process.stdin.drain()
     line = await process.stdout.readline()
     # an empty line of a process that has died is no JSON
-    found: dict[str, Any] = await asyncio.to_thread(json.loads, line)
-    return found
+    answer: dict[str, Any] = await asyncio.to_thread(json.loads, line)
+    return answer

@@ -89,17 +89,17 @@ class AllowedCalls:
         Args:
             before: what stands before its arguments, of its name.
         """
-        return one_of(f"{before(one.name)} {self.arguments(rules, one)}" for one in self.functions)
+        return one_of(f"{before(function.name)} {self.arguments(rules, function)}" for function in self.functions)
 
-    def repeated(self, one: str, between: str) -> str:
+    def repeated(self, call: str, between: str) -> str:
         """One call, or several if they may be."""
-        return f"{one} ({between} {one})*" if self.many else one
+        return f"{call} ({between} {call})*" if self.many else call
 
 
 def schema_of(function: Function) -> dict[str, Any]:
     """Of a function's parameters."""
-    given = {key: value for key, value in (function.parameters or ANY_OBJECT).items() if key != "x-guidance"}
-    return given if SHAPES & given.keys() else {**ANY_OBJECT, **given}
+    schema = {key: value for key, value in (function.parameters or ANY_OBJECT).items() if key != "x-guidance"}
+    return schema if SHAPES & schema.keys() else {**ANY_OBJECT, **schema}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,30 +125,22 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How calls are written.
+    """How a family of models writes calls. Of one whose whole answer has a form of its own (`harmony`) this is all;
+    where calls stand in a text, `CallFormat` says how they are found there.
 
     Attributes:
         signs: regular expressions that are found in the chat templates of such models, all of them.
         begins: marks of which one begins calls.
         marks: what else belongs to the format and may be a special token.
-        read: reads calls behind such a mark, or "" where they begin the text; None where the whole answer has a form
-            of its own.
-        write: the text of calls.
-        openings: the grammar of calls; None where the whole answer has one of its own.
-        opens: characters of which one begins calls without a mark, at the beginning of the content.
-        named: in calls that begin without a mark: the name, once it is clear.
+        write: returns the text of calls.
         ambiguous: marks of `begins` that may begin something else, too.
-        make_id: ids of calls, as the chat templates take them back.
+        make_id: returns a new id of a call, as the chat templates take it back.
     """
 
     signs: tuple[str, ...]
     begins: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    read: Read | None
     write: Callable[[Calls], str]
-    openings: Callable[[GrammarRules, AllowedCalls], Iterable[Opening]] | None
-    opens: str = ""
-    named: re.Pattern[str] | None = None
     ambiguous: tuple[str, ...] = ()
     make_id: Callable[[], str] = new_id
 
@@ -156,6 +148,23 @@ class ToolFormat:
     def meaning(self) -> Iterator[str]:
         """Marks that free text does not hold, since they can only belong to calls."""
         return (mark for mark in (*self.begins, *self.marks) if mark not in self.ambiguous)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat(ToolFormat):
+    """How calls are written that stand in a text.
+
+    Attributes:
+        read: reads calls behind a mark of `begins`, or behind "" where they begin the text.
+        openings: yields the ways in which calls may begin, as rules of a grammar.
+        opens: characters of which one begins calls without a mark, at the beginning of the content.
+        named: matches, in calls that begin without a mark, up to the name, once that is clear.
+    """
+
+    read: Read
+    openings: Callable[[GrammarRules, AllowedCalls], Iterable[Opening]]
+    opens: str = ""
+    named: re.Pattern[str] | None = None
 
 
 def as_json(value: Any) -> str:

@@ -46,7 +46,7 @@ def read_block(
     *,
     item: str,
     ends: tuple[str, ...],
-    one: ReadOne,
+    read_call: ReadOne,
     before: re.Pattern[str] = BLANKS,
     between: re.Pattern[str] = BLANKS,
 ) -> Steps[bool]:
@@ -56,7 +56,7 @@ def read_block(
         mark: that began the block; may be that of its first call.
         item: mark that begins each of them.
         ends: marks that end the block.
-        one: reads one of them.
+        read_call: reads one of them.
         before, between: what may stand before the first, and behind others.
     """
     called: bool | None = False
@@ -67,16 +67,16 @@ def read_block(
             if called:
                 text.forget()
             try:
-                found = yield from text.literal(item, *ends)
+                mark_found = yield from text.literal(item, *ends)
             except EndedError:
                 if not called:
                     raise
                 text.to_end()
                 return True
-            if found != item:
+            if mark_found != item:
                 return called
         begun, before = False, between
-        called = yield from one(text, parts)
+        called = yield from read_call(text, parts)
         if not called:
             parts.say(text.forget())
     return False
@@ -139,9 +139,9 @@ class CallBlock:
     call: str
     call_end: str
 
-    def read(self, text: GrowingText, parts: MessageParts, mark: str, *, one: ReadOne) -> Steps[bool]:
+    def read(self, text: GrowingText, parts: MessageParts, mark: str, *, read_call: ReadOne) -> Steps[bool]:
         """What is behind the mark of the block, or of a call without one."""
-        return (yield from read_block(text, parts, mark, item=self.call, ends=(self.end,), one=one))
+        return (yield from read_block(text, parts, mark, item=self.call, ends=(self.end,), read_call=read_call))
 
     def written(self, calls: Iterable[str], between: str = "") -> str:
         """The text of a block."""
@@ -163,8 +163,12 @@ class CallBlock:
 def read_objects(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Steps[bool]:
     """Calls as JSON objects, one or a list of them."""
     ends = (end,) if end else ()
-    one = partial(_read_object, ends=ends)
-    return (yield from read_block(text, parts, mark, item="{", ends=ends, one=one, before=BEFORE, between=BETWEEN))
+    read_call = partial(_read_object, ends=ends)
+    return (
+        yield from read_block(
+            text, parts, mark, item="{", ends=ends, read_call=read_call, before=BEFORE, between=BETWEEN
+        )
+    )
 
 
 def _read_object(text: GrowingText, parts: MessageParts, *, ends: tuple[str, ...]) -> Steps[bool | None]:
@@ -221,15 +225,15 @@ def _of_json(written: str) -> tuple[str, Any]:
     Raises:
         ValueError: it is none.
     """
-    one = json.loads(written)
-    if isinstance(one.get("function"), dict):
-        one = one["function"]
-    if not isinstance(one.get("name"), str) or not (
-        one.keys() & {"arguments", "parameters"} or one.keys() <= {"name", "id", "type"}
+    call = json.loads(written)
+    if isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call.get("name"), str) or not (
+        call.keys() & {"arguments", "parameters"} or call.keys() <= {"name", "id", "type"}
     ):
         raise ValueError("no call")
-    arguments: Any = next((one[key] for key in ("arguments", "parameters") if one.get(key) is not None), {})
-    return one["name"], json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    arguments: Any = next((call[key] for key in ("arguments", "parameters") if call.get(key) is not None), {})
+    return call["name"], json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
 
 
 def json_parts(*parts: str) -> str:

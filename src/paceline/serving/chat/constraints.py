@@ -16,7 +16,7 @@ import llguidance
 from paceline.config import ServerConfig
 from paceline.grammar import bounded_json, spelled
 from paceline.serving.chat import harmony
-from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, Opening, TextSchema, ToolFormat
+from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, CallFormat, Opening, TextSchema, ToolFormat
 from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, GrammarRules, Marks
 from paceline.serving.chat.reasoning import ReasoningFormat
 from paceline.serving.protocol import (
@@ -110,16 +110,16 @@ class Constraints:
         Raises:
             ApiError: fields that contradict each other, or what cannot be enforced.
         """
-        given, schema = request.structured_outputs, text_schema(request.response_format, strict=self._strict)
+        bound, schema = request.structured_outputs, text_schema(request.response_format, strict=self._strict)
         calls = self._calls(request, prompt)
-        if given is not None and (schema is not None or _needed(request)):
+        if bound is not None and (schema is not None or _needed(request)):
             why = "give one of response_format, structured_outputs and a required tool_choice"
             raise ApiError(why, param="response_format" if schema is not None else "structured_outputs")
-        if given is not None:
-            return {"strict": self._strict, **given} if "json" in given else given
+        if bound is not None:
+            return {"strict": self._strict, **bound} if "json" in bound else bound
         if calls is not None and calls.needed:
             schema = None
-        elif calls is not None and schema is None and not any(one.strict for one in calls.functions):
+        elif calls is not None and schema is None and not any(function.strict for function in calls.functions):
             calls = None
         if calls is None and schema is None:
             return None
@@ -189,9 +189,9 @@ def answer_grammar(
     answers = [rules.free] if free else []
     if schema is not None:
         answers.append(rules.json(schema.value, strict=schema.strict))
-    if calls is not None and form is not None and form.openings is not None:
+    if calls is not None and isinstance(form, CallFormat):
         openings = form.openings(rules, replace(calls, beside_json=schema is not None))
-        answers += [_opened(rules, one, free=free) for one in openings if free or not one.loose]
+        answers += [_opened(rules, opening, free=free) for opening in openings if free or not opening.loose]
     answer = rules.rule(" | ".join(answers))
     return rules.written(answer if thoughts is None else _thinking(rules, answer, thoughts, opened=opened, free=free))
 

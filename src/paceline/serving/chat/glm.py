@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening
 from paceline.serving.chat.blocks import MOST_KEY
 from paceline.serving.chat.grammar_rules import NEWLINE, GrammarRules, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
@@ -45,8 +45,8 @@ def _read(text: GrowingText, parts: MessageParts, _: str) -> Steps[bool]:
 
 def _write(calls: Calls) -> str:
     written = []
-    for name, given in calls:
-        pairs = (f"{KEY}{key}{KEY_END}\n{VALUE}{value_text(value)}{VALUE_END}\n" for key, value in given.items())
+    for name, arguments in calls:
+        pairs = (f"{KEY}{key}{KEY_END}\n{VALUE}{value_text(value)}{VALUE_END}\n" for key, value in arguments.items())
         written.append(f"{BEGIN}{name}\n{''.join(pairs)}{END}")
     return "\n".join(written)
 
@@ -57,7 +57,7 @@ def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     yield Opening(calls.repeated(call, f"{NEWLINE} {rules.mark(BEGIN)}"), mark=BEGIN)
 
 
-GLM45: Final = ToolFormat(
+GLM45: Final = CallFormat(
     signs=(BEGIN, KEY),
     begins=(BEGIN,),
     marks=(END, KEY, KEY_END, VALUE, VALUE_END),

@@ -41,7 +41,7 @@ class Marks:
     def of(cls, tokenizer: Tokenizer, ends: Iterable[int]) -> Marks:
         """Of a tokenizer, and the end tokens of its model."""
         names, added = tokenizer.tokens(), tokenizer.added_ids | tokenizer.special_ids
-        return cls({names[one]: one for one in added if one in names}, tokenizer.special_ids, frozenset(ends))
+        return cls({names[token]: token for token in added if token in names}, tokenizer.special_ids, frozenset(ends))
 
 
 AS_TEXT: Final = Marks({}, frozenset(), frozenset())
@@ -91,10 +91,10 @@ class GrammarRules:
 
     def mark(self, text: str) -> str:
         """A mark that must come; an end token comes by itself."""
-        found = self._marks.ids.get(text)
-        if found is None:
+        token = self._marks.ids.get(text)
+        if token is None:
             return literal(text)
-        return "" if found in self._marks.ends else f"<[{found}]>"
+        return "" if token in self._marks.ends else f"<[{token}]>"
 
     def silent(self, mark: str) -> bool:
         """Whether a mark is a special token, so that no text is one."""
@@ -120,8 +120,8 @@ class GrammarRules:
         """
         texts = patterns or (r"(?s:.*)",)
         if self.silent(mark):
-            found = self.terminal(" & ".join(f"/{text}/" for text in texts))
-            return f"{found} {self.mark(mark)}"
+            terminal = self.terminal(" & ".join(f"/{text}/" for text in texts))
+            return f"{terminal} {self.mark(mark)}"
         end = spelled(mark)
         whole = [f"/(?:{text}){end}/" for text in texts]
         first = [rf"~/(?s:.*){end}(?s:.+)/"] if patterns else []
@@ -140,10 +140,10 @@ def one_of(choices: Iterable[str]) -> str:
 
 def _ranges(ids: Iterable[int]) -> str:
     """Numbers as `1-3,7`."""
-    found: list[list[int]] = []
-    for one in sorted(ids):
-        if found and found[-1][1] == one - 1:
-            found[-1][1] = one
+    ranges: list[list[int]] = []
+    for number in sorted(ids):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            found.append([one, one])
-    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in found)
+            ranges.append([number, number])
+    return ",".join(f"{low}-{high}" if low < high else str(low) for low, high in ranges)

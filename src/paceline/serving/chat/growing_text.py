@@ -34,9 +34,9 @@ class MarkFinder:
 
     def find(self, text: str, at: int) -> tuple[int, str]:
         """Where the first one is at `at` or behind it, and which; "" and where one may begin, if there is none."""
-        found = self._whole.search(text, at)
-        if found is not None:
-            return found.start(), found[0]
+        match = self._whole.search(text, at)
+        if match is not None:
+            return match.start(), match[0]
         begun = self._begun and self._begun.search(text, max(at, len(text) - self._longest + 1))
         return begun.start() if begun else len(text), ""
 
@@ -132,9 +132,9 @@ class GrowingText:
         """Read and return what the pattern matches, which may be nothing, as far as it goes."""
         blanks = ""
         while True:
-            found = signs.match(self.text, self.at)
-            blanks += found[0] if found is not None else ""
-            self.at = found.end() if found is not None else self.at
+            match = signs.match(self.text, self.at)
+            blanks += match[0] if match is not None else ""
+            self.at = match.end() if match is not None else self.at
             if self.at < len(self.text) or self.last:
                 return blanks
             yield
@@ -146,8 +146,8 @@ class GrowingText:
             EndedError: there is no such character.
         """
         while True:
-            found = pattern.match(self.text, self.at)
-            end = found.end() if found is not None else self.at
+            match = pattern.match(self.text, self.at)
+            end = match.end() if match is not None else self.at
             if end < len(self.text):
                 run, self.at = self.text[self.at : end], end
                 return run
@@ -161,10 +161,10 @@ class GrowingText:
         """
         while True:
             rest = self.text[self.at : self.at + max(map(len, options))]
-            if not any(len(one) > len(rest) and one.startswith(rest) for one in options):
-                found = max((one for one in options if rest.startswith(one)), key=len, default="")
-                self.at += len(found)
-                return found
+            if not any(len(longer) > len(rest) and longer.startswith(rest) for longer in options):
+                option = max((longer for longer in options if rest.startswith(longer)), key=len, default="")
+                self.at += len(option)
+                return option
             yield from self.more()
 
     def until(self, *options: str, most: int | None = None) -> Steps[tuple[str, str]]:
@@ -182,8 +182,8 @@ class GrowingText:
             if most is not None and before > most:
                 return "", ""
             if mark:
-                found, self.at = self.text[self.at : place], place + len(mark)
-                return found, mark
+                before_mark, self.at = self.text[self.at : place], place + len(mark)
+                return before_mark, mark
             looked = signs.before(self.text, self.at + looked) - self.at
             yield from self.more()
 
@@ -246,13 +246,13 @@ class Brackets:
     def reach(self, text: str, at: int, *, last: bool) -> int:
         """How far it goes in a text that is read up to `at`; not behind what more text may change."""
         while (sign := self.SIGNS.search(text, at)) is not None:
-            place, found = sign.start(), sign[0]
-            if found == "\\" and place + 1 == len(text) and not last:
+            place, character = sign.start(), sign[0]
+            if character == "\\" and place + 1 == len(text) and not last:
                 return place
-            if found == "<" and not self._quoted and self._ended(text, place, last=last):
+            if character == "<" and not self._quoted and self._ended(text, place, last=last):
                 return place
-            at = min(place + 1 + (found == "\\"), len(text))
-            self._count(found)
+            at = min(place + 1 + (character == "\\"), len(text))
+            self._count(character)
             if self.closed:
                 return at
         return len(text)
@@ -266,6 +266,6 @@ class Brackets:
 
     def _ended(self, text: str, place: int, *, last: bool) -> bool:
         """Whether a mark is there, or may come to be."""
-        self.marked = any(text.startswith(one, place) for one in self._ends)
+        self.marked = any(text.startswith(mark, place) for mark in self._ends)
         rest = text[place:] if len(text) - place < max(map(len, self._ends), default=0) else "\n"
-        return self.marked or (not last and any(one.startswith(rest) for one in self._ends))
+        return self.marked or (not last and any(mark.startswith(rest) for mark in self._ends))

@@ -48,7 +48,7 @@ def read_messages(text: GrowingText, parts: MessageParts) -> Steps[None]:
     except EndedError:
         text.to_end()
         rest = text.forget()
-        if not any(one in rest for one in MARKS):
+        if not any(known in rest for known in MARKS):
             parts.say(rest)
         parts.broken = parts.broken or (RECIPIENT.search(rest) is not None)
 
@@ -79,7 +79,7 @@ def _header(text: GrowingText, mark: str) -> Steps[tuple[str, str]]:
             header = channel = ""
     text.forget()
     if not channel:  # one that is marked as a message
-        channel = (yield from text.literal(*(f"{one}{MESSAGE}" for one in CHANNELS))).removesuffix(MESSAGE)
+        channel = (yield from text.literal(*(f"{name}{MESSAGE}" for name in CHANNELS))).removesuffix(MESSAGE)
     return header, channel
 
 
@@ -122,8 +122,8 @@ def _call(text: GrowingText, parts: MessageParts, name: str) -> Steps[str]:
 
 def _write(calls: Calls) -> str:
     return ANSWER.join(
-        f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{as_json(given)}{CALL}"
-        for name, given in calls
+        f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{as_json(arguments)}{CALL}"
+        for name, arguments in calls
     )
 
 
@@ -146,14 +146,12 @@ def grammar(calls: AllowedCalls | None, schema: TextSchema | None, marks: Marks)
     elif calls is None or not calls.needed:
         answers.append(f'{channel} "final" {message} {rules.free}')
     if calls is not None:
-        for one in calls.functions:
-            recipient = literal(f" to=functions.{one.name}")
+        for function in calls.functions:
+            recipient = literal(f" to=functions.{function.name}")
             header = f'({channel} "commentary" {recipient} | {recipient} {channel} "commentary")'
-            answers.append(f"{header} {kind} {message} {calls.arguments(rules, one)} {called}")
+            answers.append(f"{header} {kind} {message} {calls.arguments(rules, function)} {called}")
     thought = f'{channel} ("analysis" | "commentary") {message} {rules.until(END)} {start} "assistant"'
     return rules.written(f"({rules.rule(thought)})* {one_of(answers)}")
 
 
-HARMONY: Final = ToolFormat(
-    signs=(re.escape(START), re.escape(MESSAGE)), marks=MARKS, read=None, write=_write, openings=None
-)
+HARMONY: Final = ToolFormat(signs=(re.escape(START), re.escape(MESSAGE)), marks=MARKS, write=_write)

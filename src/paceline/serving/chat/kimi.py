@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening, as_json
 from paceline.serving.chat.blocks import MOST_KEY, CallBlock, read_arguments, read_ending
 from paceline.serving.chat.grammar_rules import GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
@@ -31,7 +31,7 @@ def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
 
 def _write(calls: Calls) -> str:
     return BLOCK.written(
-        f"functions.{name}:{number}{ARGUMENTS}{as_json(given)}" for number, (name, given) in enumerate(calls)
+        f"functions.{name}:{number}{ARGUMENTS}{as_json(arguments)}" for number, (name, arguments) in enumerate(calls)
     )
 
 
@@ -42,11 +42,11 @@ def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     )
 
 
-KIMI_K2: Final = ToolFormat(
+KIMI_K2: Final = CallFormat(
     signs=(rf"{re.escape(BLOCK.call)}|<\|im_system\|>tool_declare",),
     begins=(BLOCK.begin, BLOCK.call),
     marks=(BLOCK.end, BLOCK.call_end, ARGUMENTS),
-    read=partial(BLOCK.read, one=_read_call),
+    read=partial(BLOCK.read, read_call=_read_call),
     write=_write,
     openings=_openings,
 )

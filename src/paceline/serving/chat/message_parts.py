@@ -77,7 +77,7 @@ class MessageParts:
         self._content, self._reasoning = Without(hidden), Without(hidden)
         self._blanks, self._said = "", False  # white space that is content if other content follows; whether it did
         self._thought = self._thoughts_apart = self._paragraphs = False
-        self._arguments: list[str] | None = None  # of a call that has begun
+        self._arguments, self._calling = list[str](), False  # of the last call; whether it goes on
 
     def knows(self, name: str) -> bool:
         """Whether this is a function that may be called."""
@@ -127,21 +127,19 @@ class MessageParts:
         self._flush()
         self._blanks, self._said = "", False
         self.called += 1
-        self._arguments = []
+        self._arguments, self._calling = [], True
         if self._most is None or self.called <= self._most:
             self.delta.begin(self.called - 1, name, call_id or self._make_id())
 
     def add(self, arguments: str) -> None:
         """More of its arguments."""
-        assert self._arguments is not None
         self._arguments.append(arguments)
         if self._most is None or self.called <= self._most:
             self.delta.go_on(self.called - 1, arguments)
 
     def end(self) -> None:
         """The call is complete."""
-        self.broken = self.broken or not is_json("".join(self._arguments or ()))
-        self._arguments = None
+        self.broken, self._calling = self.broken or not is_json("".join(self._arguments)), False
 
     def call(self, name: str, arguments: Any) -> None:
         """A call that is known as a whole.
@@ -157,7 +155,7 @@ class MessageParts:
     def finish(self) -> None:
         """The text has ended."""
         self._flush()
-        self.broken = self.broken or self._arguments is not None
+        self.broken = self.broken or self._calling
         if not self.called and not self._paragraphs:
             self.delta.content += self._blanks
         self._blanks = ""

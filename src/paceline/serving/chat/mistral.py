@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat, as_json
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening, as_json
 from paceline.serving.chat.blocks import call_object, read_arguments, read_objects
 from paceline.serving.chat.grammar_rules import GrammarRules
 from paceline.serving.chat.growing_text import GrowingText, Steps
@@ -40,11 +40,11 @@ def _read(text: GrowingText, parts: MessageParts, _: str) -> Steps[bool]:
 
 
 def _write_list(calls: Calls) -> str:
-    return f"{BEGIN}{as_json([{'name': name, 'arguments': given} for name, given in calls])}"
+    return f"{BEGIN}{as_json([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
 
 
 def _write_names(calls: Calls) -> str:
-    return "".join(f"{BEGIN}{name}{ARGUMENTS}{as_json(given)}" for name, given in calls)
+    return "".join(f"{BEGIN}{name}{ARGUMENTS}{as_json(arguments)}" for name, arguments in calls)
 
 
 def _list_openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
@@ -60,7 +60,7 @@ def _name_openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening
     yield Opening(calls.repeated(call, rules.mark(BEGIN)), mark=BEGIN)
 
 
-MISTRAL: Final = ToolFormat(
+MISTRAL: Final = CallFormat(
     signs=(r"\[TOOL_CALLS\]",),
     begins=(BEGIN,),
     read=_read,

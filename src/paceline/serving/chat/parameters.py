@@ -47,10 +47,10 @@ class Parameters:
         self.strict = strict if function.strict is None else function.strict
         self.whole: Mapping[str, Any] = function.parameters or {}
         if "$ref" in self.whole:  # as of models that hold themselves
-            found = self.find(self.whole["$ref"])
-            if not isinstance(found, Mapping) or "$ref" in found:
+            target = self.find(self.whole["$ref"])
+            if not isinstance(target, Mapping) or "$ref" in target:
                 raise self.wrong("must be an object's, not a chain of references")
-            self.whole = {**self.whole, **found}
+            self.whole = {**self.whole, **target}
             del self.whole["$ref"]
 
     def limit(self, schema: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -73,12 +73,12 @@ class Parameters:
         Raises:
             ApiError: nothing, in a strict function; in others that is any value.
         """
-        found = referred(target, self.whole)
-        if found is None or not target.startswith(("#", "/")):
+        schema = referred(target, self.whole)
+        if schema is None or not target.startswith(("#", "/")):
             if self.strict:
                 raise self.wrong(f"refer to {target!r}, which is not there")
             return True
-        return found
+        return schema
 
     def kinds(self, schema: Mapping[str, Any]) -> list[str]:
         """The types that a value may have; none are all.
@@ -86,8 +86,8 @@ class Parameters:
         Raises:
             ApiError: one that is none.
         """
-        given = schema.get("type", "object" if "properties" in schema else [])
-        kinds = [given] if isinstance(given, str) else list(given)
+        declared = schema.get("type", "object" if "properties" in schema else [])
+        kinds = [declared] if isinstance(declared, str) else list(declared)
         if unknown := [kind for kind in kinds if kind not in TYPES]:
             raise self.wrong(f"have a type {unknown[0]!r}, which is none of JSON Schema")
         return kinds
@@ -111,7 +111,7 @@ class Parameters:
 
 def referred(target: str, whole: Schema) -> Schema:
     """What a reference within a schema is to; None is nothing."""
-    found = whole
+    schema = whole
     for part in target.removeprefix("#").split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+    return schema

@@ -16,7 +16,7 @@ from keyword import iskeyword
 from typing import Any, Final
 
 from paceline.grammar import spelled
-from paceline.serving.chat.base import AllowedCalls, Calls, Opening, ToolFormat
+from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening
 from paceline.serving.chat.blocks import add_call, read_ending
 from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
 from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
@@ -92,13 +92,15 @@ def _call_end(text: GrowingText) -> Steps[str]:
             length = (len(text.text) if sign is None else sign.start()) - text.at
             yield from text.more()
             continue
-        found = sign[0]
-        if found in "\"'" and quote in ("", found, 3 * found):
-            found = 3 * found if quote != found and text.text.startswith(3 * found, sign.start()) else found
-            quote = found if not quote else "" if quote == found else quote
+        character = sign[0]
+        if character in "\"'" and quote in ("", character, 3 * character):
+            character = (
+                3 * character if quote != character and text.text.startswith(3 * character, sign.start()) else character
+            )
+            quote = character if not quote else "" if quote == character else quote
         elif not quote:
-            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(found, -1)
-        length = sign.start() - text.at + len(found) + (found == "\\")
+            depth += {"(": 1, "[": 1, "{": 1, "\\": 0}.get(character, -1)
+        length = sign.start() - text.at + len(character) + (character == "\\")
     inner = text.text[text.at : text.at + length - 1]
     text.at += length
     return inner
@@ -138,12 +140,12 @@ class PythonArguments(Parameters):
         if not isinstance(schema, Mapping):
             raise self.wrong("must be schemas that something satisfies")
         if (values := self.listed(schema)) is not None:
-            return self._one_of([literal(repr(one)) for one in values])
+            return self._one_of([literal(repr(value)) for value in values])
         if (target := schema.get("$ref")) is not None:
             self.limit(schema, frozenset(("$ref",)))
             return self._referred(target)
         if (choices := self.choices(schema)) is not None:
-            return self._one_of([self._value(one) for one in choices])
+            return self._one_of([self._value(value) for value in choices])
         kinds = self.kinds(schema)
         self.limit(schema, frozenset(("type",)).union(*(TYPES[kind] for kind in kinds)))
         return self._one_of([self._of_kind(kind, schema) for kind in kinds]) if kinds else "any"
@@ -167,9 +169,9 @@ class PythonArguments(Parameters):
     def _referred(self, target: str) -> str:
         """The rule of a definition, which may refer to itself."""
         if target not in self._known:
-            found = self.find(target)
+            schema = self.find(target)
             name = self._known[target] = self._rules.name()
-            self._rules.rule(self._value(found), name=name)
+            self._rules.rule(self._value(schema), name=name)
         return self._known[target]
 
     def _list(self, schema: Mapping[str, Any]) -> str:
@@ -201,10 +203,10 @@ class PythonArguments(Parameters):
             raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
         first, later = "", ""  # of what is left, where nothing was written yet, and behind something
         for name in reversed(properties):
-            one = f"{literal(spell(name))} {sign} {self._value(properties[name])}"
-            begun = f"{one} {later}"
+            member = f"{literal(spell(name))} {sign} {self._value(properties[name])}"
+            begun = f"{member} {later}"
             first = self._rules.rule(begun if name in required else f"({begun} | {first})" if first else f"({begun})?")
-            later = self._rules.rule(f"COMMA {begun}" if name in required else f"(COMMA {one})? {later}")
+            later = self._rules.rule(f"COMMA {begun}" if name in required else f"(COMMA {member})? {later}")
         return first
 
 
@@ -220,13 +222,17 @@ def _check_name(name: str, parts: Sequence[str]) -> None:
 
 
 def _write(calls: Calls) -> str:
-    written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    written = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+    )
     return f"[{', '.join(written)}]"
 
 
 def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
     rules.add(LITERALS)
-    arguments = {one.name: PythonArguments(one, rules, strict=calls.strict).text for one in calls.functions}
+    arguments = {
+        function.name: PythonArguments(function, rules, strict=calls.strict).text for function in calls.functions
+    }
     call = rules.rule(one_of(f'"{name}(" {text} ")"' for name, text in arguments.items()))
     more = f"(COMMA {call})*" if calls.many else ""
     for name, text in arguments.items():
@@ -235,7 +241,7 @@ def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
         yield Opening(rf'"[" {call} {more} "]" {rules.mark(END)}', mark=BEGIN, loose=True)
 
 
-PYTHONIC: Final = ToolFormat(
+PYTHONIC: Final = CallFormat(
     signs=(r"\[func_name1\(",),
     begins=(BEGIN,),
     marks=(END,),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from paceline.serving.chat import harmony
-from paceline.serving.chat.base import ToolFormat
+from paceline.serving.chat.base import CallFormat, ToolFormat
 from paceline.serving.chat.growing_text import BREAKS, EndedError, GrowingText, Steps
 from paceline.serving.chat.message_parts import Delta, MessageParts, new_id
 from paceline.serving.chat.reasoning import REASONING, TAGS, ReasoningFormat
@@ -53,7 +53,7 @@ class Reader:
         hidden: Collection[str] = (),
         prompt: str = "",
     ) -> None:
-        self._form, self._reasoning = form, reasoning
+        self._form, self._reasoning = form if isinstance(form, CallFormat) else None, reasoning
         make_id = new_id if form is None else form.make_id
         hidden = {*hidden, *reasoning.around}
         self._parts = MessageParts({} if form is None else functions, most=most, hidden=hidden, make_id=make_id)
@@ -108,8 +108,8 @@ class Reader:
         """
         text = self._text
         blanks = yield from text.blanks()
-        found = yield from text.literal(self._reasoning.begin)
-        if found:
+        begun = yield from text.literal(self._reasoning.begin)
+        if begun:
             yield from text.blanks(BREAKS)
         elif thinking:
             self._parts.think(blanks)
@@ -148,12 +148,11 @@ class Reader:
             elif form is not None:
                 yield from self._calls(form, mark)
 
-    def _calls(self, form: ToolFormat, mark: str) -> Steps[None]:
+    def _calls(self, form: CallFormat, mark: str) -> Steps[None]:
         """Calls. What turns out to be none is content; where something cut the text off within what can only be a call,
         what was read of it is nothing.
         """
         text, parts, before = self._text, self._parts, self._parts.called
-        assert form.read is not None
         try:
             called = yield from form.read(text, parts, mark)
         except EndedError:

@@ -50,9 +50,9 @@ REASONING: Final[Mapping[str, ReasoningFormat]] = {
 
 def reasoning_of(template: str | None) -> ReasoningFormat:
     """The format that a chat template speaks of; `<think>` where it speaks of none."""
-    for name, one in REASONING.items():
-        if template is not None and one.sign in template and (name != "harmony" or "<|message|>" in template):
-            return one
+    for name, form in REASONING.items():
+        if template is not None and form.sign in template and (name != "harmony" or "<|message|>" in template):
+            return form
     return TAGS
 
 
@@ -120,9 +120,9 @@ class ThoughtSteering:
             return self.switched(level != "none", field)
         raise ApiError(f"{field} cannot be given to this model's chat template; leave it out", param=field)
 
-    def renamed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def renamed(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Variables of a request, under the template's own name of the switch."""
-        other = next((name for name in SWITCHES if name in given and name not in self._reads), None)
-        if other is None or self._switch is None or self._switch in given:
-            return dict(given)
-        return {self._switch if name == other else name: value for name, value in given.items()}
+        other = next((name for name in SWITCHES if name in variables and name not in self._reads), None)
+        if other is None or self._switch is None or self._switch in variables:
+            return dict(variables)
+        return {self._switch if name == other else name: value for name, value in variables.items()}

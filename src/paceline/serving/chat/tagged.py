@@ -103,7 +103,9 @@ class Tags:
 
 def arguments_of(rules: GrammarRules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
     """The grammar of arguments, by function."""
-    return {one.name: TaggedArguments(one, rules, tags, strict=calls.strict).text for one in calls.functions}
+    return {
+        function.name: TaggedArguments(function, rules, tags, strict=calls.strict).text for function in calls.functions
+    }
 
 
 class TaggedArguments(Parameters):
@@ -146,10 +148,10 @@ class TaggedArguments(Parameters):
         Args:
             seen: references that led here.
         """
-        found = self._alternatives(schema, seen)
-        if not found:
+        texts = self._alternatives(schema, seen)
+        if not texts:
             raise self.wrong("must be schemas that something satisfies")
-        return [self._any] if self._any in found else found
+        return [self._any] if self._any in texts else texts
 
     def _alternatives(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
         if schema is True or schema == {}:
@@ -164,7 +166,7 @@ class TaggedArguments(Parameters):
                 raise self.wrong(f"refer to {target!r} in a circle")
             return self._alternatives(self.find(target), (*seen, target))
         if (choices := self.choices(schema)) is not None:
-            return [text for one in choices for text in self._alternatives(one, seen)]
+            return [text for choice in choices for text in self._alternatives(choice, seen)]
         kinds = self.kinds(schema)
         if not {"object", "array"} & set(kinds):  # of which JSON says what can be enforced
             self.limit(schema, frozenset(("type",)).union(*(KEYWORDS.get(kind, frozenset()) for kind in kinds)))

@@ -41,24 +41,26 @@ def typed_value(text: str, parameters: Any, key: str) -> Any:
     bare = text.strip()
     if bare == "null" or (bare == "None" and kinds):
         return None if "null" in kinds or "string" not in kinds else text
-    found = _fitting(_read(bare, kinds), kinds)
-    return text if found is None else found
+    value = _fitting(_read(bare, kinds), kinds)
+    return text if value is None else value
 
 
 def _kinds(schema: Any, whole: Mapping[str, Any], depth: int) -> Iterator[str]:
     """The types that a schema allows, as far as it says so."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return
-    given = schema.get("type")
-    yield from (one for one in (given if isinstance(given, list) else [given]) if isinstance(one, str) and one in KINDS)
+    declared = schema.get("type")
+    for kind in declared if isinstance(declared, list) else [declared]:
+        if isinstance(kind, str) and kind in KINDS:
+            yield kind
     if schema.get("nullable") is True:
         yield "null"
     values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-    for value in values if given is None else ():
+    for value in values if declared is None else ():
         yield next(name for name, kind in KINDS.items() if isinstance(value, kind))
     for name in ("anyOf", "oneOf", "allOf"):
-        for one in _listed(schema.get(name)):
-            yield from _kinds(one, whole, depth + 1)
+        for choice in _listed(schema.get(name)):
+            yield from _kinds(choice, whole, depth + 1)
     if isinstance(target := schema.get("$ref"), str):
         yield from _kinds(referred(target, whole), whole, depth + 1)
 
@@ -72,9 +74,9 @@ def _read(text: str, kinds: set[str]) -> Any:
     if text in ("True", "False") and (not kinds or "boolean" in kinds):
         return text == "True"
     with suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        json.dumps(found, allow_nan=False)
-        return found
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+        return value
     if not text.startswith(("{", "[", "(")):
         return None
     try:
@@ -83,15 +85,15 @@ def _read(text: str, kinds: set[str]) -> Any:
         return None
 
 
-def _fitting(found: Any, kinds: set[str]) -> Any:
+def _fitting(value: Any, kinds: set[str]) -> Any:
     """The value, if it has one of these types and is no text, whose quotes would be its own; None if not."""
-    if isinstance(found, str):
+    if isinstance(value, str):
         return None
-    if isinstance(found, bool) or not kinds:
-        return found if "boolean" in kinds or not kinds else None
-    if isinstance(found, float) and "number" not in kinds and "integer" in kinds:
-        return int(found) if found.is_integer() else None
-    return found if any(isinstance(found, KINDS[kind]) for kind in kinds - {"boolean", "null"}) else None
+    if isinstance(value, bool) or not kinds:
+        return value if "boolean" in kinds or not kinds else None
+    if isinstance(value, float) and "number" not in kinds and "integer" in kinds:
+        return int(value) if value.is_integer() else None
+    return value if any(isinstance(value, KINDS[kind]) for kind in kinds - {"boolean", "null"}) else None
 
 
 def keywords(written: str) -> dict[str, Any]:
@@ -101,9 +103,9 @@ def keywords(written: str) -> dict[str, Any]:
         ValueError: anything but names with literals.
     """
     call = _parsed(f"f({written}\n)")
-    if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
+    if not isinstance(call, ast.Call) or call.args or any(argument.arg is None for argument in call.keywords):
         raise ValueError("no keywords")
-    return {str(one.arg): _value(one.value) for one in call.keywords}
+    return {str(argument.arg): _value(argument.value) for argument in call.keywords}
 
 
 def _parsed(written: str) -> ast.expr:
@@ -115,11 +117,11 @@ def _parsed(written: str) -> ast.expr:
 
 def _value(node: ast.expr) -> Any:
     try:
-        found = _plain(node)
-        json.dumps(found, allow_nan=False)
+        value = _plain(node)
+        json.dumps(value, allow_nan=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return found
+    return value
 
 
 def _plain(node: ast.expr) -> Any:
@@ -130,7 +132,7 @@ def _plain(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         return _signed(node)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_plain(one) for one in node.elts]
+        return [_plain(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         return {_key(key): _plain(value) for key, value in zip(node.keys, node.values, strict=True)}
     raise ValueError("no literal")
