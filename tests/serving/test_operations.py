@@ -28,8 +28,8 @@ from paceline import LLM, AsyncLLM
 from paceline.config import ServerConfig
 from paceline.errors import ConfigError, PacelineError
 from paceline.serving import JsonLines, Server, create_app, front_app, warm_up
+from paceline.serving.api_errors import ApiError
 from paceline.serving.metrics import Metrics
-from paceline.serving.protocol import ApiError
 from paceline.serving.request_log import LogFields
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

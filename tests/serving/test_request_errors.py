@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 from tests.serving.conftest import Live
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

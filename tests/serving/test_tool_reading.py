@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.config.server import TOOL_FORMATS
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import FORMATS, Reader, ThoughtSteering, format_of, reasoning_of
 from paceline.serving.chat.reasoning import REASONING
 from paceline.serving.chat.values import typed_value
-from paceline.serving.protocol import ApiError
 
 BAR, LOW = "\uff5c", "\u2581"
 

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 class BatchRequest(BaseModel):
-    """One line, as OpenAI's batches have it."""
+    """Is one line of a file of requests, as OpenAI's batches have it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -43,30 +43,30 @@ class BatchRequest(BaseModel):
 
     @property
     def digest(self) -> bytes:
-        """Of all that the answer depends on."""
+        """Tells requests apart by all that the answer depends on."""
         return _digest([self.custom_id, self.url, self.body])
 
     @property
     def id(self) -> str:
-        """Of its answer: the same in every run."""
+        """Names its answer: the same in every run."""
         return f"batch_req_{self.digest.hex()}"
 
     def beginnings(self) -> bytes:
-        """A key for each length of `BEGINNINGS` that the prompt has; requests that begin alike have the same first
-        keys.
+        """Return a key for each length of `BEGINNINGS` that the prompt has; requests that begin alike have the same
+        first keys.
         """
         return b"".join(beginnings(json.dumps([self.url, *map(self.body.get, PROMPT)])))
 
 
 @dataclass(frozen=True, slots=True)
 class _DamagedError(Exception):
-    """A line that is no request."""
+    """Raised for a line that is no request."""
 
     why: str
 
 
 class Requests:
-    """The requests of a file, by their index in it.
+    """Reads the requests of a file, by their index in it.
 
     Args:
         path: a file of JSON lines; empty lines are skipped.
@@ -121,19 +121,19 @@ class Requests:
         self._keys.append(request.beginnings())
 
     def find(self, custom_id: str) -> int | None:
-        """The index of a request."""
+        """Return the index of a request; None where there is none with this custom_id."""
         return self._known.get(_digest(custom_id))
 
     def id(self, index: int) -> str:
-        """Of the answer to a request."""
+        """Return the id of the answer to a request."""
         return f"batch_req_{self._digests[index].hex()}"
 
     def line(self, index: int) -> int:
-        """The number of a request's line, from 1."""
+        """Return the number of a request's line, from 1."""
         return self._numbers[index]
 
     def read(self, index: int) -> BatchRequest:
-        """A request, from the file.
+        """Read a request from the file.
 
         Raises:
             ConfigError: the file has changed.
@@ -148,8 +148,8 @@ class Requests:
         return request
 
     def order(self) -> list[int]:
-        """All indexes, those of prompts that begin alike one after the other, so that what they share is decoded once;
-        otherwise as in the file. To be asked once: the keys are let go.
+        """Return all indexes, those of prompts that begin alike one after the other, so that what they share is decoded
+        once; otherwise as in the file. To be asked once: the keys are let go.
         """
         keys, self._keys = self._keys, []
         return _grouped(list(range(len(self))), keys, 0)
@@ -188,7 +188,7 @@ def _digest(value: Any) -> bytes:
 
 
 def _grouped(indexes: list[int], keys: list[bytes], level: int) -> list[int]:
-    """The indexes with equal keys together, at this level and those after it; groups in the order of their firsts."""
+    """Put indexes with equal keys together, at this level and those after it; groups are ordered by their firsts."""
     if len(indexes) < 3 or level == len(BEGINNINGS):
         return indexes
     groups: dict[bytes, list[int]] = {}

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Worker:
-    """An actor.
+    """Answers requests in a process of Ray's, with an application of its own.
 
     Args:
         make: a client of HTTP, and the application behind it.
@@ -49,7 +49,7 @@ class Worker:
             self._error = str(error)  # told with the first answer: another try would end in the same way
 
     async def __call__(self, row: Row) -> Row:
-        """From the index and JSON of a request to an `BatchAnswer`."""
+        """Answer a request, given as its index and its JSON, with the fields of a `BatchAnswer`."""
         if self._error:
             return {"index": row["index"], "error": self._error, "line": b"", "failure": None, "tokens": 0}
         if not self._begun:
@@ -60,7 +60,7 @@ class Worker:
 
 
 class RayRun:
-    """How the work is spread.
+    """Spreads requests over actors.
 
     Args:
         make: as in `Worker`; it is sent to the actors.
@@ -81,7 +81,7 @@ class RayRun:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
 
     def answers(self, rows: list[Row]) -> Iterator[Row]:
-        """To requests, as they come.
+        """Yield answers to requests, as they come.
 
         Raises:
             ConfigError: an actor cannot load its model, or Ray gave up.

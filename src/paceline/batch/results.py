@@ -27,7 +27,7 @@ NEW: Final = -1
 
 
 class ResultFile:
-    """Answers to requests, appended as they come; a context, in which no other process writes them.
+    """Appends answers to requests as they come; it is a context, in which no other process writes them.
 
     Args:
         path: of the file; what an earlier run wrote is kept.
@@ -70,12 +70,12 @@ class ResultFile:
         self._unlock()
 
     def _unlock(self) -> None:
-        """Its file goes first, while nobody else can have it."""
+        """Let others write; the file of the lock goes first, while nobody else can have it."""
         Path(self._lock.lock_file).unlink(missing_ok=True)
         self._lock.release()
 
     def _scanned(self) -> int:
-        """Note the whole lines; the length that stays."""
+        """Note the whole lines, and return the length of the file that stays."""
         offset = 0
         with self.path.open("rb") as stream:
             for number, line in enumerate(stream, 1):

@@ -15,7 +15,7 @@ from paceline.batch.sending import BatchAnswer, Sender
 
 @dataclass(slots=True)
 class Summary:
-    """What a run has done so far.
+    """Counts what a run has done so far.
 
     Attributes:
         failures: in words -> how often.

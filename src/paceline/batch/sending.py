@@ -32,7 +32,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """What became of a request.
+    """Says what became of a request.
 
     Attributes:
         line: as OpenAI's batches have it.
@@ -56,7 +56,7 @@ class Sender:
         self._http, self._patience = http, patience
 
     async def send(self, request: BatchRequest) -> BatchAnswer:
-        """The answer.
+        """Send a request until it is answered, and return the answer.
 
         Raises:
             ConfigError: the server is away, or lets us not in.
@@ -90,7 +90,7 @@ class Sender:
 
 
 def _wanted(response: httpx.Response) -> float | None:
-    """Seconds to wait for, before a request that was answered so is sent again; None if it is not to be."""
+    """Return how many seconds to wait before a request that was answered so is sent again; None if it is not to be."""
     if response.status_code not in BUSY:
         return None
     text = response.headers.get("retry-after", "")

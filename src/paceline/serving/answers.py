@@ -21,7 +21,9 @@ Json = dict[str, Any]
 
 
 def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
-    """Token counts of a request, drafts included."""
+    """Count the tokens of a request as OpenAI's `usage` has them, with the drafted and accepted ones of each drafter
+    beside.
+    """
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     thoughts = sum(
         len(completion_output.reasoning_token_ids) for output in outputs for completion_output in output.outputs
@@ -63,13 +65,13 @@ def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
 
 
 def reason_of(reason: str | None) -> str | None:
-    """OpenAI's word for a finish reason."""
+    """Return OpenAI's word for a finish reason: what was aborted has stopped."""
     return "stop" if reason == "abort" else reason
 
 
 @dataclass(slots=True)
 class AnswerFrame:
-    """The frame of all answers and events of a request.
+    """Holds what the answer and all events of a request have in common: id, kind, time and model.
 
     Args:
         kind: the name of the object, as OpenAI has it.
@@ -97,7 +99,7 @@ class AnswerFrame:
 
 
 class CompletionAnswer:
-    """Events and the whole answer of a completions request."""
+    """Turns what the engine decodes into the events, or the whole answer, of a completions request."""
 
     nothing: Final[Json] = {"text": "", "logprobs": None, "finish_reason": None}
 
@@ -109,7 +111,7 @@ class CompletionAnswer:
         self._offsets: dict[tuple[int, int], Offsets] = {}
 
     def event(self, number: int, chunk: StreamChunk) -> Json:
-        """What a chunk of job `number` adds."""
+        """Return the event that tells what a chunk adds to an output of job `number`."""
         which, job = (number, chunk.index), self.jobs[number]
         index = number * job.params.n + chunk.index
         start = self._seen.get(which, 0)
@@ -133,7 +135,7 @@ class CompletionAnswer:
         return self.answer.frame([choice])
 
     def text(self, output: CompletionOutput) -> str | None:
-        """What an output says."""
+        """Return what an output says."""
         return output.text
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
@@ -180,7 +182,7 @@ def _old_logprobs(
     offsets: Sequence[int],
     token_bytes: TokenBytes,
 ) -> Json:
-    """As completions have them: columns."""
+    """Write log probabilities as completions have them: columns, with one entry for each token."""
     return {
         "tokens": [written(token_bytes[token], PREFIX) for token in tokens],
         "token_logprobs": [
@@ -205,7 +207,7 @@ def _finite(value: float) -> float:
 
 
 class ChatAnswer:
-    """Events and the whole answer of a chat request."""
+    """Turns what the engine decodes into the events, or the whole answer, of a chat request."""
 
     nothing: Final[Json] = {"delta": {}, "logprobs": None, "finish_reason": None}
 
@@ -219,7 +221,7 @@ class ChatAnswer:
         self._tokens: dict[int, int] = {}
 
     def event(self, number: int, chunk: StreamChunk) -> Json:
-        """What a chunk adds to one of the answers."""
+        """Return the event that tells what a chunk adds to one of the choices; a chat has a single job, number 0."""
         index, ended = chunk.index, chunk.finish_reason is not None
         delta: Json = {} if index in self._readers else {"role": "assistant", "content": ""}
         reader = self._readers.setdefault(index, self._reader())
@@ -253,7 +255,7 @@ class ChatAnswer:
         return "tool_calls" if reader.whole and reason == "stop" else reason_of(reason)
 
     def text(self, output: CompletionOutput) -> str | None:
-        """What an output says beside its thoughts; None where it calls functions."""
+        """Return what an output says beside its thoughts; None where it calls functions."""
         delta = self._reader().feed(output.text, last=True)
         return None if delta.calls else delta.content
 
@@ -294,14 +296,14 @@ class ChatAnswer:
 
 
 def _is_cut(reason: str | None, by: int | str | None) -> bool:
-    """Whether something ended the answer that is none of the model's own ends."""
+    """Tell whether something ended the answer that is none of the model's own ends."""
     return reason != "stop" or by is not None
 
 
 def _new_logprobs(
     tokens: Sequence[int], entries: Sequence[dict[int, Logprob]], most: int, token_bytes: TokenBytes
 ) -> Json:
-    """As chats have them: a list of entries, each with the `most` likeliest tokens."""
+    """Write log probabilities as chats have them: a list of entries, each with the `most` likeliest tokens."""
 
     def entry_of(token: int, logprob: Logprob) -> Json:
         data = token_bytes[token]

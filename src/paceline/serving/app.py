@@ -21,6 +21,7 @@ from paceline.config import ServerConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.serving.answers import ChatAnswer, CompletionAnswer
+from paceline.serving.api_errors import ApiError, ErrorAnswer, internal_error
 from paceline.serving.bodies import READERS, BodyRoute
 from paceline.serving.chat import constrained_by
 from paceline.serving.entrance import Entrance, guarded
@@ -33,14 +34,11 @@ from paceline.serving.metrics import Metrics
 from paceline.serving.page import LivePage
 from paceline.serving.places import Places
 from paceline.serving.protocol import (
-    ApiError,
     ChatRequest,
     CompletionRequest,
     DecodingRequest,
     DetokenizeRequest,
-    ErrorAnswer,
     TokenizeRequest,
-    internal_error,
     invalid_field,
 )
 from paceline.serving.request_errors import named
@@ -69,7 +67,7 @@ Made = tuple[list[PromptJob], Reply]
 
 
 class Service:
-    """What the routes share.
+    """Holds what the routes share: the model, the jobs, the limits, the counters and the stored responses.
 
     Args:
         model: decodes.
@@ -92,7 +90,7 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun, those included that are being read and rendered."""
+        """Counts the requests that have not begun, those included that are being read and rendered."""
         gauges = self.model.llm.backend.gauges()
         return max(gauges.waiting, self.slots.running.total() - gauges.max_running)
 
@@ -139,7 +137,7 @@ def _log_prompts(owner: str, jobs: Sequence[PromptJob], llm: LLM) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, and a comment after `KEEP_ALIVE` seconds without one.
+    """Sends events as they come, and a comment after `KEEP_ALIVE` seconds without one.
 
     Args:
         slot: closed at the end, also where the client has gone before the first event.
@@ -190,7 +188,7 @@ def check_files(config: ServerConfig) -> None:
 
 
 def create_app(model: AsyncLLM, config: ServerConfig | None = None) -> Entrance:
-    """The server as an ASGI application.
+    """Build the server as an ASGI application.
 
     Args:
         model: loaded; it is not closed here.
@@ -252,7 +250,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
 
 
 class Routes:
-    """Handlers of the routes, by what they answer."""
+    """Handles the routes of OpenAI's chats, completions and models, and those that tell how the server is."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._llm = service, service.model.llm
@@ -260,7 +258,7 @@ class Routes:
         self._context, self._vocab_size = info.max_context, info.vocab_size
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
+        """Bind the handlers to their paths."""
         posts: dict[str, Callable[..., Any]] = {
             "/v1/chat/completions": self.chat,
             "/v1/completions": self.completions,

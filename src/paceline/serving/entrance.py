@@ -16,8 +16,8 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.config import ServerConfig
+from paceline.serving.api_errors import MESSAGES, ApiError
 from paceline.serving.limits import HEALTH, LIVE, Guard, Keys, Origins, read_keys, refuse, reply
-from paceline.serving.protocol import MESSAGES, ApiError
 from paceline.serving.request_log import CLOSED, LogFields
 
 logger = logging.getLogger("paceline.serving")
@@ -45,7 +45,7 @@ Json = dict[str, Any]
 
 
 def guarded(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) -> Entrance:
-    """What is before an application: who may use it, from which pages, and the log.
+    """Put before an application what decides who may use it, and from which pages, and writes the log.
 
     Args:
         refused: told the status of what is not let in.
@@ -57,7 +57,7 @@ def guarded(app: ASGIApp, config: ServerConfig, refused: Callable[[int], None]) 
 
 
 class Entrance:
-    """ASGI: an id for each request, and one line in the log when it has ended, without any text of it.
+    """ASGI: gives each request an id, and writes one line to the log when it has ended, without any text of it.
 
     Args:
         refused: told the status of what is not let in.
@@ -129,7 +129,7 @@ class Entrance:
 
 
 class _Exchange:
-    """A request, and what was answered to it so far.
+    """Follows one request, and keeps of its answer what the log tells.
 
     One that the process before replicas passes on (`relayed`) was let in by that already, which writes the line.
 
@@ -147,7 +147,7 @@ class _Exchange:
         self.why: ApiError | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on."""
+        """Pass a message on, and keep what the log tells of it."""
         if message["type"] == "http.response.start":
             self._status, self._kind = message["status"], dict(message["headers"]).get(b"content-type", b"")
             if not self._relayed:
@@ -195,7 +195,7 @@ class _Exchange:
 
 
 def error_event(error: ApiError, path: str) -> bytes:
-    """The end of a stream of server-sent events that failed, as clients of that route read it."""
+    """Return the end of a stream of server-sent events that failed, as clients of that route read it."""
     body = error.body(path)
     if path.startswith(MESSAGES):
         return b"event: error\n" + _event(body)
@@ -210,7 +210,7 @@ def _event(body: Json) -> bytes:
 
 
 class NotReady:
-    """ASGI: what is answered until there is a model to answer: 503, and why.
+    """ASGI: answers 503, and why, until there is a model to answer.
 
     Attributes:
         doing: what is waited for.

@@ -58,7 +58,7 @@ MOST_LETTERS: Final = 100
 
 
 def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | None]:
-    """The message, the field and the code of the error that tells most.
+    """Return the message, the field and the code of the error that tells most.
 
     Args:
         errors: of pydantic, with places that begin with "body".
@@ -87,7 +87,7 @@ def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | 
 
 
 def path_of(error: Any, body: Any) -> Path:
-    """The way of an error through a body, without the names of a union's alternatives."""
+    """Return the way of an error through a body, without the names of a union's alternatives."""
     at, path = body, list[str | int]()
     parts = error["loc"][1:]
     for number, part in enumerate(parts):
@@ -100,8 +100,8 @@ def path_of(error: Any, body: Any) -> Path:
 
 
 def _telling(placed: Sequence[tuple[Path, Any]]) -> tuple[Path, list[Any]]:
-    """A place and the errors there. An alternative that a value was not meant to be is of no interest where another one
-    got further.
+    """Return a place and the errors there. An alternative that a value was not meant to be is of no interest where
+    another one got further.
     """
 
     def further(path: Path) -> bool:
@@ -116,12 +116,12 @@ def _telling(placed: Sequence[tuple[Path, Any]]) -> tuple[Path, list[Any]]:
 
 
 def _listed(expected: str) -> str:
-    """Values, as pydantic lists them: those that are no texts as JSON has them."""
+    """Write values that pydantic lists as JSON has them."""
     return re.sub(r"\b(True|False|None)\b", lambda match: {"None": "null"}.get(match[1], match[1].lower()), expected)
 
 
 def _got(error: Any) -> str:
-    """What came, in few letters; of texts only those that should have been one of a few."""
+    """Describe what came, in few letters; texts are repeated only where they should have been one of a few."""
     value = error["input"]
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -15,7 +15,7 @@ MOST: Final = 64
 
 @dataclass(slots=True)
 class Notes:
-    """Of one request.
+    """Holds what becomes of the fields of one request.
 
     Attributes:
         lenient: fields that cannot be honoured are ignored.
@@ -28,7 +28,7 @@ class Notes:
     names: dict[str, str] = field(default_factory=dict)
 
     def ignore(self, name: str) -> None:
-        """Note it, in letters that a header may have."""
+        """Note a field as ignored, in letters that a header may have."""
         told = re.sub(r"[^A-Za-z0-9._-]", "_", name[:MOST])
         if told not in self.ignored and len(self.ignored) < MOST:
             self.ignored.append(told)

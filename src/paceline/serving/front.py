@@ -19,11 +19,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline.config import ServerConfig
+from paceline.serving.api_errors import ApiError, internal_error
 from paceline.serving.bodies import LARGE, check_items
 from paceline.serving.entrance import FACTS, RESPONSES, STREAM, Entrance, error_event, guarded
 from paceline.serving.limits import HEALTH, LIVE, OPEN, Slots, refuse, reply
 from paceline.serving.metrics import Registry
-from paceline.serving.protocol import ApiError, internal_error
 from paceline.serving.routing import Affinity, affinity_of
 
 TRIES: Final = 3
@@ -44,7 +44,7 @@ AnswerStream = AbstractAsyncContextManager[AsyncIterable[list[Message]]]
 
 
 class Fleet(Protocol):
-    """Replicas."""
+    """Passes requests to replicas."""
 
     gone: tuple[type[Exception], ...]
     """Raised where the replica that answers has died."""
@@ -53,16 +53,16 @@ class Fleet(Protocol):
     """Raised where it has failed otherwise."""
 
     def answer(self, scope: Json, body: bytes, affinity: Affinity) -> AnswerStream:
-        """From one replica."""
+        """Ask one replica, the one that suits the request best."""
         ...
 
     async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, list[Message]]]:
-        """What every replica answers: its name, the status, the messages."""
+        """Ask every replica; returns of each its name, the status and the messages of its answer."""
         ...
 
 
 def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = True) -> Entrance:
-    """The server before replicas, as an ASGI application.
+    """Build the server before replicas, as an ASGI application.
 
     Args:
         config: the same that the replicas have.
@@ -76,7 +76,7 @@ def front_app(fleet: Fleet, config: ServerConfig, *, shared_responses: bool = Tr
 
 
 class Front:
-    """ASGI, behind a `Guard`."""
+    """ASGI, behind a `Guard`: passes each request to a replica, and answers what is about all of them."""
 
     def __init__(self, fleet: Fleet, config: ServerConfig, counts: _Counts, *, shared_responses: bool) -> None:
         self._fleet, self._config, self._counts, self._shared = fleet, config, counts, shared_responses
@@ -130,7 +130,7 @@ class Front:
         raise ApiError(f"{TRIES} replicas died under this request", status=503, code="replica_died", headers=again)
 
     async def _passed(self, answer: AnswerStream, passing: Passing, clock: asyncio.Timeout) -> bool:
-        """Pass on an answer; whether the client has had one, be it the end of what had begun.
+        """Pass on an answer; returns whether the client has had one, be it the end of what had begun.
 
         Args:
             clock: stopped once it has begun, since its replica has one.
@@ -182,7 +182,7 @@ class Front:
 
 
 class Passing:
-    """Messages of one answer on their way to a client; its head waits for the first of its body.
+    """Passes the messages of one answer on to a client; its head waits for the first of its body.
 
     Attributes:
         begun: something was sent. complete: all was.
@@ -194,7 +194,7 @@ class Passing:
         self.begun = self.complete = False
 
     async def add(self, messages: Iterable[Message]) -> None:
-        """Pass them on."""
+        """Pass these messages on."""
         for message in messages:
             if message["type"] == FACTS:
                 await self._send(message)
@@ -221,7 +221,7 @@ class Passing:
 
 
 class _Counts:
-    """What the front counts itself."""
+    """Counts what happens in this process, beside what replicas count."""
 
     def __init__(self, model_name: str | None) -> None:
         self._registry = Registry(model_name)
@@ -238,7 +238,7 @@ class _Counts:
 
 
 class _Merged:
-    """Metrics of several pages, each sample labelled with the name of its page.
+    """Merges the metrics of several pages, each sample labelled with the name of its page.
 
     Args:
         pages: in Prometheus's text format, by name.
@@ -248,7 +248,7 @@ class _Merged:
         self._pages = pages
 
     def collect(self) -> Iterable[Metric]:
-        """Families of metrics, each once."""
+        """Return the families of metrics of all pages, each once."""
         merged: dict[str, Metric] = {}
         for name, page in self._pages.items():
             for family in text_string_to_metric_families(page):
@@ -259,14 +259,14 @@ class _Merged:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """The life of an application that has nothing to begin or to end."""
+    """Answer for the life of an application that has nothing to begin or to end."""
     for kind in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{kind}.complete"})
 
 
 async def _body(receive: Receive) -> bytes:
-    """All of it; a client that goes away leaves what came.
+    """Read the whole body; a client that goes away leaves what came.
 
     Raises:
         ApiError: it is too long, or takes too long to arrive.
@@ -283,7 +283,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Work, ended where the client goes away."""
+    """Do the work, or end it where the client goes away."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -300,7 +300,7 @@ def _text(messages: Iterable[Message]) -> str:
 
 
 def _unstored(body: bytes) -> bytes:
-    """A request to `/v1/responses` where none are stored.
+    """Return the body of a request to `/v1/responses` as it is where none are stored.
 
     Raises:
         ApiError: it needs a stored one, or asks for it.

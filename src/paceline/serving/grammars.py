@@ -10,7 +10,7 @@ from typing import Any, Final
 from paceline.config import StructuredOutputsParams
 from paceline.errors import ConfigError
 from paceline.grammar import grammar_text
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 from paceline.serving.workers import Workers
 
 COMPILE_SECONDS, CHECK_SECONDS = 2.0, 1.0
@@ -24,7 +24,7 @@ KNOWN: Final = 1024
 
 
 class Grammars:
-    """Checks of constraints, and of what was written under them.
+    """Checks constraints of clients, and texts that were written under them.
 
     Attributes:
         workers: that do it.
@@ -35,7 +35,7 @@ class Grammars:
         self._known: OrderedDict[str, str] = OrderedDict()
 
     async def check(self, params: StructuredOutputsParams, param: str) -> None:
-        """Compile a constraint.
+        """Compile a constraint, unless that has been done before.
 
         Args:
             param: the field that it is in.
@@ -64,7 +64,7 @@ class Grammars:
                 self._known.popitem(last=False)
 
     async def errors(self, schema: Any, text: str) -> list[str]:
-        """What a text violates of a JSON schema."""
+        """Return what a text violates of a JSON schema."""
         try:
             answer = await self.workers.ask({"schema": schema, "text": text}, CHECK_SECONDS)
         except ApiError:  # the text is written, and is not lost

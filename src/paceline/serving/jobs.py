@@ -14,6 +14,7 @@ from paceline.config import ALL_DRAFTS, DraftChoice, SamplingParams, ServerConfi
 from paceline.engine import ReadPrompt, read_prediction, read_tenant
 from paceline.errors import PacelineError, PromptError
 from paceline.llm import LLM
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import (
     FORMATS,
     SWITCHES,
@@ -30,7 +31,6 @@ from paceline.serving.field_notes import NOTES
 from paceline.serving.limits import tenant_of
 from paceline.serving.places import Places
 from paceline.serving.protocol import (
-    ApiError,
     ChatRequest,
     CompletionRequest,
     DecodingRequest,
@@ -72,7 +72,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class PromptJob:
-    """One prompt of a request.
+    """Holds one prompt of a request, ready to be decoded.
 
     Attributes:
         shown: its text, for `echo`.
@@ -86,7 +86,7 @@ class PromptJob:
 
 
 class JobFactory:
-    """Makes jobs of requests.
+    """Turns requests into prompts and sampling parameters, as jobs.
 
     Args:
         llm: whose tokenizer, template and defaults are used.
@@ -115,11 +115,11 @@ class JobFactory:
 
     @property
     def token_bytes(self) -> TokenBytes:
-        """What the tokens of the model's vocabulary stand for."""
+        """Tells what the tokens of the model's vocabulary stand for."""
         return token_bytes_of(self._llm.tokenizer)
 
     def completion(self, request: CompletionRequest, owner: str) -> list[PromptJob]:
-        """A job for each prompt.
+        """Return a job for each prompt.
 
         Raises:
             ApiError: a field that cannot be honoured.
@@ -142,14 +142,14 @@ class JobFactory:
         return [PromptJob(prompt, params, shown, hidden) for prompt, (_, shown) in zip(read, both, strict=True)]
 
     def _encoded(self, prompt: str | list[int], request: CompletionRequest) -> tuple[list[int], str]:
-        """The token ids of a prompt, and its text as far as that is shown."""
+        """Return the token ids of a prompt, and its text as far as that is shown."""
         tokenizer = self._llm.tokenizer
         if isinstance(prompt, str):
             return tokenizer.encode(prompt, request.add_special_tokens, most=self.most_tokens), prompt
         return prompt, tokenizer.decode(prompt, False) if request.echo else ""
 
     async def chat(self, request: ChatRequest, owner: str) -> list[PromptJob]:
-        """The one job of a conversation.
+        """Return the one job of a conversation, in a list.
 
         Raises:
             ApiError: a field that cannot be honoured.
@@ -175,7 +175,7 @@ class JobFactory:
         return [await asyncio.to_thread(made)]
 
     async def conversation(self, request: TemplateRequest) -> tuple[str, list[int]]:
-        """The text of a conversation (of a chat or tokenize request) and its token ids.
+        """Return the text of a conversation (of a chat or tokenize request) and its token ids.
 
         Raises:
             ApiError: it takes too long, or its template rejects something.
@@ -190,8 +190,8 @@ class JobFactory:
         return rendered.text, tokens
 
     def turn(self, prompt: Prompts) -> AbstractAsyncContextManager[None]:
-        """Long texts are encoded one after the other, since each takes seconds and gigabytes; others go on. Keys take
-        turns.
+        """Wait for a turn to encode: long texts go one after the other, since each takes seconds and gigabytes, and
+        others go on. Keys take turns.
         """
         texts = [prompt] if isinstance(prompt, str) else [text for text in prompt if isinstance(text, str)]
         return (self._one_long if sum(map(len, texts)) > LONG else self._others).place()
@@ -203,7 +203,7 @@ class JobFactory:
             await self.conversation(TokenizeRequest(messages=[Message(role="user", content="Hello")]))
 
     async def rendered(self, request: TemplateRequest) -> Rendered:
-        """The text of a conversation, and what of it the template wrote."""
+        """Return the text of a conversation, and what of it the template wrote."""
         template = self._llm.tokenizer.template(self._template)
         messages = await asyncio.to_thread(lambda: [_message(message) for message in request.messages or ()])
         if not self._reasoning.begin:
@@ -231,14 +231,14 @@ class JobFactory:
         return Rendered(**answer)
 
     def _variables(self, request: TemplateRequest) -> Json:
-        """What the template is given for the request's fields."""
+        """Return the variables that the template is given for the request's fields."""
         variables: Json = dict(request.chat_template_kwargs or {})
         check_variables(variables, self._llm.tokenizer.template(self._template).variables, request)
         more = self._switched(request) if isinstance(request, ChatRequest) else {}
         return more | (self._steering.renamed(variables) if variables.keys() & set(SWITCHES) else variables)
 
     def _switched(self, request: ChatRequest) -> Json:
-        """What of it is for the fields that say whether, and how much, the model thinks."""
+        """Return those of them for the fields that say whether, and how much, the model thinks."""
         more: Json = {}
         if (switch := request.enable_thinking) is not None:
             more |= _or_ignored("enable_thinking", lambda: self._steering.switched(switch, "enable_thinking"))
@@ -249,24 +249,24 @@ class JobFactory:
         return more
 
     def _calls(self, request: ChatRequest) -> bool:
-        """Whether functions may be called."""
+        """Tell whether functions may be called."""
         return bool(request.tools) and request.tool_choice != "none"
 
     def _form(self, request: ChatRequest) -> ToolFormat | None:
         return self._tool_format if self._calls(request) else None
 
     def _marks(self, request: ChatRequest) -> frozenset[str]:
-        """Special tokens that are marks of the formats, where the client is to see none."""
+        """Return the special tokens that are marks of the formats, where the client is to see none."""
         if request.skip_special_tokens is False:
             return frozenset()
         return marks_of(self._form(request), self._reasoning) & self._special.keys()
 
     def _thinking(self, request: DecodingRequest, prompt: str) -> bool:
-        """Whether an answer begins inside thoughts."""
+        """Tell whether an answer begins inside thoughts."""
         return request.think is None and self._reasoning.is_open(prompt, _continued(request))
 
     def reader(self, request: ChatRequest, prompt: str) -> Reader:
-        """What splits the text of an answer."""
+        """Return what splits the text of an answer into thoughts, content and calls."""
         form, reasoning = self._form(request), self._reasoning
         return Reader(
             form,
@@ -279,7 +279,7 @@ class JobFactory:
         )
 
     def thinking(self, wanted: bool, budget: int | None = None) -> Json:
-        """What makes the template ask for thoughts, or for none.
+        """Return the variables that make the template ask for thoughts, or for none.
 
         Args:
             budget: tokens that they may have; None leaves it to the model.
@@ -296,7 +296,7 @@ class JobFactory:
             self._short("prediction", [prediction] if isinstance(prediction, str) else _texts(prediction))
 
     def _read(self, request: DecodingRequest, owner: str, prompts: Sequence[list[int]]) -> list[ReadPrompt]:
-        """Prompts with what the request says of them all.
+        """Return prompts with what the request says of them all.
 
         Raises:
             ConfigError, PromptError: something wrong about it.
@@ -314,7 +314,7 @@ class JobFactory:
         return [ReadPrompt(None, tokens, prediction, tenant, drafts) for tokens in prompts]
 
     def _short(self, name: str, texts: Sequence[str]) -> None:
-        """Texts that are encoded without a turn may not be long.
+        """Reject texts that are too long to be encoded without a turn.
 
         Raises:
             ApiError: they are, together.
@@ -352,7 +352,7 @@ class JobFactory:
 
 
 def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
-    """What a field asks of the template; nothing, where fields that cannot be honoured are ignored.
+    """Return what a field asks of the template; nothing, where fields that cannot be honoured are ignored.
 
     Raises:
         ApiError: the template cannot do it.
@@ -368,7 +368,7 @@ def _or_ignored(name: str, ask: Callable[[], Json]) -> Json:
 
 
 def _with_thinking(message: Json) -> Json:
-    """With thoughts as gpt-oss's template reads them: before calls, and not beside content."""
+    """Move thoughts to where gpt-oss's template reads them: before calls, and not beside content."""
     thoughts = message.get("reasoning_content")
     return (
         {**message, "thinking": thoughts}
@@ -378,7 +378,7 @@ def _with_thinking(message: Json) -> Json:
 
 
 def _continued(request: DecodingRequest) -> str:
-    """The text that an answer goes on with; "" is none."""
+    """Return the text that an answer goes on with; "" is none."""
     if not isinstance(request, ChatRequest) or not request.continue_final_message:
         return ""
     last = request.messages[-1].content
@@ -399,7 +399,7 @@ def _prompts(prompt: Prompts) -> list[str | list[int]]:
 
 
 def _message(message: Message) -> Json:
-    """As chat templates read it."""
+    """Return a message as chat templates read it."""
     rendered: Json = message.model_dump(exclude_none=True)
     if rendered["role"] == "developer":
         rendered["role"] = "system"

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Final
 
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 
 MAX_DEPTH: Final = 128
 """Lists and objects within each other."""
@@ -23,7 +23,7 @@ CONSTANT: Final = object()
 
 
 def read_json(body: bytes) -> Any:
-    """The value that a body holds; of keys that come twice, the last counts.
+    """Return the value that a body holds; of keys that come twice, the last counts.
 
     Raises:
         ApiError: it is empty, not UTF-8, not JSON (NaN and Infinity are not), holds a number of too many digits, or

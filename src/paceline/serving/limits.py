@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.config import LOOPBACK, ServerConfig
 from paceline.errors import ConfigError
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 from paceline.utils import shortened
 
 PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
@@ -44,7 +44,7 @@ LATER: Final = {"Retry-After": "1"}
 
 
 def read_keys(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys of clients and of administrators: of the configuration, of its files with one a line, and of
+    """Return the keys of clients and of administrators: of the configuration, of its files with one a line, and of
     PACELINE_API_KEY and PACELINE_ADMIN_KEY.
 
     Raises:
@@ -64,7 +64,7 @@ def _keys(name: str, keys: Sequence[str], file: str | None) -> tuple[str, ...]:
 
 
 def read_text(name: str, file: str) -> str:
-    """The text of a file that field `name` gives.
+    """Read the text of a file that field `name` gives.
 
     Raises:
         ConfigError: it cannot be read.
@@ -76,7 +76,7 @@ def read_text(name: str, file: str) -> str:
 
 
 class Keys:
-    """Who may use the server.
+    """Says who may use the server.
 
     Args:
         keys, admins: of clients and of administrators; none at all lets everybody in.
@@ -91,7 +91,7 @@ class Keys:
         return bool(self._owners)
 
     def owner(self, authorization: str) -> str | None:
-        """A name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
+        """Return a name of the key in a header `Bearer KEY`, found in constant time; None for a wrong one.
 
         The name stays when keys are added or change places: what is stored for it outlives the server.
         """
@@ -104,7 +104,7 @@ class Keys:
 
 
 class Hosts:
-    """Which Host headers are let in, so that no page of the web reaches the server under a name of its own (DNS
+    """Says which Host headers are let in, so that no page of the web reaches the server under a name of its own (DNS
     rebinding): names of this machine and of `allowed_host`. Where the server can be reached from elsewhere, addresses
     are let in too, since a page that was loaded from an address can reach nothing else under it.
     """
@@ -124,7 +124,7 @@ class Hosts:
 
 
 def _no_name(host: str) -> bool:
-    """Whether it is an address, or nothing, which browsers never send."""
+    """Tell whether a host is an address, or nothing, which browsers never send."""
     try:
         return host == "" or bool(ip_address(host.removeprefix("[").removesuffix("]")))
     except ValueError:
@@ -169,7 +169,7 @@ class Origins:
 
 
 def _shared(send: Send, origin: str) -> Send:
-    """Sends with the headers by which browsers let a page read an answer."""
+    """Return a `send` that adds the headers by which browsers let a page read an answer."""
 
     async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -234,7 +234,9 @@ class Guard:
         return ApiError(f"the request must be at most {self._most} bytes long", status=413, code="request_too_large")
 
     def _counted(self, receive: Receive) -> Receive:
-        """The same messages; a body without a length may not be longer either, and none may take too long."""
+        """Return a `receive` of the same messages; a body without a length may not be longer either, and none may take
+        too long.
+        """
         size, whole, end = 0, False, asyncio.get_running_loop().time() + self._seconds
 
         async def counted() -> Message:
@@ -269,7 +271,7 @@ async def reply(send: Send, status: int, told: dict[str, Any] | None, headers: M
 
 
 class Slots:
-    """How many requests and outputs run or wait, in all and for each key.
+    """Counts how many requests and outputs run or wait, in all and for each key, and lets no more in than may be.
 
     Attributes:
         running: requests by owner. outputs: likewise, of their prompts and of each `n`.
@@ -280,7 +282,7 @@ class Slots:
 
     @contextmanager
     def slot(self, owner: str, waiting: int) -> Iterator[None]:
-        """Have one for a request.
+        """Hold a slot for a request, until the block ends.
 
         Args:
             waiting: requests that wait for the engine. Where they are too many, keys that have less than an equal
@@ -301,7 +303,7 @@ class Slots:
 
     @contextmanager
     def having(self, owner: str, outputs: int) -> Iterator[None]:
-        """Have so many outputs, of a request that has a slot.
+        """Hold so many outputs, of a request that has a slot, until the block ends.
 
         Raises:
             ApiError: 429; 400 for more than a key may ever have.
@@ -328,8 +330,8 @@ def _counted(counts: Counter[str], owner: str, number: int) -> Iterator[None]:
 
 
 def tenant_of(owner: str, *salts: str | None) -> str | None:
-    """The cache salt of a request, which begins with its owner: other keys and other salts share nothing with it; None
-    where there is neither.
+    """Return the cache salt of a request, which begins with its owner: other keys and other salts share nothing with
+    it; None where there is neither.
     """
     texts = [salt for salt in salts if salt]
     if not owner and not texts:
@@ -338,5 +340,5 @@ def tenant_of(owner: str, *salts: str | None) -> str | None:
 
 
 def owner_of(tenant: str) -> str:
-    """Whose request it is, by its cache salt."""
+    """Return whose request it is, by its cache salt."""
     return tenant.partition(".")[0]

@@ -16,9 +16,10 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from paceline.errors import PacelineError
+from paceline.serving.api_errors import MESSAGES, ApiError
 from paceline.serving.fields import MESSAGES as FIELDS
 from paceline.serving.jobs import JobFactory
-from paceline.serving.protocol import MESSAGES, ApiError, Body, CacheControl, ChatRequest, FunctionName, Strict, checked
+from paceline.serving.protocol import Body, CacheControl, ChatRequest, FunctionName, Strict, checked
 from paceline.serving.request_errors import named
 from paceline.serving.runs import Json, RequestRun, json_response
 from paceline.serving.translation import ChatHandler, ChatPiece, Translation, chat_request
@@ -36,28 +37,28 @@ UNSIGNED: Final = "unsigned"
 
 
 class AnthropicBlock(Strict):
-    """What blocks may have."""
+    """Has what all blocks of a content may have."""
 
     type: str
     cache_control: CacheControl | None = None
 
 
 class TextBlock(AnthropicBlock):
-    """Text."""
+    """Holds text."""
 
     text: str
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class ThinkingBlock(AnthropicBlock):
-    """What the model thought."""
+    """Holds what the model thought, as it was told."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(AnthropicBlock):
-    """A call that the model made."""
+    """Holds a call that the model made."""
 
     id: str
     name: str
@@ -67,7 +68,7 @@ class ToolUseBlock(AnthropicBlock):
 
 
 class ToolResultBlock(AnthropicBlock):
-    """What a call gave."""
+    """Holds what a call gave."""
 
     tool_use_id: str
     content: str | list[dict[str, Any]] = ""
@@ -84,7 +85,7 @@ BLOCKS: Final[dict[str, dict[str, type[AnthropicBlock]]]] = {
 
 
 class AnthropicTurn(Strict):
-    """A message."""
+    """Is a message of one side, as text or as blocks."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
@@ -92,7 +93,7 @@ class AnthropicTurn(Strict):
 
 
 class AnthropicFunctionTool(Strict):
-    """A function of the client's."""
+    """Describes a function of the client's that the model may call."""
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -107,7 +108,7 @@ class AnthropicFunctionTool(Strict):
 
 
 class ToolChoice(Strict):
-    """Whether and which tools are called."""
+    """Says whether tools are called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -115,7 +116,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model thinks, and how many tokens at most."""
+    """Says whether the model thinks, and how many tokens at most."""
 
     type: Literal["adaptive", "enabled", "disabled"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -124,27 +125,27 @@ class Thinking(Strict):
 
 
 class JsonFormat(Strict):
-    """What the text must be."""
+    """Says which JSON schema the text must satisfy."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Strict):
-    """How the text is."""
+    """Says how the text is to be, and how much the model thinks for it."""
 
     format: JsonFormat | None = None
     effort: Literal["low", "medium", "high"] | None = None
 
 
 class Metadata(Strict):
-    """Whose request it is."""
+    """Says whose request it is; nothing depends on it."""
 
     user_id: str | None = None
 
 
 class CountRequest(Body):
-    """`/v1/messages/count_tokens`."""
+    """Is the body of `/v1/messages/count_tokens`: all that a prompt is made from."""
 
     api: ClassVar[str] = FIELDS
     model: str
@@ -157,7 +158,7 @@ class CountRequest(Body):
     cache_control: CacheControl | None = None
 
     def chat(self, factory: JobFactory) -> ChatRequest:
-        """The chat that this asks for.
+        """Return the chat that this asks for.
 
         Raises:
             ApiError: a field that cannot be honoured.
@@ -206,7 +207,7 @@ class CountRequest(Body):
 
 
 class MessagesRequest(CountRequest):
-    """`/v1/messages`."""
+    """Is the body of `/v1/messages`: a prompt, and how its answer is decoded."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: list[str] | None = None
@@ -227,7 +228,7 @@ class MessagesRequest(CountRequest):
 
 
 def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
-    """A message as those of a chat: results of calls are messages of their own."""
+    """Return a message as those of a chat: results of calls are messages of their own."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not content:
@@ -251,7 +252,7 @@ def _messages(role: str, content: str | Sequence[Json], at: str) -> list[Json]:
 
 
 def _grow(turn: Json, block: AnthropicBlock) -> None:
-    """A block becomes part of a chat's message."""
+    """Add a block to a chat's message."""
     if isinstance(block, TextBlock):
         turn["content"].append({"type": "text", "text": block.text})
     elif isinstance(block, ThinkingBlock):
@@ -277,7 +278,7 @@ def _result(block: ToolResultBlock, at: str) -> Json:
 
 
 class MessageTranslation(Translation):
-    """A chat as a message of Anthropic's."""
+    """Tells a chat as a message of Anthropic's."""
 
     def __init__(self, run: RequestRun, request: MessagesRequest) -> None:
         super().__init__(run, stream=bool(request.stream))
@@ -297,7 +298,7 @@ class MessageTranslation(Translation):
         }
 
     def _why(self) -> Json:
-        """Why it ended."""
+        """Return why it ended."""
         names = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn", None: None}
         reason = names.get(self.reason, "end_turn")
         if self.reason == "stop" and self.stopped_by is not None:
@@ -318,7 +319,7 @@ class MessageTranslation(Translation):
         }
 
     def _at(self, kind: str, **more: Any) -> Json:
-        """An event of the last block."""
+        """Return an event of the last block."""
         return {"type": f"content_block_{kind}", "index": len(self._content) - 1, **more}
 
     def begin(self) -> list[Json]:
@@ -360,7 +361,7 @@ class MessageTranslation(Translation):
 
 
 def _input(text: str) -> Json:
-    """Arguments of a call; none where they are no object, or were cut off."""
+    """Read the arguments of a call; none where they are no object, or were cut off."""
     try:
         arguments = json.loads(text)
     except ValueError:
@@ -369,13 +370,13 @@ def _input(text: str) -> Json:
 
 
 class MessageRoutes:
-    """Handlers of the routes."""
+    """Handles the routes of Anthropic's API."""
 
     def __init__(self, chat: ChatHandler, factory: JobFactory) -> None:
         self._chat, self._factory = chat, factory
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
+        """Bind the handlers to their paths."""
         app.add_api_route(MESSAGES, self.create, methods=["POST"], response_model=None)
         app.add_api_route(f"{MESSAGES}/count_tokens", self.count, methods=["POST"], response_model=None)
 

@@ -37,7 +37,7 @@ POSITIONS: Final = 32
 
 
 class Registry:
-    """Counters of one process, and how it is.
+    """Holds the counters of one process, and what tells how the process is.
 
     Args:
         model_name: all names and labels are vLLM's, with this name of the model; None: names are our own.
@@ -54,17 +54,17 @@ class Registry:
         build.labels(**about).set(1)
 
     def new(self, kind: type[Kind], name: str, text: str, *labels: str, **more: Any) -> Kind:
-        """A new counter."""
+        """Make a new counter, gauge or histogram under the prefix of all."""
         return kind(f"{self._prefix}:{name}", text, labels, registry=self._counters, **more)
 
     def page(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """Return all of it, in Prometheus's text format."""
         counters = generate_latest(Labelled(self._counters.collect(), self._labels))
         return counters + generate_latest(self._process)
 
 
 class Labelled:
-    """Metrics with more labels.
+    """Adds labels to the samples of metrics.
 
     Args:
         families: of metrics.
@@ -75,7 +75,7 @@ class Labelled:
         self._families, self._labels = families, labels
 
     def collect(self) -> Iterable[Metric]:
-        """The same families, each with its labels."""
+        """Yield the same families, whose samples have these labels too."""
         for family in self._families:
             labelled = Metric(family.name, family.documentation, family.type)
             for sample in family.samples:
@@ -84,7 +84,7 @@ class Labelled:
 
 
 class Metrics:
-    """What the server counts.
+    """Counts what the server does, and asks the engine how busy it is.
 
     Args:
         model_name: all names and labels are vLLM's, with this name of the model; None: names are our own.
@@ -131,16 +131,16 @@ class Metrics:
         )
 
     def refused(self, status: int) -> None:
-        """A request was answered with an error."""
+        """Count a request that was answered with an error."""
         self.rejected.labels(str(status)).inc()
 
     def store_failed(self) -> None:
-        """Stored responses could not be written, read or deleted."""
+        """Count a response that could not be written, read or deleted."""
         self.store_failures += 1
         self.failures.inc()
 
     def page(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """Return all of it, in Prometheus's text format."""
         llm = self._model.llm
         if not llm.closed:
             gauges = llm.backend.gauges()
@@ -152,7 +152,7 @@ class Metrics:
         return self._registry.page()
 
     def done(self, output: RequestOutput, seconds: float) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         prompt = len(output.prompt_token_ids)
         self.prompt_tokens.inc(prompt)
         self.prompt.observe(prompt)
@@ -167,7 +167,7 @@ class Metrics:
         self._add_drafts(output.metrics)
 
     def _add_times(self, metrics: RequestMetrics) -> None:
-        """Of the parts of a request that has brought forth a token."""
+        """Count how long the parts of a request took, if it has brought forth a token."""
         begun, read = metrics.scheduled_time, metrics.first_step_time
         if begun is None or read is None or metrics.time_to_first_token is None:
             return
@@ -187,7 +187,7 @@ class Metrics:
 
 
 class Watch:
-    """Times of one request while it streams.
+    """Takes the times of one request while it streams, for the metrics and the log.
 
     Args:
         facts: for the log.
@@ -197,7 +197,7 @@ class Watch:
         self._metrics, self._facts, self.start, self._last = metrics, facts, perf_counter(), dict[int, float]()
 
     def chunk(self, chunk: StreamChunk) -> None:
-        """A chunk has come."""
+        """Count a chunk that has come."""
         count = len(chunk.token_ids)
         if not count:
             return
@@ -212,7 +212,7 @@ class Watch:
             self._metrics.between.observe((now - before) / count)
 
     def end(self, output: RequestOutput) -> None:
-        """The request has ended."""
+        """Count the request, which has ended."""
         completion_tokens = sum(
             len(completion.token_ids) + len(completion.reasoning_token_ids) for completion in output.outputs
         )

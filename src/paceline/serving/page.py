@@ -69,14 +69,14 @@ Json = dict[str, Any]
 
 
 def sees(viewer: str, owner: str) -> bool:
-    """Whether somebody may know of a request."""
+    """Tell whether somebody may know of a request."""
     return viewer in (ADMIN, owner)
 
 
 @dataclass(slots=True)
 class DrafterCounts:
-    """One drafter's share: nodes that were verified and accepted; steps with a node at each position, and those in
-    which it was accepted.
+    """Counts one drafter's share: nodes that were verified and accepted; steps with a node at each position, and those
+    in which it was accepted.
     """
 
     verified: int = 0
@@ -95,7 +95,7 @@ class DrafterCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over the steps of what one viewer may see.
+    """Sums up the steps of what one viewer may see.
 
     Attributes:
         began: tells these sums from earlier ones.
@@ -177,7 +177,7 @@ class Onlooker:
         return self._watching
 
     def look(self, viewer: str, wanted: str) -> tuple[Json, Json | None]:
-        """What was counted for a viewer, and the last tree of the request that is wanted ("": of any)."""
+        """Return what was counted for a viewer, and the last tree of the request that is wanted ("": of any)."""
         now = monotonic()
         with self._lock:
             self._wanted = {key: end for key, end in self._wanted.items() if end > now}
@@ -221,8 +221,8 @@ class Onlooker:
                 counts.add(record, mine, plain)
 
     def _plain_seconds(self, record: StepRecord) -> float | None:
-        """What the step would have taken without drafts: its own time where it had none, else what the controller has
-        measured, or such a step with as many sequences.
+        """Return what the step would have taken without drafts: its own time where it had none, else what the
+        controller has measured, or such a step with as many sequences.
         """
         size = len(record.sequences)
         if not any(map(len, record.proposed)):
@@ -261,7 +261,7 @@ class Onlooker:
             self._took = self._last - start
 
     def _found(self, record: StepRecord, viewer: str, wanted: str) -> Iterator[int]:
-        """The last sequence that a viewer wants to see."""
+        """Yield the index of the last sequence that a viewer wants to see, if there is one."""
         for index in reversed(range(len(record.sequences))):
             request = record.sequences[index].request
             if wanted in ("", request.id) and sees(viewer, owner_of(request.tenant)):
@@ -270,7 +270,7 @@ class Onlooker:
 
 
 def clipped_step(step: Json) -> Json:
-    """With at most `MOST_NODES` nodes beside the accepted ones; what a page does not draw is left out."""
+    """Return a step with at most `MOST_NODES` nodes beside the accepted ones; what a page does not draw is left out."""
     at: dict[int, int] = {-1: -1}
     nodes: list[Json] = []
     for index, node in enumerate(step["nodes"]):
@@ -282,19 +282,19 @@ def clipped_step(step: Json) -> Json:
 
 
 def tokens_of(step: Json) -> Iterator[Json]:
-    """All that have the key "token"."""
+    """Yield all parts of a step that have the key "token"."""
     yield from (part for part in (*step["nodes"], *step["top"], step["next"]) if part is not None)
 
 
 def hidden_step(step: Json) -> Json:
-    """Without its tokens: nothing tells one from another."""
+    """Return a step without its tokens: nothing tells one from another."""
     gone = {"token": 0}
     nodes = [{key: value for key, value in node.items() if key != "missed"} | gone for node in step["nodes"]]
     return step | {"root": 0, "top": [], "nodes": nodes, "next": step["next"] and step["next"] | gone}
 
 
 class LivePage:
-    """Routes of the page.
+    """Handles the routes of the page.
 
     Args:
         name: of the model.
@@ -308,13 +308,13 @@ class LivePage:
         self._chats = config.chat_template is not None or self._llm.tokenizer.has_chat_template
 
     def add(self, app: FastAPI) -> None:
-        """Bind them to their paths."""
+        """Bind the handlers to their paths."""
         for path, name in (("/", "page.html"), *((f"/static/{name}", name) for name in PAGE_FILES)):
             app.add_api_route(path, _file(name), methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
         app.add_api_route("/page/state", self.state, methods=["GET"], response_model=None, include_in_schema=False)
 
     async def state(self, http: Request) -> Response:
-        """All that the page shows."""
+        """Answer with all that the page shows."""
         viewer, wanted = http.scope["owner"], http.query_params.get("request", "")[:100]
         state: Json = {
             "version": __version__,
@@ -353,7 +353,7 @@ class LivePage:
         }
 
     def _shown(self, tree: Json, viewer: str) -> Json:
-        """A tree with the texts of its tokens, or without where the viewer must not read them."""
+        """Return a tree with the texts of its tokens, or without where the viewer must not read them."""
         readable = self._config.log_requests or (tree["owner"] == viewer and not self._shared)
         step = tree["step"] if readable else hidden_step(tree["step"])
         ids = {step["root"], *(part["token"] for part in tokens_of(step))}
@@ -367,7 +367,7 @@ class LivePage:
 
 
 def _file(name: str) -> Callable[[], Any]:
-    """What answers with a file of the package, read once."""
+    """Return a handler that answers with a file of the package, read once."""
     folder = PAGES if name in ("explain.css", "tree.js") else FILES
     content, kind = (folder / name).read_bytes(), f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
 

@@ -5,8 +5,7 @@ about the answer (`user`, `metadata`).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from annotated_types import MaxLen
@@ -22,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.field_errors import UNSUPPORTED, Path, explained, path_of
 from paceline.serving.field_notes import NOTES
 from paceline.serving.fields import CHAT, COMPLETIONS, FieldError, settle
@@ -63,12 +63,10 @@ MAX_ERRORS: Final = 64
 """Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
 
 
-MAX_MESSAGE: Final = 2000
-"""Characters of an error's message, and of its field: both may repeat what a client sent."""
-
-
 class _Quick(FailFast):
-    """The first wrong item of a list is told: millions of them would be an error each. May be part of a union."""
+    """Makes a list of which only the first wrong item is told: millions of them would be an error each. It may be part
+    of a union.
+    """
 
     __hash__ = object.__hash__
 
@@ -85,7 +83,7 @@ Thoughts = Annotated[Any, WithJsonSchema({"anyOf": [NUMBER, {"type": "object"}]}
 
 
 class Strict(BaseModel):
-    """No unknown fields, no texts for numbers."""
+    """Takes no unknown fields, and no texts for numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -123,7 +121,7 @@ class Body(Strict):
 
 
 class CacheControl(Strict):
-    """Where a prefix ends that may be cached, as Anthropic's clients say it; all are."""
+    """Says where a prefix ends that may be cached, in Anthropic's words; all prefixes are cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -131,7 +129,7 @@ class CacheControl(Strict):
 
 
 class CacheBreakpoint(Strict):
-    """The same in OpenAI's words."""
+    """Says the same in OpenAI's words."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
@@ -146,7 +144,7 @@ send back (its text or arguments, parsed).
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside the text."""
+    """Says what a stream tells beside the text."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -155,7 +153,7 @@ class StreamOptions(Strict):
 
 
 class JsonSchema(Strict):
-    """`response_format` of type json_schema."""
+    """Is the schema of a `response_format` of type json_schema."""
 
     name: str | None = None
     description: str | None = None
@@ -164,21 +162,21 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the answer must be."""
+    """Says what the answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Prediction(Strict):
-    """What the answer is expected to be."""
+    """Says what the answer is expected to be."""
 
     type: Literal["content"] = "content"
     content: str | Annotated[list[dict[str, Any]], QUICK]
 
 
 class Sampled(Body):
-    """What both kinds of requests may hold.
+    """Has the fields that chats and completions share.
 
     Number fields take whole numbers for floats; ranges are those of `SamplingParams`, which checks them.
     """
@@ -220,7 +218,7 @@ class Sampled(Body):
     safety_identifier: str | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given."""
+        """Return the sampling parameters that were given."""
         return {name: value for name, value in self if name in SAMPLING and value is not None}
 
 
@@ -228,7 +226,7 @@ Prompts = str | Annotated[list[str], QUICK] | TokenIds | Annotated[list[TokenIds
 
 
 class CompletionRequest(Sampled):
-    """`/v1/completions`."""
+    """Is the body of `/v1/completions`."""
 
     api: ClassVar[str] = COMPLETIONS
     prompt: Prompts
@@ -240,7 +238,7 @@ class CompletionRequest(Sampled):
 
 
 class ChatTextPart(Strict):
-    """A part of a content."""
+    """Is a part of a content: text, or a refusal."""
 
     type: Literal["text", "refusal"]
     text: str | None = None
@@ -250,7 +248,7 @@ class ChatTextPart(Strict):
 
 
 class FunctionCall(Strict):
-    """Which function, with which arguments as JSON."""
+    """Says which function is called, with which arguments as JSON."""
 
     name: str
     arguments: str
@@ -258,7 +256,7 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
-    """A call that the model made."""
+    """Is a call that the model made."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -291,7 +289,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z
 
 
 class Function(Strict):
-    """What may be called."""
+    """Describes a function that may be called."""
 
     name: FunctionName
     description: str | None = None
@@ -302,7 +300,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A function of the client's."""
+    """Wraps a function of the client's, as OpenAI's tools do."""
 
     type: Literal["function"]
     function: Function
@@ -311,26 +309,26 @@ class Tool(Strict):
 
 
 class NamedFunction(Strict):
-    """By its name."""
+    """Names a function."""
 
     name: str
 
 
 class NamedTool(Strict):
-    """The function that must be called."""
+    """Names the function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ThinkingSwitch(Strict):
-    """Whether the model thinks."""
+    """Says whether the model thinks."""
 
     type: Literal["enabled", "disabled"]
 
 
 class ChatRequest(Sampled):
-    """`/v1/chat/completions`."""
+    """Is the body of `/v1/chat/completions`."""
 
     api: ClassVar[str] = CHAT
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), QUICK]
@@ -351,7 +349,7 @@ class ChatRequest(Sampled):
 
 
 class TokenizeRequest(Body):
-    """`/tokenize`: a prompt, or a conversation."""
+    """Is the body of `/tokenize`: a prompt, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -372,110 +370,17 @@ TemplateRequest = ChatRequest | TokenizeRequest
 
 
 class DetokenizeRequest(Body):
-    """`/detokenize`."""
+    """Is the body of `/detokenize`."""
 
     model: str | None = None
     tokens: TokenIds
-
-
-class Problem(BaseModel):
-    """What was wrong.
-
-    Attributes:
-        param: the field that is wrong, as `messages.0.content`.
-        code: for programs.
-    """
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    """Every answer that is an error."""
-
-    error: Problem
-
-
-MESSAGES: Final = "/v1/messages"
-"""The routes of Anthropic's API."""
-
-ANTHROPIC: Final = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-}
-"""Its names for statuses."""
-
-
-FIELD_NAME: Final = re.compile(r"(?<![\w'\"])(?:think )?[a-z]+(?:_[a-z]+)+(?![\w'\"])")
-"""A field in the text of a message: lower-case words joined by `_`, not quoted. Behind `think` it is a key of that."""
-
-
-class ApiError(Exception):
-    """What a client did wrong, or what the server cannot do now.
-
-    Args:
-        status: of HTTP.
-        param: the field that is wrong, as `messages.0.content`.
-        code: for programs.
-        headers: more of the answer's headers.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.param = _cut(message), None if param is None else _cut(param)
-        self.status, self.code, self.headers = status, code, headers or {}
-
-    def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """The same error where these fields have other names: the field at fault, and those that the message speaks of
-        and that look like nothing else (`FIELD_NAME`).
-        """
-        first, _, rest = (self.param or "").partition(".")
-        message, param = FIELD_NAME.sub(lambda name: names.get(name[0], name[0]), self.message), self.param
-        if first in names:
-            param = ".".join(part for part in (names[first], rest) if part)
-            if names[first] not in message:
-                message = message.replace(first, names[first], 1)
-        return ApiError(message, status=self.status, param=param, code=self.code, headers=self.headers)
-
-    def body(self, path: str = "") -> dict[str, Any]:
-        """As the clients of that route read it: Anthropic's, or OpenAI's."""
-        if path.startswith(MESSAGES):
-            kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-            named = self.message if (self.param or "") in self.message else f"{self.param}: {self.message}"
-            more = {} if self.code is None else {"details": {"error_code": self.code}}
-            return {"type": "error", "error": {"type": kind, "message": named, **more}}
-        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-
-def internal_error() -> ApiError:
-    """The answer where code of the server's own has failed, which announces that the connection ends with it."""
-    return ApiError("internal error", status=500, headers={"Connection": "close"})
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def checked(kind: type[Model], value: Any, *at: str) -> Model:
-    """A part of a request as one of these.
+    """Read a part of a request as one of these.
 
     Args:
         at: the way to it.
@@ -497,7 +402,7 @@ def checked(kind: type[Model], value: Any, *at: str) -> Model:
 
 
 def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
-    """The error that tells most of what is wrong with a body.
+    """Return the error that tells most of what is wrong with a body.
 
     Args:
         errors: of pydantic.
@@ -507,7 +412,7 @@ def invalid_field(errors: Sequence[Any], body: Any) -> ApiError:
 
 
 def _pruned(validate: Callable[[Any], Model], value: Any, at: Sequence[str]) -> Model:
-    """What is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
+    """Return what is made of a value, without the fields inside it that cannot be honoured, where those are ignored."""
     notes = NOTES.get()
     if notes is None or not notes.lenient:
         return validate(value)

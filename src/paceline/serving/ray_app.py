@@ -79,18 +79,18 @@ class Replica:
             self._error = str(error)  # told by `fault`: another try would end in the same way
 
     async def fault(self) -> str:
-        """Why this replica cannot be used; empty where it can."""
+        """Return why this replica cannot be used; empty where it can."""
         if self._alone and (ports := _open_ports()):
             return f"this version of Ray listens beyond 127.0.0.1 ({', '.join(ports)}); use --ray-address, or another"
         return self._error
 
     async def check_health(self) -> None:
-        """Of Ray Serve: what raises here is replaced."""
+        """Raise where the engine has ended; Ray Serve replaces a replica that does."""
         if not self._error and self._model.llm.closed:
             raise RuntimeError("the engine has ended")
 
     async def answer(self, scope: Json, body: bytes, affinity: Affinity = ()) -> AsyncGenerator[Messages]:
-        """What the application sends, as it comes.
+        """Yield what the application sends, as it comes.
 
         Args:
             affinity: for the router.
@@ -118,7 +118,7 @@ class Replica:
                 task.cancel()
 
     async def whole(self, scope: Json, body: bytes) -> tuple[str, int, Messages]:
-        """This replica's name, the status and all messages of an answer that is no stream."""
+        """Return this replica's name, the status and all messages of an answer that is no stream."""
         messages = [message async for part in self.answer(scope, body) for message in part]
         return self.name, messages[0]["status"], messages
 
@@ -129,8 +129,9 @@ class Replica:
 
 
 def _listen_on_loopback() -> None:
-    """Ray Serve opens a port on all interfaces in each replica, for which it has no option. It asks for a token there,
-    but what need not be reached should not be. A version of Ray that does it otherwise is found by `_open_ports`.
+    """Keep Ray Serve from opening a port on all interfaces in each replica, for which it has no option. It asks for a
+    token there, but what need not be reached should not be. A version of Ray that does it otherwise is found by
+    `_open_ports`.
     """
     if not hasattr(internals, "add_port_to_grpc_server"):
         return
@@ -139,7 +140,7 @@ def _listen_on_loopback() -> None:
 
 
 def _open_ports() -> list[str]:
-    """Where this process listens beyond this machine."""
+    """Return where this process listens beyond this machine."""
     addresses = [
         connection.laddr
         for connection in psutil.Process().net_connections("inet")
@@ -149,7 +150,7 @@ def _open_ports() -> list[str]:
 
 
 async def _come(sent: asyncio.Queue[Message | None]) -> Messages:
-    """All messages that are there, at least one; none at the end."""
+    """Return all messages that are there, at least one; none at the end."""
     messages = [await sent.get()]
     while not sent.empty():
         messages.append(sent.get_nowait())
@@ -159,7 +160,7 @@ async def _come(sent: asyncio.Queue[Message | None]) -> Messages:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no types
-    """Ray Serve's choice of a replica, by `ranked`."""
+    """Chooses replicas for Ray Serve, by `ranked`."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -172,7 +173,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # of Ray, which has no
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of one replica each, the best first."""
+        """Return ranks of one replica each, the best first."""
         affinity = _affinity(pending_request)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
@@ -191,7 +192,7 @@ def _affinity(request: PendingRequest | None) -> Affinity:
 
 
 class Replicas:
-    """Asks them.
+    """Asks the replicas of a deployment, as `Fleet` has it.
 
     Args:
         handle: of the deployment.
@@ -207,7 +208,7 @@ class Replicas:
 
     @asynccontextmanager
     async def answer(self, scope: Json, body: bytes, affinity: Affinity) -> AsyncGenerator[Any]:
-        """Parts of an answer as they come, from the replica that suits the request best."""
+        """Give the parts of an answer as they come, from the replica that suits the request best."""
         parts = self._handle.options(stream=True).answer.remote(scope, body, affinity=affinity)
         try:
             yield parts
@@ -215,7 +216,7 @@ class Replicas:
             parts.cancel()
 
     async def all(self, scope: Json, body: bytes = b"") -> list[tuple[str, int, Messages]]:
-        """What every replica answers; those that die meanwhile are left out."""
+        """Ask every replica; those that die meanwhile are left out."""
         pending = self._handle.broadcast("whole", scope, body)
         answers = await pending.results_async(timeout_s=TOLD, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
@@ -232,7 +233,7 @@ class Replicas:
 
 @contextmanager
 def replicated(options: Mapping[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> Iterator[Replicas]:
-    """Replicas that have loaded their model, until the block ends.
+    """Start replicas, and give them when they have loaded their model, until the block ends.
 
     Args:
         options: of `LLM`, without `threads` where they are to share the cores.

@@ -8,15 +8,9 @@ from typing import Final
 
 from paceline.config import SamplingParams
 from paceline.errors import PacelineError, PromptError
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import at_fault
-from paceline.serving.protocol import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    DecodingRequest,
-    TemplateRequest,
-    TokenizeRequest,
-)
+from paceline.serving.protocol import ChatRequest, CompletionRequest, DecodingRequest, TemplateRequest, TokenizeRequest
 
 FIELD: Final = re.compile(r"^([a-z_]+)\b")
 """The word that a message begins with, which is a field's name in most of them."""
@@ -25,7 +19,7 @@ QUOTED: Final = re.compile(r"'([a-z_]+)'")
 
 
 def named(error: PacelineError, request: DecodingRequest | TokenizeRequest) -> ApiError:
-    """An error of the library as the answer to a request.
+    """Return an error of the library as the answer to a request.
 
     Its `param` is the field that the text begins with, or else quotes first; where there is none and the prompt is at
     fault, the field of the prompt.
@@ -42,21 +36,21 @@ def named(error: PacelineError, request: DecodingRequest | TokenizeRequest) -> A
 
 
 def prompt_field(request: DecodingRequest | TokenizeRequest) -> str:
-    """The field that a request's prompt is in."""
+    """Return the field that a request's prompt is in."""
     if isinstance(request, CompletionRequest) or (isinstance(request, TokenizeRequest) and request.prompt is not None):
         return "prompt"
     return "messages"
 
 
 def names_in(request: DecodingRequest | TokenizeRequest) -> dict[str, str]:
-    """Fields that a request holds under another name than `SamplingParams` has for them, with that name."""
+    """Return the fields that a request holds under another name than `SamplingParams` has for them, with that name."""
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         return {"max_tokens": "max_completion_tokens"}
     return {}
 
 
 def rejected_field(error: str, request: TemplateRequest) -> str:
-    """The field that the error of a chat template is about. What the error quotes may be a role, and no field."""
+    """Return the field that the error of a chat template is about. What it quotes may be a role, and no field."""
     first = FIELD.match(error)
     if first is not None and first[1] in type(request).model_fields:
         return first[1]

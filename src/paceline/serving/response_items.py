@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from paceline.serving.protocol import ApiError, CacheBreakpoint, CacheMark, Parsed, Strict, checked
+from paceline.serving.api_errors import ApiError
+from paceline.serving.protocol import CacheBreakpoint, CacheMark, Parsed, Strict, checked
 
 Json = dict[str, Any]
 
@@ -16,13 +17,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class Caller(Strict):
-    """Who makes a call: the model itself."""
+    """Says who makes a call: the model itself."""
 
     type: Literal["direct"]
 
 
 class ResponsesTextPart(Strict):
-    """A part of a message."""
+    """Is a part of a message: text, or a refusal."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str = ""
@@ -35,7 +36,7 @@ class ResponsesTextPart(Strict):
 
 
 class Item(Strict):
-    """What all items may have."""
+    """Has what all items may have."""
 
     type: str = "message"
     id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -43,7 +44,7 @@ class Item(Strict):
 
 
 class MessageItem(Item):
-    """What somebody said."""
+    """Holds what somebody said."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
@@ -51,7 +52,7 @@ class MessageItem(Item):
 
 
 class CallItem(Item):
-    """A call that the model made."""
+    """Holds a call that the model made."""
 
     call_id: str
     name: str
@@ -63,7 +64,7 @@ class CallItem(Item):
 
 
 class CallOutputItem(Item):
-    """What a call gave."""
+    """Holds what a call gave."""
 
     call_id: str
     output: str | list[dict[str, Any]]
@@ -73,7 +74,7 @@ class CallOutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the model thought."""
+    """Holds what the model thought."""
 
     summary: list[dict[str, Any]] = Field(default_factory=list)
     content: list[dict[str, Any]] | None = None
@@ -90,7 +91,7 @@ ITEMS: Final[Mapping[str, tuple[type[Item], str]]] = {
 
 
 def new_id(kind: str) -> str:
-    """128 random bits."""
+    """Return an id of 128 random bits."""
     return f"{kind}_{secrets.token_hex(16)}"
 
 
@@ -106,7 +107,7 @@ def known(part: Json, types: Iterable[str], at: str) -> None:
 
 
 def items_of(content: str | Sequence[Json]) -> list[Json]:
-    """The items of an input, complete.
+    """Return the items of an input, complete with ids and states.
 
     Raises:
         ApiError: one that is of no known kind, or wrong.
@@ -144,7 +145,7 @@ def _parts(content: str | list[Json], kind: str, at: str) -> list[Json]:
 
 
 def messages_of(items: Iterable[Json]) -> list[Json]:
-    """Items as messages of a chat: thoughts, text and calls that follow each other are one turn of the model's."""
+    """Return items as messages of a chat; thoughts, text and calls that follow each other are one turn of the model."""
     messages: list[Json] = []
     turn: Json = {}
     for item in items:

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any, Final
 
 from paceline.errors import ConfigError
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 
 logger = logging.getLogger("paceline.serving")
 
@@ -87,7 +87,7 @@ OLDEST: Final = """SELECT min(number) FROM responses
 
 @dataclass(slots=True)
 class Stored:
-    """A response as it was sent, and the items that it was made from, those of earlier turns first."""
+    """Is a response as it was sent, with the items that it was made from, those of earlier turns first."""
 
     response: Json
     input: list[Json]
@@ -153,7 +153,7 @@ class ResponseStore:
             self._forget(time.time())
 
     def _keep_free(self) -> None:
-        """Have the reserve on disk, where there is room for it."""
+        """Keep the reserve on disk, where there is room for it."""
         if self._reserve is None or self._reserve.exists():
             return
         try:
@@ -170,7 +170,7 @@ class ResponseStore:
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """All or nothing, on disk at the end."""
+        """Do all in the block or nothing; it is on disk at the end."""
         with self._lock:
             self._base.execute("BEGIN IMMEDIATE")
             try:
@@ -183,7 +183,7 @@ class ResponseStore:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What SQLite cannot do is noted, and an error for the client."""
+        """Note what SQLite cannot do, and raise it as an error for the client."""
         try:
             yield
         except sqlite3.Error as error:
@@ -223,11 +223,11 @@ class ResponseStore:
         self._keep_free()
 
     def holds(self, items: list[Json]) -> bool:
-        """Whether a response to this input may be kept at all."""
+        """Tell whether a response to this input may be kept at all."""
         return len(_dumped(items)) <= self.most
 
     def get(self, owner: str, name: str) -> Stored | None:
-        """A response of this owner; None where there is none."""
+        """Return a response of this owner; None where there is none."""
         if not name.isascii():  # as no id is; SQLite takes no halves of characters
             return None
         asked = "SELECT response, input FROM responses WHERE id = ? AND owner = ? AND expires > ?"
@@ -236,7 +236,7 @@ class ResponseStore:
         return None if row is None else Stored(json.loads(row[0]), json.loads(row[1]))
 
     def delete(self, owner: str, name: str) -> bool:
-        """Forget a response; whether there was one."""
+        """Forget a response; returns whether there was one."""
         with self._told():
             try:
                 deleted = self._delete(owner, name)

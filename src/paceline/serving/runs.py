@@ -15,10 +15,11 @@ from fastapi.responses import Response
 from paceline.engine import RequestOutput, StreamChunk
 from paceline.errors import PacelineError
 from paceline.serving.answers import ChatAnswer, CompletionAnswer, usage_of
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import constrained_by, lenient_schema
 from paceline.serving.grammars import Grammars
 from paceline.serving.metrics import Metrics, Watch
-from paceline.serving.protocol import ApiError, DecodingRequest, StreamOptions
+from paceline.serving.protocol import DecodingRequest, StreamOptions
 from paceline.serving.request_errors import named
 from paceline.serving.request_log import CLOSED, LogFields
 
@@ -38,8 +39,8 @@ Part = list[tuple[int, StreamChunk]]
 
 
 class Lone:
-    """Chunks of a single output as they come, for the task that answers: without another one in between, which would
-    cost each token a turn of the event loop. Used as a context, whose end ends the stream.
+    """Gives the chunks of a single output as they come, to the task that answers: without another one in between, which
+    would cost each token a turn of the event loop. It is used as a context, whose end ends the stream.
 
     Attributes:
         outputs: the whole, once it has begun, under number 0.
@@ -58,7 +59,7 @@ class Lone:
             self._watch.end(output)
 
     async def next(self) -> Part | None:
-        """As `Merged.next`."""
+        """Return what has come, as `Merged.next` does."""
         async for chunk in self._stream:
             self._watch.chunk(chunk)
             self.outputs[0] = chunk.output
@@ -67,7 +68,7 @@ class Lone:
 
 
 class Merged:
-    """Chunks of several prompts as they come; used as a context, whose end ends them all.
+    """Gives the chunks of several prompts as they come; used as a context, whose end ends them all.
 
     Args:
         streams: of the prompts.
@@ -106,7 +107,7 @@ class Merged:
                 watch.end(self.outputs[number])
 
     async def next(self) -> Part | None:
-        """All that has come, at least one chunk; None at the end.
+        """Return all that has come, at least one chunk; None at the end.
 
         Raises:
             Exception: what ended a prompt.
@@ -156,7 +157,7 @@ class RequestRun:
         self._grammars, self._facts = grammars, facts
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Server-sent events."""
+        """Yield server-sent events, an error among them as the last one."""
         try:
             async with aclosing(self.frames()) as parts:
                 async for part in parts:
@@ -166,7 +167,7 @@ class RequestRun:
         yield b"data: [DONE]\n\n"
 
     async def frames(self) -> AsyncGenerator[list[Json]]:
-        """Bodies of the events, as they come together.
+        """Yield the bodies of the events, as they come together.
 
         Raises:
             ApiError: what ended the request.
@@ -197,7 +198,7 @@ class RequestRun:
 
     @property
     def usage(self) -> Json:
-        """Token counts so far."""
+        """Counts the tokens so far."""
         return usage_of(list(self._merged.outputs.values()))
 
     def stop(self, why: ApiError) -> None:
@@ -217,7 +218,7 @@ class RequestRun:
         return body
 
     async def whole(self, http: Request) -> Response:
-        """One answer; decoding ends with the client's connection."""
+        """Return one answer; decoding ends with the client's connection."""
         try:
             outputs = await unless_gone(http, self._gathered())
             if outputs is None:
@@ -230,7 +231,7 @@ class RequestRun:
             raise as_api_error(error, self._request) from None
 
     async def _schema_errors(self, outputs: Mapping[int, RequestOutput]) -> dict[int, list[str]]:
-        """What finished texts violate of a schema that was not enforced to the letter, by choice."""
+        """Return what finished texts violate of a schema that was not enforced to the letter, by choice."""
         schema = lenient_schema(self._request)
         by_choice: dict[int, list[str]] = {}
         for number in sorted(outputs) if schema is not None else ():
@@ -260,7 +261,7 @@ class RequestRun:
 
 
 async def unless_gone(http: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """What the work finds; None, and its end, where the client goes away before."""
+    """Return what the work finds; None, and its end, where the client goes away before."""
     result, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
     try:
         await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -277,7 +278,7 @@ async def _hung_up(http: Request) -> None:
 
 
 def as_api_error(error: BaseException, request: DecodingRequest) -> ApiError:
-    """For the client."""
+    """Return what ended a request as an error for its client."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
@@ -286,23 +287,23 @@ def as_api_error(error: BaseException, request: DecodingRequest) -> ApiError:
 
 
 def event(body: Json) -> bytes:
-    """A server-sent event."""
+    """Write a server-sent event."""
     return b"data: " + _dumped(body) + b"\n\n"
 
 
 def json_response(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON as an answer."""
+    """Return JSON as an answer."""
     return Response(_dumped(body), status, dict(headers or {}), "application/json")
 
 
 async def large_response(body: Json) -> Response:
-    """The same for an answer that may be long, written beside the event loop and in pieces that take little time."""
+    """Return JSON as an answer that may be long, written beside the event loop and in pieces that take little time."""
     content = await asyncio.to_thread(lambda: "".join(pieces_of(body)).encode("utf-8", "replace"))
     return Response(content, 200, None, "application/json")
 
 
 def pieces_of(value: Any, depth: int = DEPTH) -> Iterator[str]:
-    """JSON as `json_response` has it, cut so that no piece holds much.
+    """Yield JSON as `json_response` has it, cut so that no piece holds much.
 
     Args:
         depth: of lists and objects that are cut.

@@ -130,7 +130,7 @@ class _Stopping(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Stop at the first signal that comes, and cut off what runs at the second."""
         if self.should_exit:
             self.force_exit, self.code = True, 128 + sig
         self.should_exit = True
@@ -201,7 +201,7 @@ class Server:
         return server.code
 
     def prepared(self, app: Entrance) -> _Stopping:
-        """What serves, to be run on `socket`."""
+        """Return what serves, to be run on `socket`."""
         return _Stopping(self._http(app, lifespan="on"), app, self._config.drain_timeout)
 
     def _http(self, app: Entrance, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:

@@ -21,14 +21,14 @@ PREFIX: Final = "bytes:"
 
 
 def token_bytes_of(tokenizer: Tokenizer) -> TokenBytes:
-    """Bytes by token id, made once for a tokenizer."""
+    """Return bytes by token id, made once for a tokenizer."""
     if tokenizer not in _BYTES:
         _BYTES[tokenizer] = TokenBytes(tokenizer)
     return _BYTES[tokenizer]
 
 
 def written(data: bytes, prefix: str = "") -> str:
-    """A token as a text: what it says, or its bytes with `prefix` before them."""
+    """Return a token as a text: what it says, or its bytes with `prefix` before them."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -49,7 +49,7 @@ class Offsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, tokens: Sequence[int]) -> list[int]:
-        """Characters before each of the next tokens."""
+        """Return how many characters are before each of the next tokens."""
         offsets = list[int]()
         for token in tokens:
             offsets.append(self._count)
@@ -59,7 +59,7 @@ class Offsets:
 
 
 def offsets_in(text: str, tokens: Sequence[int], token_bytes: TokenBytes) -> list[int]:
-    """Characters of a given text before each of its tokens.
+    """Return how many characters of a text are before each of its tokens.
 
     Special tokens that were added to it, and a space that a tokenizer put before it, have none.
     """

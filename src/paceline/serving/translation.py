@@ -13,7 +13,8 @@ from typing import Final, Protocol
 from fastapi import Request
 from fastapi.responses import Response
 
-from paceline.serving.protocol import ApiError, ChatRequest, checked
+from paceline.serving.api_errors import ApiError
+from paceline.serving.protocol import ChatRequest, checked
 from paceline.serving.request_log import CLOSED
 from paceline.serving.runs import Json, RequestRun, event, large_response, unless_gone
 
@@ -22,7 +23,7 @@ CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
 
 
 class Outgoing(Protocol):
-    """An answer to be sent."""
+    """Is an answer to be sent, as events or whole."""
 
     stream: bool
 
@@ -40,7 +41,7 @@ class ChatHandler(Protocol):
 
 @dataclass(slots=True)
 class ChatPiece:
-    """A part of a chat's event.
+    """Is a part of a chat's event, which belongs to one block.
 
     Attributes:
         block: what it belongs to: "thinking", "text", or the number of a call.
@@ -54,7 +55,7 @@ class ChatPiece:
 
 
 def pieces(choice: Json) -> Iterator[ChatPiece]:
-    """What a choice of a chat's event adds."""
+    """Yield what a choice of a chat's event adds."""
     delta = choice["delta"]
     for name, block in (("reasoning_content", "thinking"), ("content", "text")):
         if delta.get(name):
@@ -67,7 +68,7 @@ def pieces(choice: Json) -> Iterator[ChatPiece]:
 
 
 class Translation(ABC):
-    """An answer in the words of another API.
+    """Tells an answer in the words of another API.
 
     Attributes:
         tokens, thoughts: how many were generated, and how many of them when the last thought came.
@@ -85,40 +86,40 @@ class Translation(ABC):
 
     @abstractmethod
     def begin(self) -> Iterable[Json]:
-        """The first events."""
+        """Return the first events."""
 
     @abstractmethod
     def open(self, piece: ChatPiece) -> Iterable[Json]:
-        """A block begins."""
+        """Begin a block, and return its events."""
 
     @abstractmethod
     def add(self, piece: ChatPiece) -> Iterable[Json]:
-        """The block grows."""
+        """Let the block grow, and return its events."""
 
     @abstractmethod
     def shut(self) -> Iterable[Json]:
-        """The block ends."""
+        """End the block, and return its events."""
 
     @abstractmethod
     async def end(self) -> Iterable[Json]:
-        """The last events; no block is open."""
+        """Return the last events; no block is open."""
 
     @abstractmethod
     async def fail(self, error: ApiError) -> Iterable[Json]:
-        """The last events where something ended the chat; a block may be open."""
+        """Return the last events where something ended the chat; a block may be open."""
 
     @abstractmethod
     def body(self) -> Json:
-        """The whole answer after the end."""
+        """Return the whole answer after the end."""
 
     def extra(self, choice: Json) -> None:  # noqa: B027
-        """What else is in a choice, before its pieces are read."""
+        """Take what else is in a choice, before its pieces are read."""
 
     def forget(self) -> None:  # noqa: B027
-        """The answer is sent, or nobody waits for it."""
+        """Let go of the answer, which is sent, or which nobody waits for."""
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Server-sent events, each with its name."""
+        """Yield server-sent events, each with its name."""
         try:
             yield _lines(self.begin())
             async with aclosing(self.run.frames()) as parts:
@@ -134,7 +135,7 @@ class Translation(ABC):
             yield self.last
 
     async def whole(self, http: Request) -> Response:
-        """The answer of the same events; decoding ends with the client's connection."""
+        """Return the answer of the same events; decoding ends with the client's connection."""
         try:
             answer = await unless_gone(http, self._gathered())
             return Response(status_code=CLOSED) if answer is None else await large_response(answer)
@@ -172,7 +173,7 @@ class Translation(ABC):
             yield from self.add(piece)
 
     def close(self) -> Iterator[Json]:
-        """The open block ends, if there is one."""
+        """End the open block, if there is one."""
         if self._block is not None:
             yield from self.shut()
             self._block = None
@@ -183,7 +184,7 @@ def _lines(bodies: Iterable[Json]) -> bytes:
 
 
 def chat_request(fields: Json, names: Mapping[str, str]) -> ChatRequest:
-    """What the chat is asked.
+    """Return the chat that another API asks for.
 
     Args:
         fields: of the chat; those that are None are left out.

@@ -32,7 +32,7 @@ MEMORY_BYTES: Final = 2**32
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """To one line."""
+    """Answer one question."""
     if "template" in asked:
         return _rendered(**asked) | {"error": ""}
     if "grammar" in asked or "notation" in asked:
@@ -65,8 +65,8 @@ def _violations(schema: Any, text: str) -> list[str]:
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Work that ends this process where it takes longer. The time that others have the processor does not count, since
-    a busy machine makes nothing more difficult. Where the system cannot count it, there is no limit here.
+    """End this process where the block takes longer. The time that others have the processor does not count, since a
+    busy machine makes nothing more difficult. Where the system cannot count it, there is no limit here.
     """
     if not hasattr(signal, "setitimer"):
         yield
@@ -79,7 +79,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def as_line(value: dict[str, Any]) -> bytes:
-    """A question or an answer as it is sent; halves of characters, which JSON may hold, stay what they are."""
+    """Write a question or an answer as it is sent; halves of characters, which JSON may hold, stay what they are."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 

@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any, Final
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.places import OWNER, Places
-from paceline.serving.protocol import ApiError
 from paceline.serving.worker import as_line
 
 COUNT: Final = 2
@@ -36,7 +36,7 @@ class Workers:
         self._places = Places(COUNT)
 
     async def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer to a question; None where it takes too much work, or crashes the process.
+        """Return the answer to a question; None where it takes too much work, or crashes the process.
 
         Args:
             seconds: of a processor, that it may take.

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat.grammar_rules import GrammarRules, one_of
 from paceline.serving.chat.growing_text import GrowingText, Steps
 from paceline.serving.chat.message_parts import MessageParts, new_id
-from paceline.serving.protocol import ApiError, Function, Tool
+from paceline.serving.protocol import Function, Tool
 
 ANY_OBJECT: Final = {"type": "object"}
 SHAPES: Final = frozenset(("type", "$ref", "anyOf", "oneOf", "allOf"))
@@ -33,7 +34,7 @@ and is none goes on as content, to the letter.
 
 @dataclass(frozen=True, slots=True)
 class TextSchema:
-    """What a text must be.
+    """Says which JSON schema a text must satisfy, and how strictly.
 
     Attributes:
         value: of JSON Schema.
@@ -46,7 +47,7 @@ class TextSchema:
 
 @dataclass(frozen=True, slots=True)
 class AllowedCalls:
-    """Which functions may be called, and how.
+    """Says which functions may be called, whether one must be, and how many.
 
     Attributes:
         functions: at least one.
@@ -64,7 +65,7 @@ class AllowedCalls:
 
     @classmethod
     def of(cls, tools: Sequence[Tool], only: str | None, *, needed: bool, many: bool, strict: bool) -> AllowedCalls:
-        """Calls of a request's functions.
+        """Choose among the functions of a request those that may be called.
 
         Args:
             only: the name of the one that is to be called, once; None leaves the choice.
@@ -77,14 +78,14 @@ class AllowedCalls:
         return cls(functions, needed=needed, many=many and only is None, strict=strict)
 
     def arguments(self, rules: GrammarRules, function: Function) -> str:
-        """Those of a function, as JSON."""
+        """Return the rule for the arguments of a function, as JSON."""
         return rules.json(schema_of(function), strict=self.strict_of(function))
 
     def strict_of(self, function: Function) -> bool:
         return self.strict if function.strict is None else function.strict
 
     def each(self, rules: GrammarRules, before: Callable[[str], str]) -> str:
-        """A call of any of the functions.
+        """Return the grammar of a call of any of the functions.
 
         Args:
             before: what stands before its arguments, of its name.
@@ -92,19 +93,19 @@ class AllowedCalls:
         return one_of(f"{before(function.name)} {self.arguments(rules, function)}" for function in self.functions)
 
     def repeated(self, call: str, between: str) -> str:
-        """One call, or several if they may be."""
+        """Return the grammar of one call, or of several if they may be."""
         return f"{call} ({between} {call})*" if self.many else call
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """Of a function's parameters."""
+    """Return the JSON schema of a function's parameters, which is an object's in any case."""
     schema = {key: value for key, value in (function.parameters or ANY_OBJECT).items() if key != "x-guidance"}
     return schema if SHAPES & schema.keys() else {**ANY_OBJECT, **schema}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A way in which calls begin, as rules of a grammar.
+    """Describes a way in which calls begin, as rules of a grammar.
 
     Attributes:
         rest: what follows up to their end.
@@ -146,7 +147,7 @@ class ToolFormat:
 
     @property
     def meaning(self) -> Iterator[str]:
-        """Marks that free text does not hold, since they can only belong to calls."""
+        """Yields the marks that free text does not hold, since they can only belong to calls."""
         return (mark for mark in (*self.begins, *self.marks) if mark not in self.ambiguous)
 
 
@@ -168,5 +169,5 @@ class CallFormat(ToolFormat):
 
 
 def as_json(value: Any) -> str:
-    """As chat templates write it."""
+    """Write a value as JSON, as chat templates do."""
     return json.dumps(value, ensure_ascii=False)

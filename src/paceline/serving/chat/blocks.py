@@ -50,7 +50,7 @@ def read_block(
     before: re.Pattern[str] = BLANKS,
     between: re.Pattern[str] = BLANKS,
 ) -> Steps[bool]:
-    """Calls up to the end of their block.
+    """Read calls up to the end of their block; returns whether the last thing in it was a call.
 
     Args:
         mark: that began the block; may be that of its first call.
@@ -83,7 +83,7 @@ def read_block(
 
 
 def read_arguments(text: GrowingText, parts: MessageParts, name: str, call_id: str = "", *ends: str) -> Steps[bool]:
-    """The arguments, an object of JSON, of a call whose name is known.
+    """Read the arguments, an object of JSON, of a call whose name is known; returns whether it is a call.
 
     Args:
         ends: marks that end them where no bracket does.
@@ -102,7 +102,7 @@ def read_arguments(text: GrowingText, parts: MessageParts, name: str, call_id: s
 
 
 def read_ending(text: GrowingText, end: str, *before: str) -> Steps[None]:
-    """What closes a call whose arguments are complete; may be missing."""
+    """Read what closes a call whose arguments are complete; it may be missing."""
     try:
         yield from text.blanks()
         if before and (yield from text.literal(*before)):
@@ -114,7 +114,7 @@ def read_ending(text: GrowingText, end: str, *before: str) -> Steps[None]:
 
 
 def add_call(text: GrowingText, parts: MessageParts, name: str, arguments: Any) -> bool:
-    """A call that was read as a whole, if it is of a function that is known."""
+    """Take a call that was read as a whole; returns whether it is of a function that is known."""
     if not parts.knows(name):
         return False
     try:
@@ -127,7 +127,7 @@ def add_call(text: GrowingText, parts: MessageParts, name: str, arguments: Any) 
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """A block between marks, of calls between marks of their own.
+    """Describes a block between marks, which holds calls between marks of their own.
 
     Attributes:
         begin, end: around the block.
@@ -140,15 +140,15 @@ class CallBlock:
     call_end: str
 
     def read(self, text: GrowingText, parts: MessageParts, mark: str, *, read_call: ReadOne) -> Steps[bool]:
-        """What is behind the mark of the block, or of a call without one."""
+        """Read what is behind the mark of the block, or of a call without one."""
         return (yield from read_block(text, parts, mark, item=self.call, ends=(self.end,), read_call=read_call))
 
     def written(self, calls: Iterable[str], between: str = "") -> str:
-        """The text of a block."""
+        """Return the text of a block."""
         return self.begin + between.join(f"{self.call}{call}{self.call_end}" for call in calls) + self.end
 
     def openings(self, rules: GrammarRules, calls: AllowedCalls, body: str, between: str = "") -> Iterator[Opening]:
-        """Its grammar.
+        """Yield the grammar of a block, and of calls without the marks around it.
 
         Args:
             body: what is between the marks of a call.
@@ -161,7 +161,7 @@ class CallBlock:
 
 
 def read_objects(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Steps[bool]:
-    """Calls as JSON objects, one or a list of them."""
+    """Read calls that are JSON objects, one or a list of them."""
     ends = (end,) if end else ()
     read_call = partial(_read_object, ends=ends)
     return (
@@ -172,7 +172,7 @@ def read_objects(text: GrowingText, parts: MessageParts, mark: str, *, end: str)
 
 
 def _read_object(text: GrowingText, parts: MessageParts, *, ends: tuple[str, ...]) -> Steps[bool | None]:
-    """A call as a JSON object, behind its brace."""
+    """Read a call that is a JSON object, behind its brace; None where the object is something else."""
     text.at -= 1
     brackets, reached = Brackets(*ends), 0
     while (head := HEAD.match(text.text, text.at)) is None:
@@ -202,14 +202,14 @@ def _read_object(text: GrowingText, parts: MessageParts, *, ends: tuple[str, ...
 
 
 def _other_object(text: GrowingText, parts: MessageParts, ends: tuple[str, ...]) -> Steps[bool]:
-    """An object that calls what is no function."""
+    """Read an object that calls what is no function, as content."""
     parts.say(text.forget())
     yield from text.json(parts.say, *ends)
     return False
 
 
 def _whole_object(text: GrowingText, parts: MessageParts, length: int) -> bool:
-    """A call that is clear at its end only."""
+    """Read a call that is clear at its end only; returns whether it is one."""
     written = text.text[text.at : text.at + length]
     text.at += length
     try:
@@ -220,7 +220,7 @@ def _whole_object(text: GrowingText, parts: MessageParts, length: int) -> bool:
 
 
 def _of_json(written: str) -> tuple[str, Any]:
-    """The call that an object is.
+    """Return the name and the arguments of the call that an object is.
 
     Raises:
         ValueError: it is none.
@@ -237,12 +237,12 @@ def _of_json(written: str) -> tuple[str, Any]:
 
 
 def json_parts(*parts: str) -> str:
-    """The grammar of parts of JSON, white space between them; "" is a place where some may stand."""
+    """Return the grammar of parts of JSON with white space between them; "" is a place where some may stand."""
     return " BLANK? ".join(literal(part) if part else "" for part in parts)
 
 
 def call_object(rules: GrammarRules, calls: AllowedCalls, more: str = "") -> str:
-    """The grammar of a call that is an object.
+    """Return the rule for a call that is an object.
 
     Args:
         more: what may stand behind its arguments.

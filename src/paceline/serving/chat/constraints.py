@@ -15,17 +15,12 @@ import llguidance
 
 from paceline.config import ServerConfig
 from paceline.grammar import bounded_json, spelled
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import harmony
 from paceline.serving.chat.base import ANY_OBJECT, AllowedCalls, CallFormat, Opening, TextSchema, ToolFormat
 from paceline.serving.chat.grammar_rules import ANY_BLANKS, AS_TEXT, GrammarRules, Marks
 from paceline.serving.chat.reasoning import ReasoningFormat
-from paceline.serving.protocol import (
-    ApiError,
-    ChatRequest,
-    DecodingRequest,
-    NamedTool,
-    ResponseFormat,
-)
+from paceline.serving.protocol import ChatRequest, DecodingRequest, NamedTool, ResponseFormat
 
 Json = dict[str, Any]
 
@@ -34,7 +29,7 @@ BEHIND: Final = r"/[ \n]{1,4}/?"
 
 
 def constrained_by(request: DecodingRequest) -> str:
-    """The field that a request's constraint is from; of several, that of the text."""
+    """Return the field that a request's constraint is from; of several, that of the text."""
     if request.structured_outputs is not None:
         return "structured_outputs"
     wanted = request.response_format
@@ -42,7 +37,7 @@ def constrained_by(request: DecodingRequest) -> str:
 
 
 def at_fault(request: DecodingRequest) -> str:
-    """The field of those that a request's constraint is from that a compiler rejected."""
+    """Return the field that a compiler rejected, where a request's constraint is from several."""
     field = constrained_by(request)
     if field == "response_format" and isinstance(request, ChatRequest) and request.tools:
         schema = text_schema(request.response_format, strict=False)
@@ -53,7 +48,9 @@ def at_fault(request: DecodingRequest) -> str:
 
 
 def lenient_schema(request: DecodingRequest) -> Any:
-    """The JSON schema that the finished text is checked against, since it was not enforced to the letter; or None."""
+    """Return the JSON schema that the finished text is checked against, since it was not enforced to the letter; or
+    None.
+    """
     bound = request.structured_outputs or {}
     wanted = request.response_format
     if wanted is not None and wanted.json_schema is not None:
@@ -62,7 +59,7 @@ def lenient_schema(request: DecodingRequest) -> Any:
 
 
 def text_schema(wanted: ResponseFormat | None, *, strict: bool) -> TextSchema | None:
-    """What `response_format` asks for.
+    """Read what `response_format` asks for; None where it asks for nothing.
 
     Args:
         strict: a schema that does not say so is.
@@ -80,13 +77,13 @@ def text_schema(wanted: ResponseFormat | None, *, strict: bool) -> TextSchema | 
 
 
 def _needed(request: DecodingRequest) -> bool:
-    """Whether the answer must be calls."""
+    """Tell whether the answer must be calls."""
     choice = request.tool_choice if isinstance(request, ChatRequest) else None
     return choice == "required" or isinstance(choice, NamedTool)
 
 
 class Constraints:
-    """Makes them.
+    """Makes the constraint of an answer from the fields of its request.
 
     Args:
         form: of calls.
@@ -102,7 +99,7 @@ class Constraints:
         self._thinks = thinks
 
     def of(self, request: DecodingRequest, prompt: str = "", *, opened: bool = False) -> Json | None:
-        """`structured_outputs` of whatever asks for it.
+        """Return the `structured_outputs` that a request's fields amount to; None where its answer is free.
 
         Args:
             prompt: the text that a chat goes on from.
@@ -134,11 +131,11 @@ class Constraints:
             raise ApiError("the parameters of a function are no JSON schema that is known", param="tools") from None
 
     def _goes_on(self, prompt: str) -> bool:
-        """Whether the prompt ends inside a message, which no call can follow."""
+        """Tell whether the prompt ends inside a message, which no call can follow."""
         return self._form is harmony.HARMONY and not prompt.endswith(harmony.ANSWER)
 
     def _calls(self, request: DecodingRequest, prompt: str) -> AllowedCalls | None:
-        """Those that a chat may make."""
+        """Return the calls that a chat may make; None where it may make none."""
         if not isinstance(request, ChatRequest):
             return None
         choice, tools, needed = request.tool_choice, request.tools or [], _needed(request)
@@ -151,7 +148,7 @@ class Constraints:
         return AllowedCalls.of(tools, only, needed=needed, many=many, strict=self._strict)
 
     def _may_think(self, request: DecodingRequest, prompt: str) -> bool:
-        """Whether the model may begin thoughts before it answers."""
+        """Tell whether the model may begin thoughts before it answers."""
         if not (self._thinks and self._reasoning.begin and prompt):
             return False
         if not isinstance(request, ChatRequest) or request.continue_final_message:
@@ -168,7 +165,7 @@ def answer_grammar(
     thoughts: ReasoningFormat | None = None,
     opened: bool = False,
 ) -> str:
-    """In llguidance's notation: calls, or a text.
+    """Write the grammar of an answer, which is calls or a text, in llguidance's notation.
 
     Args:
         calls: None allows none.
@@ -197,7 +194,7 @@ def answer_grammar(
 
 
 def _opened(rules: GrammarRules, opening: Opening, *, free: bool) -> str:
-    """Calls from their beginning on, or from that of the free text before them."""
+    """Return the grammar of calls from their beginning on, or from that of the free text before them."""
     if opening.mark:
         return f"{rules.until(opening.mark) if free else rules.mark(opening.mark)} {opening.rest}"
     tag = f"({rules.free if free else ''} {rules.mark(opening.tag)})?" if opening.tag else ""
@@ -207,7 +204,7 @@ def _opened(rules: GrammarRules, opening: Opening, *, free: bool) -> str:
 
 
 def _thinking(rules: GrammarRules, answer: str, thoughts: ReasoningFormat, *, opened: bool, free: bool) -> str:
-    """An answer behind thoughts, if there are any."""
+    """Return the grammar of an answer with the thoughts that may come before it."""
     thought = f"{rules.until(thoughts.end)} {'' if free else BEHIND} {answer}"
     thought = f"({thought} | {rules.free})" if free else thought
     if opened:

@@ -20,7 +20,7 @@ BREAKS: Final = re.compile(r"\n*")
 
 
 class EndedError(Exception):
-    """The text ends where something needed more of it."""
+    """Raised where the text ends and something needed more of it."""
 
 
 class MarkFinder:
@@ -33,7 +33,9 @@ class MarkFinder:
         self._begun = re.compile(f"(?:{'|'.join(begun)})\\Z") if begun else None
 
     def find(self, text: str, at: int) -> tuple[int, str]:
-        """Where the first one is at `at` or behind it, and which; "" and where one may begin, if there is none."""
+        """Return where the first mark is at `at` or behind it, and which it is; "" and where one may begin, if there is
+        none.
+        """
         match = self._whole.search(text, at)
         if match is not None:
             return match.start(), match[0]
@@ -41,12 +43,12 @@ class MarkFinder:
         return begun.start() if begun else len(text), ""
 
     def before(self, text: str, at: int) -> int:
-        """From where on the first one may be found in more text, where there is none at `at` or behind it."""
+        """Return from where on the first mark may be found in more text, where there is none at `at` or behind it."""
         return max(at, len(text) - self._longest + 1)
 
 
 def _begun(mark: str) -> str:
-    """A regular expression of what may be the beginning of a mark, but not all of it."""
+    """Write a regular expression of what may be the beginning of a mark, but not all of it."""
     pattern = ""
     for sign in reversed(mark[:-1]):
         pattern = f"{re.escape(sign)}(?:{pattern})?" if pattern else re.escape(sign)
@@ -55,7 +57,7 @@ def _begun(mark: str) -> str:
 
 @lru_cache(maxsize=256)
 def marks(*texts: str) -> MarkFinder:
-    """What looks for these texts, made once."""
+    """Return what looks for these texts; it is made once."""
     return MarkFinder(*texts)
 
 
@@ -66,7 +68,7 @@ class Without:
         self._marks, self._held = marks(*sorted(left_out)) if left_out else None, ""
 
     def feed(self, text: str) -> str:
-        """What more of the text shows; what may be the beginning of a mark is held back."""
+        """Return what more of the text shows; what may be the beginning of a mark is held back."""
         if self._marks is None:
             return text
         text, shown, at = self._held + text, "", 0
@@ -79,13 +81,13 @@ class Without:
                 return shown
 
     def rest(self) -> str:
-        """What was held back and is no mark."""
+        """Return what was held back and is no mark."""
         rest, self._held = self._held, ""
         return rest
 
 
 class GrowingText:
-    """A text of which the beginning is there.
+    """Holds a text of which the beginning is there, and reads in it.
 
     Attributes:
         text: what has come, from what is remembered on.
@@ -99,18 +101,18 @@ class GrowingText:
         self._start = 0
 
     def grow(self, text: str, *, last: bool, cut: bool) -> None:
-        """More of it."""
+        """Add more of the text; what was forgotten goes."""
         self.text = self.text[self._start :] + text
         self.at, self._start = self.at - self._start, 0
         self.last, self.cut = last, cut
 
     @property
     def taken(self) -> str:
-        """What was read since it was last forgotten."""
+        """Tells what was read since the last `forget`."""
         return self.text[self._start : self.at]
 
     def forget(self) -> str:
-        """What was read has been dealt with; returns it."""
+        """Let go of what was read, which has been dealt with, and return it."""
         taken, self._start = self.taken, self.at
         return taken
 
@@ -119,7 +121,7 @@ class GrowingText:
         self.at = len(self.text)
 
     def more(self) -> Steps[None]:
-        """Wait for more.
+        """Wait for more of the text.
 
         Raises:
             EndedError: there is none.
@@ -244,7 +246,9 @@ class Brackets:
         self.closed = self.marked = False
 
     def reach(self, text: str, at: int, *, last: bool) -> int:
-        """How far it goes in a text that is read up to `at`; not behind what more text may change."""
+        """Return how far the object or array goes in a text that is read up to `at`; not behind what more text may
+        change.
+        """
         while (sign := self.SIGNS.search(text, at)) is not None:
             place, character = sign.start(), sign[0]
             if character == "\\" and place + 1 == len(text) and not last:
@@ -265,7 +269,7 @@ class Brackets:
             self.closed = self._depth == 0
 
     def _ended(self, text: str, place: int, *, last: bool) -> bool:
-        """Whether a mark is there, or may come to be."""
+        """Tell whether a mark is there, or may come to be."""
         self.marked = any(text.startswith(mark, place) for mark in self._ends)
         rest = text[place:] if len(text) - place < max(map(len, self._ends), default=0) else "\n"
         return self.marked or (not last and any(mark.startswith(rest) for mark in self._ends))

@@ -29,7 +29,7 @@ CHANNELS: Final = ("analysis", "commentary", "final")
 
 
 def begun(prompt: str) -> str | None:
-    """The message that a prompt ends in, from its header on; None where its answer begins behind a role."""
+    """Return the message that a prompt ends in, from its header on; None where its answer begins behind a role."""
     last = prompt[prompt.rindex(START) :] if START in prompt else ""
     return last if MESSAGE in last or CHANNEL in last else None
 
@@ -54,7 +54,7 @@ def read_messages(text: GrowingText, parts: MessageParts) -> Steps[None]:
 
 
 def _header(text: GrowingText, mark: str) -> Steps[tuple[str, str]]:
-    """What stands before a message: all of it but the marks, and the channel, which may be "".
+    """Read what stands before a message, and return all of it but the marks, and the channel, which may be "".
 
     Args:
         mark: was read last; "" is none.
@@ -84,7 +84,7 @@ def _header(text: GrowingText, mark: str) -> Steps[tuple[str, str]]:
 
 
 def _message(text: GrowingText, parts: MessageParts, header: str, channel: str) -> Steps[str]:
-    """A message, and the mark behind it, which is returned; "" at the text's end."""
+    """Read a message and the mark behind it, which is returned; "" at the text's end."""
     to = RECIPIENT.search(header)
     if to is not None and parts.knows(to[1]):
         return (yield from _call(text, parts, to[1]))
@@ -94,7 +94,7 @@ def _message(text: GrowingText, parts: MessageParts, header: str, channel: str) 
 
 
 def _call(text: GrowingText, parts: MessageParts, name: str) -> Steps[str]:
-    """A call's arguments; what is no object is content."""
+    """Read a call's arguments, of which what is no object is content; returns the mark behind them."""
     try:
         yield from text.blanks()
         begun = yield from text.literal("{", *ENDS)
@@ -128,7 +128,7 @@ def _write(calls: Calls) -> str:
 
 
 def grammar(calls: AllowedCalls | None, schema: TextSchema | None, marks: Marks) -> str:
-    """Messages in channels, the last of which is the answer, or a call.
+    """Write the grammar of messages in channels, the last of which is the answer, or a call.
 
     The prompt ends with `<|start|>assistant`. The recipient of a call stands before its channel or behind it.
 

@@ -36,7 +36,7 @@ def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
 
 
 def _call_schema(function: Function) -> dict[str, Any]:
-    """Of a whole call; definitions are where references look for them."""
+    """Return the JSON schema of a whole call; definitions are where references look for them."""
     schema = schema_of(function)
     moved: dict[str, Any] = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     properties = {"name": {"const": function.name}, "parameters": schema}

@@ -21,7 +21,7 @@ ID: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 
 
 def nine_signs() -> str:
-    """An id as Mistral's chat templates want it."""
+    """Return a new id of a call, as Mistral's chat templates want it."""
     return secrets.token_hex(5)[:9]
 
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paceline.serving.protocol import ApiError, Function
+from paceline.serving.api_errors import ApiError
+from paceline.serving.protocol import Function
 
 IDLE: Final = frozenset(
     ("title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions", "deprecated")
@@ -34,7 +35,7 @@ Schema = Any
 
 
 class Parameters:
-    """Those of one function.
+    """Reads the JSON schema of one function's parameters, for a format that does not write them as JSON.
 
     Args:
         strict: of a function that does not say whether it is.
@@ -54,21 +55,21 @@ class Parameters:
             del self.whole["$ref"]
 
     def limit(self, schema: Mapping[str, Any], known: frozenset[str]) -> None:
-        """Reject, or leave, keywords that are not among these."""
+        """Reject, or ignore where the function is not strict, keywords that are not among these."""
         if self.strict and (unknown := sorted(schema.keys() - known - IDLE)):
             raise self.unenforced(json.dumps(unknown))
 
     def unenforced(self, what: str) -> ApiError:
-        """What a strict function may not ask for."""
+        """Return the error of a strict function that asks for what no grammar enforces."""
         why = f"{what} cannot be enforced in this model's format of calls"
         return ApiError(f"function {self.function}: {why}; leave it out, or strict", param="tools")
 
     def wrong(self, why: str) -> ApiError:
-        """What no function may say."""
+        """Return the error of a function whose parameters no call can have."""
         return ApiError(f"the parameters of function {self.function} {why}", param="tools")
 
     def find(self, target: str) -> Schema:
-        """What a reference is to; with or without the sign of the document (`#`).
+        """Return the schema that a reference is to, with or without the sign of the document (`#`).
 
         Raises:
             ApiError: nothing, in a strict function; in others that is any value.
@@ -81,7 +82,7 @@ class Parameters:
         return schema
 
     def kinds(self, schema: Mapping[str, Any]) -> list[str]:
-        """The types that a value may have; none are all.
+        """Return the types that a value may have; none are all.
 
         Raises:
             ApiError: one that is none.
@@ -93,7 +94,7 @@ class Parameters:
         return kinds
 
     def listed(self, schema: Mapping[str, Any]) -> list[Any] | None:
-        """The values that a schema lists; None where it lists none."""
+        """Return the values that a schema lists; None where it lists none."""
         for key in ("enum", "const"):
             if key in schema:
                 self.limit(schema, frozenset((key, "type")))
@@ -101,7 +102,7 @@ class Parameters:
         return None
 
     def choices(self, schema: Mapping[str, Any]) -> list[Schema] | None:
-        """The schemas one of which holds; None where there are none."""
+        """Return the schemas one of which holds; None where there are none."""
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 self.limit(schema, frozenset(("anyOf",)))
@@ -110,7 +111,7 @@ class Parameters:
 
 
 def referred(target: str, whole: Schema) -> Schema:
-    """What a reference within a schema is to; None is nothing."""
+    """Return what a reference within a schema is to; None is nothing."""
     schema = whole
     for part in target.removeprefix("#").split("/")[1:]:
         schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None

@@ -16,6 +16,7 @@ from keyword import iskeyword
 from typing import Any, Final
 
 from paceline.grammar import spelled
+from paceline.serving.api_errors import ApiError
 from paceline.serving.chat.base import AllowedCalls, CallFormat, Calls, Opening
 from paceline.serving.chat.blocks import add_call, read_ending
 from paceline.serving.chat.grammar_rules import GrammarRules, literal, one_of
@@ -23,7 +24,7 @@ from paceline.serving.chat.growing_text import EndedError, GrowingText, Steps
 from paceline.serving.chat.message_parts import MessageParts
 from paceline.serving.chat.parameters import NUMBER, OBJECT, REAL, TYPES, WHOLE, Parameters, Schema
 from paceline.serving.chat.values import keywords
-from paceline.serving.protocol import ApiError, Function
+from paceline.serving.protocol import Function
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 """Around calls, at times."""
@@ -48,7 +49,7 @@ any_dict: "{" (STRING COLON any (COMMA STRING COLON any)*)? "}"
 
 
 def _read(text: GrowingText, parts: MessageParts, mark: str) -> Steps[bool]:
-    """A list of calls, each whole; behind a mark there may be one without a list."""
+    """Read a list of calls, each whole; behind a mark there may be one without a list."""
     yield from text.blanks()
     if not (yield from text.literal("[")) and not mark:
         return False
@@ -107,7 +108,7 @@ def _call_end(text: GrowingText) -> Steps[str]:
 
 
 def _unclear(text: str, place: int, quote: str) -> bool:
-    """Whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
+    """Tell whether what comes next decides what this sign is: one that it quotes, or three quotes in a row."""
     rest = text[place : place + 3]
     if rest[0] == "\\":
         return len(rest) == 1
@@ -115,7 +116,7 @@ def _unclear(text: str, place: int, quote: str) -> bool:
 
 
 class PythonArguments(Parameters):
-    """The parameters of one function as rules, which need `LITERALS`.
+    """Writes the parameters of one function as rules, which need `LITERALS`.
 
     Args:
         strict: of a function that does not say whether it is.
@@ -134,7 +135,7 @@ class PythonArguments(Parameters):
         self.text = self._members(self.whole, '"="', _key)
 
     def _value(self, schema: Schema) -> str:
-        """What a literal of this schema may be."""
+        """Return the grammar of a literal of this schema."""
         if schema is True or schema == {}:
             return "any"
         if not isinstance(schema, Mapping):
@@ -167,7 +168,7 @@ class PythonArguments(Parameters):
         return one_of(values)
 
     def _referred(self, target: str) -> str:
-        """The rule of a definition, which may refer to itself."""
+        """Return the rule of a definition, which may refer to itself."""
         if target not in self._known:
             schema = self.find(target)
             name = self._known[target] = self._rules.name()
@@ -192,7 +193,7 @@ class PythonArguments(Parameters):
         return self._rules.rule(f'"{{" {self._members(schema, "COLON", repr)} "}}"')
 
     def _members(self, schema: Schema, sign: str, spell: Any) -> str:
-        """Names and values of an object, in their order.
+        """Return the grammar of the names and values of an object, in their order.
 
         Args:
             sign: between both.

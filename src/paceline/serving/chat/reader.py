@@ -16,7 +16,7 @@ MESSAGES: Final = (harmony.HARMONY, REASONING["harmony"])
 
 
 def marks_of(form: ToolFormat | None, reasoning: ReasoningFormat) -> frozenset[str]:
-    """What is read in a text, and may be special tokens of a tokenizer."""
+    """Return the marks that are read in a text, and may be special tokens of a tokenizer."""
     calls = (*form.begins, *form.marks) if form is not None else ()
     thoughts = harmony.MARKS if reasoning is REASONING["harmony"] else (reasoning.begin, reasoning.end)
     return frozenset((*calls, *thoughts))
@@ -74,7 +74,8 @@ class Reader:
         return self._parts.called > 0 and not self._parts.broken
 
     def feed(self, text: str, *, last: bool, cut: bool = False) -> Delta:
-        """What `text` adds; what may be the beginning of a mark is held back until it is clear, or the text ends.
+        """Read on, and return what `text` adds; what may be the beginning of a mark is held back until it is clear, or
+        the text ends.
 
         Args:
             cut: at the text's end: a stop text or a limit ended it; what began like a call is neither one nor content.
@@ -101,7 +102,7 @@ class Reader:
         self._parts.finish()
 
     def _thoughts(self, thinking: bool) -> Steps[None]:
-        """Thoughts before the content, if there are some.
+        """Read thoughts before the content, if there are some.
 
         Raises:
             EndedError: the text ends before that is clear.
@@ -119,7 +120,7 @@ class Reader:
         yield from self._inside()
 
     def _inside(self) -> Steps[None]:
-        """Thoughts up to their end, or to a call, where what begins one is a token that nothing else is."""
+        """Read thoughts up to their end, or to a call, where what begins one is a token that nothing else is."""
         text, form, hidden = self._text, self._form, self._parts.hidden
         begins = () if form is None else tuple(mark for mark in form.begins if mark in hidden)
         ends = (self._reasoning.end, *begins)
@@ -131,7 +132,7 @@ class Reader:
             text.forget()
 
     def _content(self) -> Steps[None]:
-        """Content and calls, and more thoughts, where what begins them is a token that nothing else is."""
+        """Read content and calls, and more thoughts, where what begins them is a token that nothing else is."""
         text, parts, form = self._text, self._parts, self._form
         if form is not None and form.opens:
             yield from text.blanks()
@@ -149,8 +150,8 @@ class Reader:
                 yield from self._calls(form, mark)
 
     def _calls(self, form: CallFormat, mark: str) -> Steps[None]:
-        """Calls. What turns out to be none is content; where something cut the text off within what can only be a call,
-        what was read of it is nothing.
+        """Read calls. What turns out to be none is content; where something cut the text off within what can only be a
+        call, what was read of it is nothing.
         """
         text, parts, before = self._text, self._parts, self._parts.called
         try:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.serving.protocol import ApiError
+from paceline.serving.api_errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How thoughts are written.
+    """Says how a family of models writes thoughts.
 
     Attributes:
         sign: in the chat templates of such models.
@@ -25,7 +25,7 @@ class ReasoningFormat:
     around: tuple[str, ...] = ()
 
     def is_open(self, prompt: str, continued: str = "") -> bool:
-        """Whether an answer begins inside thoughts, which its prompt has opened.
+        """Tell whether an answer begins inside thoughts, which its prompt has opened.
 
         Args:
             continued: what the answer goes on with.
@@ -49,7 +49,7 @@ REASONING: Final[Mapping[str, ReasoningFormat]] = {
 
 
 def reasoning_of(template: str | None) -> ReasoningFormat:
-    """The format that a chat template speaks of; `<think>` where it speaks of none."""
+    """Return the format that a chat template speaks of; `<think>` where it speaks of none."""
     for name, form in REASONING.items():
         if template is not None and form.sign in template and (name != "harmony" or "<|message|>" in template):
             return form
@@ -66,7 +66,7 @@ HARMONY_EFFORTS: Final = ("low", "medium", "high")
 
 
 class ThoughtSteering:
-    """What makes a chat template ask for thoughts as a request wants them.
+    """Says what makes a chat template ask for thoughts as a request wants them, as variables of the template.
 
     Args:
         template: its text.
@@ -79,7 +79,7 @@ class ThoughtSteering:
         self._switch = next((name for name in SWITCHES if name in reads), None)
 
     def switched(self, wanted: bool, field: str) -> dict[str, Any]:
-        """Thoughts, or none; nothing is asked for where the model settles it, and that agrees.
+        """Ask for thoughts, or for none; nothing is asked for where the model settles it, and that agrees.
 
         Args:
             field: of the request.
@@ -95,7 +95,7 @@ class ThoughtSteering:
         return {}
 
     def budgeted(self, tokens: int, field: str) -> dict[str, Any]:
-        """Thoughts of so many tokens.
+        """Ask for thoughts of so many tokens.
 
         Raises:
             ApiError: the template cannot say so.
@@ -105,7 +105,7 @@ class ThoughtSteering:
         raise ApiError(f"{field}: this model's chat template limits no thoughts; leave it out", param=field)
 
     def effort(self, level: str, field: str = EFFORT) -> dict[str, Any]:
-        """How much thought; a template that can only switch it takes all levels but `none` for thoughts.
+        """Ask for so much thought; a template that can only switch it takes all levels but `none` for thoughts.
 
         Raises:
             ApiError: the template cannot say so.
@@ -121,7 +121,7 @@ class ThoughtSteering:
         raise ApiError(f"{field} cannot be given to this model's chat template; leave it out", param=field)
 
     def renamed(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Variables of a request, under the template's own name of the switch."""
+        """Return the variables of a request, with the switch under the template's own name."""
         other = next((name for name in SWITCHES if name in variables and name not in self._reads), None)
         if other is None or self._switch is None or self._switch in variables:
             return dict(variables)

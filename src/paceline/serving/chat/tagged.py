@@ -34,7 +34,7 @@ NAME: Final = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 
 
 class TaggedCall:
-    """A call that is being read: its arguments, of which each comes whole, are written as JSON.
+    """Writes a call that is being read: its arguments, of which each comes whole, become JSON.
 
     Args:
         name: of the function, whose schema says which types the values have.
@@ -46,14 +46,16 @@ class TaggedCall:
         parts.begin(name)
 
     def add(self, key: str, value: str) -> None:
-        """One more argument."""
+        """Add one more argument."""
         written = as_json(typed_value(value, self._schema, key))
         self._parts.add(f"{self._sign}{as_json(key)}: {written}")
         self._sign = ", "
         self._text.forget()
 
     def over(self, *, whole: bool) -> bool:
-        """The call ends, whole or because something else came than may come; it is one in any case."""
+        """End the call, whole or because something else came than may come; it is a call in any case, so True is
+        returned.
+        """
         self._text.forget()
         if whole:
             self._parts.add("{}" if self._sign == "{" else "}")
@@ -64,7 +66,7 @@ class TaggedCall:
 
 
 def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps[str]:
-    """A value up to the end mark that is followed by one of these: values may hold such marks themselves."""
+    """Read a value up to the end mark that is followed by one of these: values may hold such marks themselves."""
     value = ""
     while True:
         more, _ = yield from text.until(end)
@@ -78,13 +80,13 @@ def read_value(text: GrowingText, end: str, followers: tuple[str, ...]) -> Steps
 
 
 def value_text(value: Any) -> str:
-    """A value as it stands between tags."""
+    """Return a value as it stands between tags."""
     return value if isinstance(value, str) else as_json(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How a parameter is written.
+    """Says how a parameter is written between tags.
 
     Attributes:
         before: what stands before its value, of the rules and what the name is in them.
@@ -102,14 +104,14 @@ class Tags:
 
 
 def arguments_of(rules: GrammarRules, calls: AllowedCalls, tags: Tags) -> dict[str, str]:
-    """The grammar of arguments, by function."""
+    """Return the grammar of arguments, by function."""
     return {
         function.name: TaggedArguments(function, rules, tags, strict=calls.strict).text for function in calls.functions
     }
 
 
 class TaggedArguments(Parameters):
-    """The parameters of one function as rules.
+    """Writes the parameters of one function as rules.
 
     Attributes:
         text: what is between its name and its end.
@@ -143,7 +145,7 @@ class TaggedArguments(Parameters):
         return f"({self._tags.before(self._rules, name)} {value} {self._tags.after})"
 
     def _values(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
-        """What a value may be, the mark behind it included.
+        """Return the texts that a value may be, the mark behind it included.
 
         Args:
             seen: references that led here.
@@ -179,7 +181,7 @@ class TaggedArguments(Parameters):
         return self._word(text) if not isinstance(value, str) else literal(text) if text else ""
 
     def _word(self, text: str) -> str:
-        """A constant of JSON."""
+        """Return the grammar of a constant of JSON."""
         other = self._tags.words.get(text)
         return literal(text) if other is None else f"({literal(text)} | {literal(other)})"
 
@@ -210,7 +212,7 @@ class TaggedArguments(Parameters):
         return self._rules.text_until(self._tags.end, *patterns) if patterns else self._any
 
     def _pattern(self, pattern: Any) -> list[str]:
-        """An expression of whole texts; none where it is not one and need not be."""
+        """Return a regular expression of whole texts; none where the pattern is not one and need not be."""
         if not isinstance(pattern, str):
             raise self.wrong(f"have a pattern {pattern!r}, which is none")
         inside = pattern.removeprefix("^")
@@ -226,7 +228,7 @@ class TaggedArguments(Parameters):
 
 
 def _has_alternatives(plain: str) -> bool:
-    """Whether an expression without sets and escapes is a choice, outside of groups."""
+    """Tell whether an expression without sets and escapes is a choice, outside of groups."""
     depth = 0
     for sign in plain:
         depth += (sign == "(") - (sign == ")")

@@ -27,7 +27,7 @@ DEEPEST: Final = 16
 
 
 def typed_value(text: str, parameters: Any, key: str) -> Any:
-    """The value that a text means for one of a function's parameters.
+    """Return the value that a text means for one of a function's parameters.
 
     A text stays one where the schema has texts and nothing else that it may be, and where it is no value of the types
     that the schema has. Without a schema, whatever is JSON is taken as JSON.
@@ -46,7 +46,7 @@ def typed_value(text: str, parameters: Any, key: str) -> Any:
 
 
 def _kinds(schema: Any, whole: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """The types that a schema allows, as far as it says so."""
+    """Yield the types that a schema allows, as far as it says so."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return
     declared = schema.get("type")
@@ -70,7 +70,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _read(text: str, kinds: set[str]) -> Any:
-    """What a text is as JSON, or as Python writes it; None where it is neither."""
+    """Read a text as JSON, or as Python writes it; None where it is neither."""
     if text in ("True", "False") and (not kinds or "boolean" in kinds):
         return text == "True"
     with suppress(ValueError, RecursionError):
@@ -86,7 +86,7 @@ def _read(text: str, kinds: set[str]) -> Any:
 
 
 def _fitting(value: Any, kinds: set[str]) -> Any:
-    """The value, if it has one of these types and is no text, whose quotes would be its own; None if not."""
+    """Return the value, if it has one of these types and is no text, whose quotes would be its own; None if not."""
     if isinstance(value, str):
         return None
     if isinstance(value, bool) or not kinds:
@@ -97,7 +97,7 @@ def _fitting(value: Any, kinds: set[str]) -> Any:
 
 
 def keywords(written: str) -> dict[str, Any]:
-    """The arguments of a call, as what stands between its parentheses has them.
+    """Return the arguments of a call, as what stands between its parentheses has them.
 
     Raises:
         ValueError: anything but names with literals.
