@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -71,10 +71,7 @@ async def answer_all(
             answers = [(running[task], task.result()) for task in ended]
             for task in ended:
                 del running[task]
-            for file, failed in ((results, False), (errors, True)):
-                lines = [(index, answer.line) for index, answer in answers if (answer.failure is not None) == failed]
-                if lines:
-                    await asyncio.to_thread(file.append, lines)
+            await asyncio.to_thread(_append, answers, results, errors)
             for index, answer in answers:
                 summary.add(answer, requests.line(index))
             progress(summary)
@@ -85,3 +82,11 @@ async def answer_all(
     for file in (results, errors):
         await asyncio.to_thread(file.sort)
     return summary
+
+
+def _append(answers: Sequence[tuple[int, BatchAnswer]], results: ResultFile, errors: ResultFile) -> None:
+    """Write answers, given with the indexes of their requests: those that failed to `errors`, others to `results`."""
+    for file, failed in ((results, False), (errors, True)):
+        lines = [(index, answer.line) for index, answer in answers if (answer.failure is not None) == failed]
+        if lines:
+            file.append(lines)

@@ -23,44 +23,43 @@ Json = dict[str, Any]
 def usage_of(outputs: Sequence[RequestOutput], *, hidden: bool = False) -> Json:
     """Count the tokens of a request as OpenAI's `usage` has them, with the drafted and accepted ones of each drafter
     beside.
+
+    Args:
+        outputs: of the request's prompts.
+        hidden: what was decoded is not shown, and does not count.
     """
+    completions = [completion for output in outputs for completion in output.outputs]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    thoughts = sum(
-        len(completion_output.reasoning_token_ids) for output in outputs for completion_output in output.outputs
-    )
-    completion = (
-        0
-        if hidden
-        else thoughts
-        + sum(len(completion_output.token_ids) for output in outputs for completion_output in output.outputs)
-    )
-    drafted, accepted, drafters = 0, 0, dict[str, list[int]]()
-    for output in outputs:
-        metrics = output.metrics
-        for name, share in metrics.drafters.items():
-            both = drafters.setdefault(name, [0, 0])
-            both[0] += share.num_draft_tokens
-            both[1] += share.num_accepted_tokens
-        drafted += metrics.num_draft_tokens
-        accepted += metrics.num_accepted_tokens
-    followed = drafters.get("prediction", [0, 0])
+    thoughts = sum(len(completion.reasoning_token_ids) for completion in completions)
+    answer_tokens = 0 if hidden else thoughts + sum(len(completion.token_ids) for completion in completions)
+    speculative = _drafts_in(outputs)
+    predicted = speculative["drafters"].get("prediction", {"num_draft_tokens": 0, "num_accepted_tokens": 0})
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "completion_tokens": answer_tokens,
+        "total_tokens": prompt + answer_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens or 0 for output in outputs)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": followed[1],
-            "rejected_prediction_tokens": followed[0] - followed[1],
+            "accepted_prediction_tokens": predicted["num_accepted_tokens"],
+            "rejected_prediction_tokens": predicted["num_draft_tokens"] - predicted["num_accepted_tokens"],
             "reasoning_tokens": thoughts,
         },
-        "speculative": {
-            "num_draft_tokens": drafted,
-            "num_accepted_tokens": accepted,
-            "drafters": {
-                name: {"num_draft_tokens": both[0], "num_accepted_tokens": both[1]} for name, both in drafters.items()
-            },
-        },
+        "speculative": speculative,
+    }
+
+
+def _drafts_in(outputs: Sequence[RequestOutput]) -> Json:
+    """Sum up the drafted and accepted tokens, of all drafters and of each."""
+    drafters: dict[str, dict[str, int]] = {}
+    for output in outputs:
+        for name, share in output.metrics.drafters.items():
+            counts = drafters.setdefault(name, {"num_draft_tokens": 0, "num_accepted_tokens": 0})
+            counts["num_draft_tokens"] += share.num_draft_tokens
+            counts["num_accepted_tokens"] += share.num_accepted_tokens
+    return {
+        "num_draft_tokens": sum(output.metrics.num_draft_tokens for output in outputs),
+        "num_accepted_tokens": sum(output.metrics.num_accepted_tokens for output in outputs),
+        "drafters": drafters,
     }
 
 

@@ -171,6 +171,29 @@ class ResponseRequest(Body):
         items = earlier + items_of(self.input or [])
         return items, self._chat(items)
 
+    def shown(self) -> Json:
+        """Return the fields as a response shows them, with defaults for those that were left out."""
+        choice, reasoning = self.tool_choice, self.reasoning
+        text = (self.text or ResponsesTextConfig()).model_dump(by_alias=True, exclude_none=True)
+        return {
+            "instructions": self.instructions,
+            "previous_response_id": self.previous_response_id,
+            "tools": self.functions(),
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "text": {"format": {"type": "text"}} | text,
+            "truncation": self.truncation or "disabled",
+            "top_logprobs": self.top_logprobs or 0,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
+            "reasoning": None if reasoning is None else {"effort": reasoning.effort, "summary": reasoning.summary},
+            "store": self.stored,
+            "metadata": self.metadata or {},
+            "user": self.user,
+            "safety_identifier": self.safety_identifier,
+            "prompt_cache_key": self.prompt_cache_key,
+        }
+
     def functions(self) -> list[Json]:
         """Return the tools, checked once: there may be megabytes of them, and an answer shows them several times."""
         if self._functions is None:

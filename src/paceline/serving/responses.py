@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from paceline.serving.api_errors import ApiError
 from paceline.serving.chat import is_json
 from paceline.serving.response_items import new_id
-from paceline.serving.response_request import CHAT_NAMES, NamedChoice, ResponseRequest, ResponsesTextConfig
+from paceline.serving.response_request import CHAT_NAMES, ResponseRequest
 from paceline.serving.response_store import ResponseStore, Stored
 from paceline.serving.runs import Json, RequestRun, json_response, large_response
 from paceline.serving.translation import ChatHandler, ChatPiece, Translation
@@ -53,9 +53,7 @@ class ResponseTranslation(Translation):
         self.over = asyncio.Event()
 
     def body(self) -> Json:
-        request, params = self.request, self.run.reply.jobs[0].params
-        choice = request.tool_choice
-        text = (request.text or ResponsesTextConfig()).model_dump(by_alias=True, exclude_none=True)
+        params = self.run.reply.jobs[0].params
         return {
             "id": self.id,
             "object": "response",
@@ -66,30 +64,13 @@ class ResponseTranslation(Translation):
             "model": self.run.reply.answer.model,
             "output": list(self._output),
             "usage": self._usage(),
-            "instructions": request.instructions,
-            "previous_response_id": request.previous_response_id,
-            "tools": request.functions(),
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice) else choice or "auto",
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "text": {"format": {"type": "text"}} | text,
-            "truncation": request.truncation or "disabled",
+            **self.request.shown(),
             "temperature": params.temperature,
             "top_p": params.top_p,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
-            "top_logprobs": request.top_logprobs or 0,
-            "max_output_tokens": request.max_output_tokens,
-            "max_tool_calls": None,
-            "reasoning": None
-            if (thinks := request.reasoning) is None
-            else {"effort": thinks.effort, "summary": thinks.summary},
             "background": False,
-            "store": request.stored,
             "service_tier": "default",
-            "metadata": request.metadata or {},
-            "user": request.user,
-            "safety_identifier": request.safety_identifier,
-            "prompt_cache_key": request.prompt_cache_key,
             **self._ended,
             **self._unstored,
         }

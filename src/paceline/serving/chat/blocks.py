@@ -62,24 +62,35 @@ def read_block(
     called: bool | None = False
     begun = mark == item
     while called is not None:
-        if not begun:
-            yield from text.blanks(before)
-            if called:
-                text.forget()
-            try:
-                mark_found = yield from text.literal(item, *ends)
-            except EndedError:
-                if not called:
-                    raise
-                text.to_end()
-                return True
-            if mark_found != item:
-                return called
+        if not begun and not (yield from _next_item(text, before, item, ends, called=called)):
+            return called
         begun, before = False, between
         called = yield from read_call(text, parts)
         if not called:
             parts.say(text.forget())
     return False
+
+
+def _next_item(
+    text: GrowingText, blanks: re.Pattern[str], item: str, ends: tuple[str, ...], *, called: bool
+) -> Steps[bool]:
+    """Read the mark of the next call; returns whether it comes, before the block or the text ends.
+
+    Args:
+        called: the last thing that was read is a call, behind which the text may end.
+    Raises:
+        EndedError: the text ends, and not behind a call.
+    """
+    yield from text.blanks(blanks)
+    if called:
+        text.forget()
+    try:
+        return (yield from text.literal(item, *ends)) == item
+    except EndedError:
+        if not called:
+            raise
+        text.to_end()
+        return False
 
 
 def read_arguments(text: GrowingText, parts: MessageParts, name: str, call_id: str = "", *ends: str) -> Steps[bool]:
