@@ -1,4 +1,4 @@
-"""The file of requests: checked as a whole before anything is decoded, then read line by line from where they lie.
+"""The file of requests is checked as a whole before anything is decoded, then read line by line from where they lie.
 
 Of a line only its place, a digest and a key of its prompt's beginnings are kept, so that the file may be larger than
 memory. The digest is part of the answer's id: it tells which answers of an earlier run belong to which requests.
@@ -20,13 +20,13 @@ from paceline.errors import ConfigError, PromptError
 from paceline.utils import BEGINNINGS, KEY_BYTES, beginnings, shortened
 
 DIGEST: Final = 12
-"""Bytes of a digest."""
+"""A digest has so many bytes."""
 
 TOLD: Final = 3
-"""Damaged lines that an error tells."""
+"""An error tells so many damaged lines."""
 
 PROMPT: Final = ("cache_salt", "prompt_cache_key", "tools", "instructions", "messages", "prompt", "input")
-"""Fields of bodies that a prompt is made from, in its order."""
+"""A prompt is made from these fields of a body, in this order."""
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The same as `answer_all`, with the requests handed out by Ray Data to actors that each have an application.
+"""Ray Data hands requests out to actors that each have an application; else this does the same as `answer_all`.
 
 Ray Data gives an actor that dies a successor, and its requests again to somebody. Every answer is acknowledged when it
 comes, as without Ray, by the one process that has the files.

@@ -1,4 +1,4 @@
-"""A file of answers that survives: whole lines are on the disk before they count, and a torn one is cut off.
+"""The file of answers survives a crash: whole lines are on the disk before they count, and a torn one is cut off.
 
 An answer is found again by its id, which holds the digest of its request. So a file goes on where a killed run stopped,
 and one that belongs to other requests is rejected before it is touched.
@@ -21,7 +21,7 @@ from paceline.errors import ConfigError
 from paceline.utils import sync_folder
 
 MARK: Final = b'{"id":"batch_req_'
-"""How every line begins."""
+"""Every line begins with this."""
 
 NEW: Final = -1
 

@@ -1,4 +1,4 @@
-"""All requests that have no answer yet, some at a time, each acknowledged as it comes."""
+"""All requests that have no answer yet are sent, some at a time, and each answer is acknowledged as it comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request to its answer, with patience for a server that is busy, or away for a while.
+"""One request is sent until it is answered, with patience for a server that is busy, or away for a while.
 
 What is tried again: 429, 502 and 503 after the time that Retry-After tells, and connections that fail or break. A
 server that stays away ends the run, which goes on later; whatever else happens is the answer of this one request.

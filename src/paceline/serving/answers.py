@@ -1,4 +1,4 @@
-"""Outputs of the engine as answers of OpenAI's API."""
+"""Outputs of the engine become answers of OpenAI's API: whole, or as the events of a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as the answers of requests, in the forms of OpenAI's and of Anthropic's APIs."""
+"""Errors are answers of requests, which have the forms of OpenAI's and of Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ErrorAnswer(BaseModel):
 
 
 MESSAGES: Final = "/v1/messages"
-"""The routes of Anthropic's API."""
+"""The routes of Anthropic's API begin with this."""
 
 ANTHROPIC: Final = {
     401: "authentication_error",
@@ -42,7 +42,7 @@ ANTHROPIC: Final = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""Its names for statuses."""
+"""Anthropic's API has these names for statuses."""
 
 
 FIELD_NAME: Final = re.compile(r"(?<![\w'\"])(?:think )?[a-z]+(?:_[a-z]+)+(?![\w'\"])")

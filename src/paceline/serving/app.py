@@ -58,10 +58,10 @@ KEEP_ALIVE: Final = 15.0
 Json = dict[str, Any]
 Reply = CompletionAnswer | ChatAnswer
 ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
-"""What routes answer beside their own, for the OpenAPI document."""
+"""Routes answer this beside their own, as the OpenAPI document says."""
 
 MOST_LOGGED: Final = 4096
-"""Characters of a prompt, with `log_requests`."""
+"""So many characters of a prompt are logged, with `log_requests`."""
 
 Made = tuple[list[PromptJob], Reply]
 

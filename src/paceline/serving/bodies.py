@@ -24,16 +24,16 @@ LARGE: Final = 2**16
 """Bytes of a body from which on it is read beside the event loop; less holds few things."""
 
 MAX_ITEMS: Final = 2**18
-"""Items of all lists, and fields of all objects."""
+"""A body may hold so many items of all lists, and fields of all objects."""
 
 MAX_FIELDS: Final = 2**16 + 2**10
-"""Fields of all objects, each of which takes longer."""
+"""A body may hold so many fields of all objects, each of which takes longer."""
 
 MAX_NESTED: Final = 2**14
-"""Lists and objects."""
+"""A body may hold so many lists and objects."""
 
 READERS: Final = 2
-"""Large bodies that are read at once."""
+"""So many large bodies are read at once."""
 
 QUOTE, SLASH, COMMA, COLON, OPENS = ord('"'), ord("\\"), ord(","), ord(":"), (ord("["), ord("{"))
 

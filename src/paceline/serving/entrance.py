@@ -36,10 +36,10 @@ FACTS: Final = "paceline.facts"
 """A message beside those of ASGI: what a replica knows of a request, for the log."""
 
 MOST_ERROR: Final = 16 * 1024
-"""Bytes of an error's body that are looked at for the log."""
+"""So many bytes of an error's body are looked at for the log."""
 
 CUT_SECONDS: Final = 1.0
-"""In which requests that are cut off must have told their clients."""
+"""Requests that are cut off have so many seconds to tell their clients."""
 
 Json = dict[str, Any]
 

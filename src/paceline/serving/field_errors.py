@@ -54,7 +54,7 @@ ITEMS: Final[Mapping[str, str]] = {
 """What lists hold, where there is a better word than items."""
 
 MOST_LETTERS: Final = 100
-"""Of a field's name in a message."""
+"""So many letters of a field's name are told in a message."""
 
 
 def explained(errors: Sequence[Any], body: Any) -> tuple[str, str | None, str | None]:

@@ -10,7 +10,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST: Final = 64
-"""Ignored fields that are named, and letters of each."""
+"""So many ignored fields are named, with so many letters of each."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Notes:
 
 
 NOTES: Final[ContextVar[Notes | None]] = ContextVar("NOTES", default=None)
-"""Of the request that is read."""
+"""The notes of the request that is read."""
 
 
 class FieldNotes:

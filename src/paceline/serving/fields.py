@@ -24,7 +24,7 @@ DRAWN: Final = (CHAT, COMPLETIONS)
 ALL: Final = (*OPENAI, MESSAGES)
 
 MOST_LETTERS: Final = 64
-"""Of a field's name that nobody knows, in messages."""
+"""So many letters of a field's name that nobody knows are told in messages."""
 
 
 @dataclass(frozen=True, slots=True)

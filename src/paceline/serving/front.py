@@ -33,7 +33,7 @@ PASSED: Final = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers"),
     *("client", "server"),
 )
-"""What a replica is told of a request."""
+"""A replica is told these parts of a request's scope."""
 
 LATER: Final = 5.0
 """Seconds that a replica has more than a request may take, so that it can say so itself."""

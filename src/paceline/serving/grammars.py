@@ -14,13 +14,13 @@ from paceline.serving.api_errors import ApiError
 from paceline.serving.workers import Workers
 
 COMPILE_SECONDS, CHECK_SECONDS = 2.0, 1.0
-"""Of a processor."""
+"""Seconds of a processor that compiling a constraint, and checking a text, may take."""
 
 MAX_GRAMMAR: Final = 256 * 1024
 """Characters of a grammar as it is given, or of another constraint in the library's notation."""
 
 KNOWN: Final = 1024
-"""Constraints that are remembered to compile."""
+"""So many constraints are remembered to compile."""
 
 
 class Grammars:

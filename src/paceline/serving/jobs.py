@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API as prompts and sampling parameters."""
+"""Requests of OpenAI's API become jobs: prompts that are rendered and encoded, with their sampling parameters."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from paceline.serving.token_texts import token_bytes_of
 from paceline.serving.workers import Workers
 
 BESIDE: Final = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-"""What templates read that has fields of its own."""
+"""Templates read these variables, which have fields of their own in requests."""
 
 RENDER_SECONDS: Final = 10.0
-"""That a conversation may take in its template."""
+"""A conversation may take so many seconds of a processor in its template."""
 
 NO_FORMAT: Final = (
     "how this model writes calls of tools cannot be told from its chat template; leave tools out, or start the server "
@@ -56,16 +56,16 @@ NO_FORMAT: Final = (
 )
 
 LONG: Final = 2**18
-"""Characters that take a noticeable time to encode."""
+"""So many characters take a noticeable time to encode."""
 
 MOST_TOKENS: Final = 2**18
 """Tokens of a text, where the context holds fewer: what reads on keeps others waiting, and cannot be decoded."""
 
 ENCODERS: Final = 4
-"""Other texts that are encoded at once."""
+"""So many other texts are encoded at once."""
 
 MAX_LOGPROBS: Final = 20
-"""Of a token: those of a whole vocabulary fill the memory with a short request."""
+"""So many are told of a token: those of a whole vocabulary fill the memory with a short request."""
 
 Json = dict[str, Any]
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 from paceline.serving.api_errors import ApiError
 
 MAX_DEPTH: Final = 128
-"""Lists and objects within each other."""
+"""So many lists and objects may be within each other."""
 
 MAX_DIGITS: Final = 400
-"""Of a whole number; the time that they take grows with their square."""
+"""A whole number may have so many digits; the time that they take grows with their square."""
 
 PIECE: Final = 2**18
-"""Bytes that are looked through at once, so that others go on in between."""
+"""So many bytes are looked through at once, so that others go on in between."""
 
 DIGITS: Final = re.compile(rb"\d{%d}" % (MAX_DIGITS // 2))
 CONSTANT: Final = object()

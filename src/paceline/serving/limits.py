@@ -25,7 +25,7 @@ from paceline.serving.api_errors import ApiError
 from paceline.utils import shortened
 
 PAGE_FILES: Final = ("page.css", "page.js", "explain.css", "tree.js")
-"""What the live page is made of, beside itself."""
+"""The live page is made of these files, beside itself."""
 
 LIVE: Final = "/health/live"
 """Answered 200 as long as the process can answer."""
@@ -34,13 +34,13 @@ HEALTH: Final = ("/health", "/health/ready")
 """Answered 200 while requests are."""
 
 OPEN: Final = (*HEALTH, LIVE, "/", *(f"/static/{name}" for name in PAGE_FILES))
-"""Routes without a key."""
+"""These routes need no key."""
 
 ADMIN: Final = "admin"
-"""The owner of what the administrator's keys ask for."""
+"""It owns what the administrator's keys ask for."""
 
 LATER: Final = {"Retry-After": "1"}
-"""Header of answers 429."""
+"""Answers 429 have this header."""
 
 
 def read_keys(config: ServerConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -30,7 +30,7 @@ CHAT_NAMES: Final = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""Fields of a chat under their names here."""
+"""The names that fields of a chat have in this API."""
 
 UNSIGNED: Final = "unsigned"
 """Signature of thoughts, which are taken back as they are."""
@@ -81,7 +81,7 @@ BLOCKS: Final[dict[str, dict[str, type[AnthropicBlock]]]] = {
     "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
     "system": {"text": TextBlock},
 }
-"""What each may say."""
+"""The kinds of blocks that each role may say."""
 
 
 class AnthropicTurn(Strict):

@@ -28,12 +28,12 @@ FIRST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 BETWEEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 WHOLE: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 LENGTHS: Final = (1, 2, 5, *(digit * 10**power for power in range(1, 5) for digit in (1, 2, 5)), 100_000, 200_000)
-"""Bounds of buckets, in seconds and tokens."""
+"""These are the bounds of buckets, in seconds and tokens."""
 
 Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 POSITIONS: Final = 32
-"""Most positions of drafts that are told apart."""
+"""So many positions of drafts are told apart."""
 
 
 class Registry:

@@ -30,28 +30,28 @@ from paceline.version import __version__
 logger = logging.getLogger("paceline.serving")
 
 LOOKED: Final = 5.0
-"""Seconds that a question is good for."""
+"""So many seconds after a question the engine is still watched."""
 
 TREE_EVERY: Final = 0.2
 LAST_EVERY: Final = 0.05
 """Seconds between two trees, and before the last one of a request."""
 
 TREE_SHARE: Final = 0.02
-"""Of the engine's time that trees may take."""
+"""Trees may take this share of the engine's time."""
 
 POSITIONS: Final = 16
-"""Of drafts that are told apart."""
+"""So many positions of drafts are told apart."""
 
 MOST_TREES: Final = 16
 MOST_WANTED: Final = 16
-"""Requests that are followed at a time for a viewer."""
+"""So many requests are followed at a time for a viewer."""
 
 MOST_REQUESTS: Final = 32
-"""That are listed."""
+"""So many requests are listed."""
 
 MOST_NODES: Final = 128
 MOST_TEXT: Final = 64
-"""Characters of a token."""
+"""So many characters of a token are shown."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (

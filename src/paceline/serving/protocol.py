@@ -50,14 +50,14 @@ SAMPLING: Final = (
     "truncate_prompt_tokens",
     "prompt_logprobs",
 )
-"""Fields that are sampling parameters of the same name."""
+"""These fields are sampling parameters of the same name."""
 
 MAX_MESSAGES: Final = 8192
 MAX_TEXTS: Final = 1024
-"""Of `stop`, and of `bad_words`."""
+"""So many texts may `stop` hold, and `bad_words`."""
 
 MAX_BIASES: Final = 2**16
-"""Of `logit_bias`."""
+"""So many tokens may `logit_bias` hold."""
 
 MAX_ERRORS: Final = 64
 """Of a body that are told apart: a text for each of a million would take minutes and gigabytes."""
@@ -363,10 +363,10 @@ class TokenizeRequest(Body):
 
 
 DecodingRequest = CompletionRequest | ChatRequest
-"""What is answered with what the model decodes."""
+"""These requests are answered with what the model decodes."""
 
 TemplateRequest = ChatRequest | TokenizeRequest
-"""What may hold a conversation, which a template renders."""
+"""These requests may hold a conversation, which a template renders."""
 
 
 class DetokenizeRequest(Body):

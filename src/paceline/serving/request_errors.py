@@ -1,4 +1,4 @@
-"""Errors of the library in the words of a request: with the field that is at fault, under the name that it came by."""
+"""Errors of the library are told in the words of a request: with the field at fault, under the name that it came by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of requests, and the form of its lines: JSON, without any text of a request."""
+"""The log tells of each request in a line of JSON, without any text of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONSTRAINTS: Final = ("structured_outputs", "response_format", "tools", "text", 
 """Fields of grammars and schemas, of which messages repeat parts without quoting them."""
 
 MOST: Final = 300
-"""Characters of a message."""
+"""So many characters of a message are logged."""
 
 CLOSED: Final = 499
 """Status of a request whose client went away, as nginx has it."""

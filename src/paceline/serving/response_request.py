@@ -1,4 +1,4 @@
-"""Requests to `/v1/responses`: their fields, and the chats that they become.
+"""Requests to `/v1/responses` are checked here, and become chats.
 
 What a hosted service does beside decoding (tools of its own, files, images, background work, conversations) is
 rejected with the field's name; nothing is fetched.
@@ -24,7 +24,7 @@ CHAT_NAMES: Final = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of a chat under their names here."""
+"""The names that fields of a chat have in this API."""
 
 SAME: Final = (
     *("model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "user"),
@@ -32,7 +32,7 @@ SAME: Final = (
     *("seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "chat_template_kwargs", "prediction"),
     *("structured_outputs", "speculative_config", "canvas", "think"),
 )
-"""Fields that go to the chat as they are."""
+"""These fields go to the chat as they are."""
 
 LOGPROBS: Final = "message.output_text.logprobs"
 Included = Literal[

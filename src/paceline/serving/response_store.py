@@ -31,16 +31,16 @@ OURS: Final = 0x5061636C
 """`application_id` of such a file."""
 
 WAIT: Final = 10.0
-"""Seconds to wait for another process that writes."""
+"""Another process that writes is waited for so many seconds."""
 
 RESERVE: Final = 2**20
-"""Bytes that are kept free for deleting on a full disk."""
+"""So many bytes are kept free for deleting on a full disk."""
 
 LOG_PAGES: Final = 32
 """Of the log that wait to be written to the database, which must fit into the reserve."""
 
 FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-"""What a write that finds no room ends with."""
+"""A write that finds no room ends with one of these codes."""
 
 LONG_AGO: Final = 0.5
 """A time that takes as many bytes as all others, so that the texts of the row stay where they are."""
@@ -78,7 +78,7 @@ OWNERS: Final = (
         DELETE FROM owners WHERE owner = OLD.owner AND bytes <= 0;
     END""",
 )
-"""What files of earlier versions lack."""
+"""Files of earlier versions lack these tables."""
 
 OLDEST: Final = """SELECT min(number) FROM responses
     WHERE owner = (SELECT owner FROM owners ORDER BY bytes DESC, owner = ? DESC LIMIT 1)"""

@@ -24,7 +24,7 @@ from paceline.utils import shortened
 
 CANCELLED: Final = "cancelled"
 PATIENCE: Final = 10.0
-"""Seconds to wait for a cancelled response to end."""
+"""A cancelled response is waited for so many seconds."""
 
 
 class ResponseTranslation(Translation):

@@ -18,7 +18,7 @@ from typing import Any, Final
 from paceline.utils import BEGINNINGS, beginnings
 
 FIELDS: Final = ("tools", "instructions", "previous_response_id", "system", "messages", "prompt", "input")
-"""Of bodies, that a prompt is made from, in its order."""
+"""A prompt is made from these fields of a body, in this order."""
 
 NAMES: Final = ("cache_salt", "prompt_cache_key")
 """Fields that say which requests share a prefix."""

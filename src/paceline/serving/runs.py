@@ -1,4 +1,4 @@
-"""One request on its way: chunks of all its prompts, as events or as one answer."""
+"""One request is decoded and answered: the chunks of all its prompts become events or one answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPTH: Final = 5
 """Of the objects that an answer has many of: those of a token, in the log probabilities of a choice."""
 
 SLICE: Final = 4096
-"""Items of a list that are written at once."""
+"""So many items of a list are written at once."""
 
 Json = dict[str, Any]
 Result = TypeVar("Result")

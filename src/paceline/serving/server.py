@@ -24,13 +24,13 @@ from paceline.serving.entrance import Entrance, NotReady, guarded
 
 NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 SIGNALS: Final = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
-"""By which a server is stopped."""
+"""A server is stopped by these signals."""
 
 LINGER: Final = 2
-"""Seconds that connections have to close when no request runs any more."""
+"""Connections have so many seconds to close when no request runs any more."""
 
 PIECE: Final = 2**12
-"""Bytes that are read at once."""
+"""So many bytes are read at once."""
 
 
 class _Connection(H11Protocol):

@@ -1,4 +1,4 @@
-"""Tokens of log probabilities as OpenAI writes them.
+"""Tokens of log probabilities are written as OpenAI does it.
 
 A token may be part of a character. Chats give its bytes beside it, and write what is no text as `\\xe2\\x98`;
 completions have no bytes, and write `bytes:\\xe2\\x98`. Offsets count every character of the text once: that of a token
@@ -17,7 +17,7 @@ from paceline.checkpoints import TokenBytes, Tokenizer
 _BYTES: Final = WeakKeyDictionary[Tokenizer, TokenBytes]()
 
 PREFIX: Final = "bytes:"
-"""Of a token of completions that is no text."""
+"""It stands before a token of completions that is no text."""
 
 
 def token_bytes_of(tokenizer: Tokenizer) -> TokenBytes:

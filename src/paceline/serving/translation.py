@@ -19,7 +19,7 @@ from paceline.serving.request_log import CLOSED
 from paceline.serving.runs import Json, RequestRun, event, large_response, unless_gone
 
 CHAT: Final[Json] = {"stream": True, "return_token_ids": True}
-"""How the chat is asked."""
+"""The chat is asked with these fields beside those of the request."""
 
 
 class Outgoing(Protocol):

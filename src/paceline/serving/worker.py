@@ -28,7 +28,7 @@ STACK_BYTES: Final = 2**21
 """Less than the server has, so that what nests too deeply ends this process and not that one."""
 
 MEMORY_BYTES: Final = 2**32
-"""Of addresses, where the system can limit them."""
+"""The process may use so many bytes of addresses, where the system can limit them."""
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,10 @@ that is not busy.
 """
 
 MAX_LINE: Final = 2**26
-"""Bytes of an answer."""
+"""An answer may have so many bytes."""
 
 MAX_QUEUE: Final = 256
-"""Questions of a key that wait for a process."""
+"""So many questions of a key may wait for a process."""
 
 Process = asyncio.subprocess.Process
 

@@ -17,7 +17,7 @@ from paceline.serving.chat.growing_text import BLANKS, Brackets, EndedError, Gro
 from paceline.serving.chat.message_parts import MessageParts
 
 MOST_KEY: Final = 512
-"""Characters of a parameter's name."""
+"""A parameter's name may have so many characters."""
 
 BEFORE, BETWEEN = re.compile(r"[\s\[]*"), re.compile(r"[\s\],;]*")
 """What may stand before calls in JSON, and between and behind them."""
@@ -26,14 +26,14 @@ HEAD: Final = re.compile(
     r'\{\s{0,64}"name"\s{0,64}:\s{0,64}"([^"\\\x00-\x1f]{1,256})"\s{0,64},\s{0,64}"(?:arguments|parameters)"'
     r"\s{0,64}:\s{0,64}(?=\{)"
 )
-"""A call in JSON up to its arguments, as most models write it."""
+"""It matches a call in JSON up to its arguments, as most models write it."""
 
 KEY: Final = re.compile(r'\{\s*"([^"\\]*)"\s*:')
 KEYS: Final = frozenset(("name", "arguments", "parameters", "id", "type", "function"))
-"""Those that an object may begin with that is a call."""
+"""An object that is a call may begin with these keys."""
 
 NAMED: Final = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]*)"')
-"""The name of a call that begins without a mark."""
+"""It matches up to the name of a call that begins without a mark."""
 
 ReadOne = Callable[[GrowingText, MessageParts], Steps[bool | None]]
 """Reads one call, behind the mark that begins it: whether it is one; None ends the block."""

@@ -25,7 +25,7 @@ from paceline.serving.protocol import ChatRequest, DecodingRequest, NamedTool, R
 Json = dict[str, Any]
 
 BEHIND: Final = r"/[ \n]{1,4}/?"
-"""What may stand behind thoughts."""
+"""White space may stand behind thoughts."""
 
 
 def constrained_by(request: DecodingRequest) -> str:

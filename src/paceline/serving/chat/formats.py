@@ -35,7 +35,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = {
     "llama3_json": LLAMA3_JSON,
     "pythonic": PYTHONIC,
 }
-"""By name; of those that a template speaks of, the first is meant."""
+"""The formats by name; of those that a template speaks of, the first is meant."""
 
 
 def format_of(template: str | None) -> str | None:

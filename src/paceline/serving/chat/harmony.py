@@ -22,7 +22,7 @@ BEHIND: Final = (START, CHANNEL, MESSAGE, *ENDS)
 """Marks that a message does not hold."""
 
 ANSWER: Final = f"{START}assistant"
-"""Begins an answer, in its prompt."""
+"""An answer begins with this, in its prompt."""
 
 RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_.-]{1,256})")
 CHANNELS: Final = ("analysis", "commentary", "final")

@@ -1,4 +1,4 @@
-"""The parts of a message that is read off a model's text: thoughts, content and function calls."""
+"""Thoughts, content and function calls are put together to a message, as they are read off a model's text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, Final
 from paceline.serving.chat.growing_text import Without
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-"""What functions may be called, as far as they are not known."""
+"""Functions may be called by such a name, where it is not known which there are."""
 
 PARAGRAPH: Final = "\n\n"
-"""Between messages of one answer."""
+"""It stands between messages of one answer."""
 
 
 def new_id() -> str:

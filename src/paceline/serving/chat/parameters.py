@@ -1,4 +1,4 @@
-"""JSON schemas of functions' parameters, for formats of calls that do not write arguments as JSON."""
+"""JSON schemas of functions' parameters are read for formats of calls that do not write arguments as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.serving.protocol import Function
 IDLE: Final = frozenset(
     ("title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions", "deprecated")
 )
-"""Keywords that ask for nothing."""
+"""These keywords ask for nothing of a value."""
 
 OBJECT: Final = frozenset(("properties", "required", "additionalProperties"))
 NUMBER: Final = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
@@ -25,7 +25,7 @@ TYPES: Final[Mapping[str, frozenset[str]]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-"""Types and their keywords."""
+"""The keywords that each type has."""
 
 WHOLE: Final = "/-?(0|[1-9][0-9]{0,17})/"
 REAL: Final = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/"

@@ -27,10 +27,10 @@ from paceline.serving.chat.values import keywords
 from paceline.serving.protocol import Function
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
-"""Around calls, at times."""
+"""These marks are around calls, at times."""
 
 CALLED: Final = re.compile(r"\s*\[\s*([A-Za-z_][A-Za-z0-9_.-]*)\(")
-"""The name of a call that begins without a mark."""
+"""It matches up to the name of a call that begins without a mark."""
 
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
 SIGNS: Final = re.compile(r"[()\[\]{}\"'\\]")

@@ -1,4 +1,4 @@
-"""Thoughts, content and function calls in a model's text, told apart while it grows."""
+"""Thoughts, content and function calls in a model's text are told apart while it grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.serving.chat.message_parts import Delta, MessageParts, new_id
 from paceline.serving.chat.reasoning import REASONING, TAGS, ReasoningFormat
 
 MESSAGES: Final = (harmony.HARMONY, REASONING["harmony"])
-"""Formats of which either has the other with it."""
+"""Calls and thoughts in messages: either of these formats has the other with it."""
 
 
 def marks_of(form: ToolFormat | None, reasoning: ReasoningFormat) -> frozenset[str]:

@@ -45,7 +45,7 @@ REASONING: Final[Mapping[str, ReasoningFormat]] = {
     "mistral": ReasoningFormat("[THINK]", "[THINK]", "[/THINK]"),
     "think": TAGS,
 }
-"""By name; of those that a template speaks of, the first is meant."""
+"""The formats by name; of those that a template speaks of, the first is meant."""
 
 
 def reasoning_of(template: str | None) -> ReasoningFormat:
@@ -57,7 +57,7 @@ def reasoning_of(template: str | None) -> ReasoningFormat:
 
 
 SWITCHES: Final = ("enable_thinking", "thinking")
-"""Variables by which chat templates switch thoughts on and off."""
+"""Chat templates switch thoughts on and off by these variables."""
 
 EFFORT, BUDGET = "reasoning_effort", "thinking_budget"
 """Variables for how much is thought: a word, and a number of tokens, of which -1 is any and 0 none."""

@@ -24,13 +24,13 @@ from paceline.serving.protocol import Function
 
 TEXT: Final = frozenset(("pattern", "minLength", "maxLength"))
 KEYWORDS: Final[Mapping[str, frozenset[str]]] = {"string": TEXT, "number": NUMBER, "integer": NUMBER}
-"""Those of a type that are enforced here."""
+"""These keywords of a type are enforced here."""
 
 ESCAPED: Final = re.compile(r"\\.|\[\^?(?:[^\\\]]|\\.)*\]")
-"""What means nothing else in a regular expression."""
+"""What is escaped in a regular expression, or in a set, has no other meaning there."""
 
 NAME: Final = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
-"""Of a parameter that no schema declares."""
+"""A parameter that no schema declares may have such a name."""
 
 
 class TaggedCall:

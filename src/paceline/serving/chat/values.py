@@ -23,7 +23,7 @@ KINDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 }
 WORDS: Final = {"true": True, "false": False, "null": None}
 DEEPEST: Final = 16
-"""Alternatives within alternatives, and references, that are followed."""
+"""Alternatives within alternatives, and references, are followed so deep."""
 
 
 def typed_value(text: str, parameters: Any, key: str) -> Any:
