@@ -304,14 +304,14 @@ def _new_logprobs(
 ) -> Json:
     """Write log probabilities as chats have them: a list of entries, each with the `most` likeliest tokens."""
 
-    def entry_of(token: int, logprob: Logprob) -> Json:
+    def told_token(token: int, logprob: Logprob) -> Json:
         data = token_bytes[token]
         return {"token": written(data), "logprob": _finite(logprob.logprob), "bytes": list(data)}
 
     return {
         "content": [
-            entry_of(token, entry[token])
-            | {"top_logprobs": [entry_of(key, other) for key, other in entry.items() if other.rank <= most]}
+            told_token(token, entry[token])
+            | {"top_logprobs": [told_token(key, other) for key, other in entry.items() if other.rank <= most]}
             for token, entry in zip(tokens, entries, strict=True)
         ],
         "refusal": None,

@@ -63,7 +63,7 @@ ERRORS: Final[dict[int | str, Json]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"
 MOST_LOGGED: Final = 4096
 """So many characters of a prompt are logged, with `log_requests`."""
 
-Made = tuple[list[PromptJob], Reply]
+JobsAndReply = tuple[list[PromptJob], Reply]
 
 
 class Service:
@@ -98,7 +98,7 @@ class Service:
         self,
         http: Request,
         request: DecodingRequest,
-        make: Callable[[], Awaitable[Made]],
+        make: Callable[[], Awaitable[JobsAndReply]],
         translated: Callable[[RequestRun], Outgoing] | None = None,
     ) -> Response:
         """Decode a request and answer it, in another API's words where `translated` says them."""
@@ -285,14 +285,14 @@ class Routes:
     async def conversation(
         self, request: ChatRequest, http: Request, translated: Callable[[RequestRun], Outgoing] | None = None
     ) -> Response:
-        async def make() -> Made:
+        async def make() -> JobsAndReply:
             jobs = await self._service.jobs.chat(request, http.scope["owner"])
             return jobs, ChatAnswer(request, jobs, self._service.names[0], self._service.jobs)
 
         return await self._service.answer(http, request, make, translated)
 
     async def completions(self, request: CompletionRequest, http: Request) -> Response:
-        async def make() -> Made:
+        async def make() -> JobsAndReply:
             async with self._service.jobs.turn(request.prompt):
                 jobs = await asyncio.to_thread(self._service.jobs.completion, request, http.scope["owner"])
             return jobs, CompletionAnswer(request, jobs, self._service.names[0], self._llm)

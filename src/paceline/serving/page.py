@@ -212,10 +212,8 @@ class Onlooker:
         self._counts, self._wanted, self._trees = {}, {}, {}
 
     def _count(self, record: StepRecord, viewers: dict[str, Counts]) -> None:
-        owners, plain = (
-            [owner_of(sequence.request.tenant) for sequence in record.sequences],
-            self._plain_seconds(record),
-        )
+        owners = [owner_of(sequence.request.tenant) for sequence in record.sequences]
+        plain = self._plain_seconds(record)
         for viewer, counts in viewers.items():
             if mine := [index for index, owner in enumerate(owners) if sees(viewer, owner)]:
                 counts.add(record, mine, plain)

@@ -262,14 +262,14 @@ class RequestRun:
 
 async def unless_gone(http: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
     """Return what the work finds; None, and its end, where the client goes away before."""
-    result, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
+    working, gone = asyncio.create_task(work), asyncio.create_task(_hung_up(http))
     try:
-        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return result.result() if result.done() else None
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        for task in (result, gone):
+        for task in (working, gone):
             task.cancel()
-        await asyncio.gather(result, gone, return_exceptions=True)
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _hung_up(http: Request) -> None:

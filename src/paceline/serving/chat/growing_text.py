@@ -164,7 +164,7 @@ class GrowingText:
         while True:
             rest = self.text[self.at : self.at + max(map(len, options))]
             if not any(len(longer) > len(rest) and longer.startswith(rest) for longer in options):
-                option = max((longer for longer in options if rest.startswith(longer)), key=len, default="")
+                option = max((begun for begun in options if rest.startswith(begun)), key=len, default="")
                 self.at += len(option)
                 return option
             yield from self.more()

@@ -146,7 +146,7 @@ class PythonArguments(Parameters):
             self.limit(schema, frozenset(("$ref",)))
             return self._referred(target)
         if (choices := self.choices(schema)) is not None:
-            return self._one_of([self._value(value) for value in choices])
+            return self._one_of([self._value(choice) for choice in choices])
         kinds = self.kinds(schema)
         self.limit(schema, frozenset(("type",)).union(*(TYPES[kind] for kind in kinds)))
         return self._one_of([self._of_kind(kind, schema) for kind in kinds]) if kinds else "any"
