@@ -109,6 +109,7 @@ class Requests:
             offset += len(line)
 
     def _add(self, number: int, offset: int, line: bytes) -> None:
+        """Check a line, and keep of it what finds it again."""
         request = _parsed(line)
         name = _digest(request.custom_id)
         if (before := self._known.setdefault(name, len(self))) != len(self):
@@ -160,6 +161,7 @@ class Requests:
 
 
 def _parsed(line: bytes) -> BatchRequest:
+    """Read a line as a request."""
     try:
         value = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

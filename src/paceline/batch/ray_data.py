@@ -129,6 +129,7 @@ def answer_all_on_ray(
 
 
 def _windows(requests: Requests, indexes: list[int]) -> Iterator[list[Row]]:
+    """Yield requests in windows of bounded length, as rows for Ray Data."""
     window, size = list[Row](), 0
     for index in indexes:
         text = requests.read(index).model_dump_json()

@@ -91,6 +91,7 @@ class ResultFile:
         return 0 if self._fresh else offset
 
     def _note(self, number: int, line: bytes, offset: int) -> None:
+        """Check a line of an earlier run against the requests, and remember where it is."""
         try:
             answer: dict[str, Any] = json.loads(line)
             index = self._requests.find(name := answer["custom_id"])

@@ -80,6 +80,7 @@ class Sender:
             wait = min(wait * 2, LONGEST_WAIT)
 
     async def _try(self, url: str, content: bytes) -> httpx.Response | httpx.TransportError:
+        """Send a request once; returns the response, or why there is none."""
         try:
             response = await self._http.post(url, content=content, headers={"content-type": "application/json"})
         except httpx.TransportError as error:
@@ -120,6 +121,7 @@ def _words(error: Exception) -> str:
 
 
 def _answer(request: BatchRequest, outcome: httpx.Response | httpx.TransportError) -> BatchAnswer:
+    """Write the line of an answer, and tell whether and why the request failed."""
     line: Json = {"id": request.id, "custom_id": request.custom_id, "response": None, "error": None}
     failure: str | None = None
     tokens = 0

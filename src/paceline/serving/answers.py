@@ -87,6 +87,7 @@ class AnswerFrame:
         self.id = f"{'chatcmpl' if self.kind.startswith('chat') else 'cmpl'}-{self.client_id or secrets.token_hex(16)}"
 
     def frame(self, choices: list[Json], **more: Any) -> Json:
+        """Return an answer or an event with these choices, and whatever else it has."""
         return {
             "id": self.id,
             "object": self.kind,
@@ -138,6 +139,7 @@ class CompletionAnswer:
         return output.text
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        """Return the whole answer, with the choices of all prompts in their order."""
         choices = list[Json]()
         for job, output in zip(self.jobs, outputs, strict=True):
             for completion in output.outputs:
@@ -148,6 +150,7 @@ class CompletionAnswer:
         return Offsets(self._bytes, skip_special_tokens=job.params.skip_special_tokens, start=start)
 
     def _choice(self, job: PromptJob, output: RequestOutput, completion: CompletionOutput, index: int) -> Json:
+        """Return the choice of one output, with the prompt before it where that is echoed."""
         text = "" if job.hidden else completion.text
         ids = [] if job.hidden else completion.token_ids
         logprobs = None
@@ -259,6 +262,7 @@ class ChatAnswer:
         return None if delta.calls else delta.content
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
+        """Return the whole answer of the one job."""
         (output,) = outputs
         choices = [self._choice(completion) for completion in output.outputs]
         more: Json = {}
@@ -269,6 +273,7 @@ class ChatAnswer:
         return self.answer.frame(choices, usage=usage_of(outputs), **more)
 
     def _choice(self, completion: CompletionOutput) -> Json:
+        """Return the choice of one output, read into thoughts, content and calls."""
         reader = self._reader()
         delta = reader.feed(completion.text, last=True, cut=_is_cut(completion.finish_reason, completion.stop_reason))
         message: Json = {"role": "assistant", "content": delta.content or (None if delta.calls else "")}

@@ -312,6 +312,7 @@ class Routes:
         return card | {"max_model_len": self._context}
 
     async def tokenize(self, request: TokenizeRequest, http: Request) -> Response:
+        """Answer with the tokens of a prompt, or of a conversation as the template renders it."""
         self._service.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError("give one of prompt and messages", param="prompt")
@@ -346,6 +347,7 @@ class Routes:
         return await large_response({"prompt": text})
 
     async def health(self) -> Response:
+        """Answer 200 as long as requests are answered, and tell what has failed."""
         closed, faults = self._llm.closed, self._service.model.faults
         answer: Json = {"status": "closed" if closed else "ready", "faults": faults}
         answer["response_store_failures"] = self._service.metrics.store_failures

@@ -93,6 +93,7 @@ class Front:
             await refuse(send, error, scope["path"])
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is about the front or about all replicas, and pass everything else to one."""
         path, plain = scope["path"], Json({name: scope[name] for name in PASSED if name in scope}, relayed=True)
         body = await _body(receive)
         if path == "/metrics":

@@ -323,6 +323,7 @@ class JobFactory:
             raise ApiError(f"{name} must be at most {LONG} characters long, got {length}", param=name)
 
     def _params(self, request: DecodingRequest, max_tokens: int | None, more: Json, prompt: str = "") -> SamplingParams:
+        """Return the sampling parameters of a request, within the limits of the server."""
         fields = {**request.sampling(), **{name: value for name, value in more.items() if value is not None}}
         for name, value, most in (
             ("n", fields.get("n"), self._config.max_n),

@@ -69,6 +69,7 @@ def _invalid(why: str) -> ApiError:
 
 
 def _holds_constant(value: Any) -> bool:
+    """Tell whether NaN or Infinity is anywhere in a value."""
     left = [value]
     while left:
         inner = left.pop()
@@ -84,6 +85,7 @@ def _too_deep() -> ApiError:
 
 
 def _deeper(value: Any, most: int) -> bool:
+    """Tell whether a value nests more than `most` lists and objects within each other."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
         if not level:

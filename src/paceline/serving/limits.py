@@ -207,6 +207,7 @@ class Guard:
         await self._app(scope, self._counted(receive), send)
 
     def _check(self, scope: Scope) -> None:
+        """Check the head of a request, and note in its scope whose it is."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if (host := headers.get("host", "")) not in self._hosts and not scope.get("relayed"):
             name = re.sub(r":\d*$", "", host)[:200]

@@ -179,6 +179,7 @@ class CountRequest(Body):
         return chat_request(fields, CHAT_NAMES)
 
     def _more(self) -> Json:
+        """Return further fields of the chat."""
         if self.output_config is None:
             return {}
         fields: Json = {"reasoning_effort": self.output_config.effort}
@@ -188,6 +189,7 @@ class CountRequest(Body):
         return fields
 
     def _tools(self) -> Json:
+        """Return the fields of the chat about tools."""
         tools, choice = [], self.tool_choice
         for number, raw in enumerate(self.tools or ()):
             if raw.get("type") not in (None, "custom"):
@@ -308,6 +310,7 @@ class MessageTranslation(Translation):
         return {"stop_reason": reason, "stop_sequence": self.stopped_by if reason == "stop_sequence" else None}
 
     def _usage(self) -> Json:
+        """Return the counts of tokens, in Anthropic's words; what the cache had does not count as input."""
         prompt = len(self.run.reply.jobs[0].prompt.tokens)
         cached = self.run.usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -381,6 +384,7 @@ class MessageRoutes:
         app.add_api_route(f"{MESSAGES}/count_tokens", self.count, methods=["POST"], response_model=None)
 
     async def create(self, request: MessagesRequest, http: Request) -> Response:
+        """Answer a message."""
         chat = await asyncio.to_thread(request.chat, self._factory)
         try:
             return await self._chat(chat, http, lambda run: MessageTranslation(run, request))
@@ -388,6 +392,7 @@ class MessageRoutes:
             raise error.renamed(CHAT_NAMES) from None
 
     async def count(self, request: CountRequest, http: Request) -> Response:
+        """Answer with the number of tokens of a prompt."""
         chat = await asyncio.to_thread(request.chat, self._factory)
         try:
             (job,) = await self._factory.chat(chat, http.scope["owner"])

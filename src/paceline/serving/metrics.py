@@ -119,6 +119,7 @@ class Metrics:
         self.faults = new(Gauge, "engine_faults", "Decoding steps that failed.")
 
     def _make_times(self) -> None:
+        """Make the histograms of what requests took."""
         new = self._registry.new
         self.first = new(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", buckets=FIRST)
         self.between = new(Histogram, "inter_token_latency_seconds", "From token to token.", buckets=BETWEEN)

@@ -128,6 +128,7 @@ class Counts:
             self.plain_seconds += plain * tokens / len(mine)
 
     def _add_tree(self, record: StepRecord, index: int, kept: int) -> None:
+        """Count the nodes of a sequence's tree by drafter; `kept` tokens of the step have stayed."""
         tree, verdict = record.trees[index], record.verdicts[index]
         if not len(tree):
             return
@@ -192,6 +193,7 @@ class Onlooker:
             return counts.to_dict(), next((tree for tree in trees if wanted in ("", tree["id"])), None)
 
     def __call__(self, record: StepRecord) -> None:
+        """Take in a step. An error of the page ends the watching, and no request."""
         now = monotonic()
         try:
             with self._lock:
@@ -232,6 +234,7 @@ class Onlooker:
         return self._plain.get(size) if known is None else known
 
     def _keep_trees(self, record: StepRecord, wanted: Sequence[tuple[str, str]]) -> None:
+        """Keep the trees of the requests that are wanted, as often as their share of the time allows."""
         latest = {request_id: place for place, request_id in enumerate(self._trees, 1)}
         followed = {index for key in wanted for index in self._found(record, *key)}
         for index in sorted(followed, key=lambda index: latest.get(record.sequences[index].request.id, 0)):
@@ -335,6 +338,7 @@ class LivePage:
         return json_response(state | self._requests(viewer), headers={"Cache-Control": "no-store"})
 
     def _requests(self, viewer: str) -> Json:
+        """Return the requests that a viewer may know of."""
         requests = self._llm.backend.requests()
         mine = [request for request in requests.running if sees(viewer, owner_of(request.tenant))]
         return {

@@ -254,6 +254,7 @@ def replicated(options: Mapping[str, Any], config: ServerConfig, wanted: Replica
 
 
 def _deployment(options: Mapping[str, Any], config: ServerConfig, wanted: ReplicaConfig) -> Any:
+    """Describe the replicas to Ray Serve: their number, their cores, their health and how they are chosen."""
     threads = wanted.threads(options.get("threads"))
     resources: dict[str, float] = {"num_cpus": threads}
     if str(options.get("device", "")).startswith("cuda"):

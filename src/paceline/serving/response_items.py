@@ -117,6 +117,7 @@ def items_of(content: str | Sequence[Json]) -> list[Json]:
 
 
 def _item(raw: Json, at: str) -> Json:
+    """Check an item, and complete it with an id, a state and its parts."""
     known(raw, ITEMS, at)
     model, prefix = ITEMS[raw["type"]]
     item = checked(model, raw, *at.split("."))
@@ -130,6 +131,7 @@ def _item(raw: Json, at: str) -> Json:
 
 
 def _parts(content: str | list[Json], kind: str, at: str) -> list[Json]:
+    """Return a content as parts of one kind, with refusals as they are."""
     more: Json = {"annotations": []} if kind == "output_text" else {}
     if isinstance(content, str):
         return [{"type": kind, "text": content, **more}]

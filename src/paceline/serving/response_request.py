@@ -207,6 +207,7 @@ class ResponseRequest(Body):
         return self._functions
 
     def _chat(self, items: Sequence[Json]) -> ChatRequest:
+        """Return the chat that these items and the other fields ask for."""
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         tools = [
             {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}

@@ -129,6 +129,8 @@ class ResponseStore:
             raise ConfigError(f"response_file must be a database of responses, got {file!r} ({error})") from None
 
     def _prepare(self, path: Path | None) -> None:
+        """Make the tables, or those that an earlier version had not, and forget what is too old."""
+
         def number_of(question: str) -> int:
             return int(self._base.execute(question).fetchone()[0])
 

@@ -76,6 +76,7 @@ class ResponseTranslation(Translation):
         }
 
     def _usage(self) -> Json | None:
+        """Return the counts of tokens, in the words of this API; None before the end."""
         chat = self.run.usage
         if self._ended["status"] == "in_progress" or not chat["prompt_tokens"]:
             return None
@@ -227,6 +228,7 @@ class ResponseRoutes:
             app.add_api_route(path, handler, methods=[method], response_model=None)
 
     async def create(self, request: ResponseRequest, http: Request) -> Response:
+        """Answer a request, which may go on from a stored response."""
         owner, earlier = http.scope["owner"], list[Json]()
         if (previous := request.previous_response_id) is not None:
             stored = await asyncio.to_thread(self.store.get, owner, previous)
@@ -243,6 +245,7 @@ class ResponseRoutes:
             raise error.renamed(CHAT_NAMES) from None
 
     async def retrieve(self, name: str, http: Request) -> Response:
+        """Answer with a response that runs or is stored."""
         _only(http, ())
         live = self.running.get((http.scope["owner"], name))
         if live is not None and live.request.stored and not live.over.is_set():
@@ -250,6 +253,7 @@ class ResponseRoutes:
         return await large_response((await self._stored(name, http)).response)
 
     async def cancel(self, name: str, http: Request) -> Response:
+        """End a response that runs, and answer with what it has."""
         live = self.running.get((http.scope["owner"], name))
         if live is not None:
             live.run.stop(ApiError("the response was cancelled", code=CANCELLED))
@@ -263,6 +267,7 @@ class ResponseRoutes:
         return await large_response(response)
 
     async def delete(self, name: str, http: Request) -> Response:
+        """Forget a stored response."""
         owner = http.scope["owner"]
         if (owner, name) in self.running and not self.running[owner, name].over.is_set():
             raise ApiError(f"the response {name!r} is running; cancel it first", status=409, param="response_id")
@@ -271,6 +276,7 @@ class ResponseRoutes:
         return json_response({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, name: str, http: Request) -> Response:
+        """Answer with a page of the items that a stored response was made from."""
         _only(http, ("after", "limit", "order"))
         asked = http.query_params
         limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")

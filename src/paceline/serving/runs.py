@@ -92,6 +92,7 @@ class Merged:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _feed(self, number: int, stream: AsyncGenerator[StreamChunk]) -> None:
+        """Put the chunks of one prompt into the queue, then None or the error that ended it."""
         watch = Watch(self._metrics, self._facts)
         try:
             async with aclosing(stream) as chunks:
@@ -208,6 +209,7 @@ class RequestRun:
             self._clock.reschedule(asyncio.get_running_loop().time())
 
     def _body(self, number: int, chunk: StreamChunk, options: StreamOptions) -> Json:
+        """Return the event of a chunk, with what `stream_options` asks for beside it."""
         body = self.reply.event(number, chunk)
         if options.include_segments:
             body["choices"][0]["segments"] = [{"text": text, "drafter": name} for text, name in chunk.segments]

@@ -61,6 +61,7 @@ class _Connection(H11Protocol):
             self._read_piece()
 
     def _read_piece(self) -> None:
+        """Read one piece of what has come, and the next one when others have had a turn."""
         if self.transport.is_closing():
             self._unread.clear()
             return
@@ -205,6 +206,7 @@ class Server:
         return _Stopping(self._http(app, lifespan="on"), app, self._config.drain_timeout)
 
     def _http(self, app: Entrance, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+        """Return uvicorn's settings for an application."""
         return uvicorn.Config(
             app,
             http=partial(_Connection, seconds=self._seconds),  # type: ignore[arg-type]  # it makes one

@@ -152,6 +152,7 @@ class Translation(ABC):
         return self.body()
 
     def _read(self, frames: Iterable[Json]) -> Iterator[Json]:
+        """Read the events of the chat into events of this API, and keep what its end needs."""
         for frame in frames:
             for choice in frame["choices"]:
                 self.tokens += len(choice.get("token_ids", ()))
@@ -163,6 +164,7 @@ class Translation(ABC):
                     self.stopped_by = by if isinstance(by, str) else None
 
     def _piece(self, piece: ChatPiece) -> Iterator[Json]:
+        """Let a piece end and begin blocks as it must, and add it."""
         if piece.block != self._block:
             yield from self.close()
             self._block = piece.block

@@ -49,6 +49,7 @@ def _rendered(template: dict[str, Any], messages: Any, more: dict[str, Any]) -> 
 
 
 def _violations(schema: Any, text: str) -> list[str]:
+    """Return what a text violates of a JSON schema, at most `MOST_ERRORS` of it."""
     import jsonschema
     import referencing
 

@@ -76,6 +76,7 @@ class Workers:
         await asyncio.gather(*(self._ended(process) for process in list(self._running)))
 
     async def _started(self) -> Process:
+        """Start a process, and wait until it answers."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -106,6 +107,7 @@ def _kill(process: Process) -> None:
 
 
 async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Ask a process one question, and return its answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(await asyncio.to_thread(as_line, asked | {"seconds": seconds}))

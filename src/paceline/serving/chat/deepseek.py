@@ -25,6 +25,7 @@ BLOCK: Final = CallBlock(*map(_mark, ("tool calls begin", "tool calls end", "too
 
 
 def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
+    """Read one call of either version, behind its mark; returns whether it is one."""
     yield from text.blanks()
     name, mark = yield from text.until(SEPARATOR, most=MOST_KEY)
     if not mark:

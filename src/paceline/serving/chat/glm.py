@@ -25,6 +25,7 @@ TAGS: Final = Tags(before=_before_value, end=VALUE_END, after=NEWLINE, words={},
 
 
 def _read(text: GrowingText, parts: MessageParts, _: str) -> Steps[bool]:
+    """Read one call behind its mark; returns whether it is one."""
     yield from text.blanks()
     name = yield from text.run(NAME)
     yield from text.blanks()

@@ -22,6 +22,7 @@ def _write(calls: Calls) -> str:
 
 
 def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
+    """Yield how calls begin: each with its own name, since no mark tells them from other JSON."""
     tag = TAG if rules.silent(TAG) else ""
     for function in calls.functions:
         if calls.beside_json:

@@ -26,6 +26,7 @@ def nine_signs() -> str:
 
 
 def _read(text: GrowingText, parts: MessageParts, _: str) -> Steps[bool]:
+    """Read calls behind a mark, written in either way; returns whether they are some."""
     yield from text.blanks()
     if text.text.startswith(("{", "["), text.at):
         return (yield from read_objects(text, parts, "", end=""))

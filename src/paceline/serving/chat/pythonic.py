@@ -69,6 +69,7 @@ def _read(text: GrowingText, parts: MessageParts, mark: str) -> Steps[bool]:
 
 
 def _read_call(text: GrowingText, parts: MessageParts) -> Steps[bool]:
+    """Read one call as a whole; returns whether it is one."""
     name = yield from text.run(NAME)
     if not parts.knows(name) or not (yield from text.literal("(")):
         return False
@@ -152,6 +153,7 @@ class PythonArguments(Parameters):
         return self._one_of([self._of_kind(kind, schema) for kind in kinds]) if kinds else "any"
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        """Return the grammar of a literal of one type."""
         if kind in ("number", "integer"):
             limits = {key: schema[key] for key in NUMBER & schema.keys()}
             name = "WHOLE" if kind == "integer" else "REAL"
@@ -230,6 +232,7 @@ def _write(calls: Calls) -> str:
 
 
 def _openings(rules: GrammarRules, calls: AllowedCalls) -> Iterator[Opening]:
+    """Yield how calls begin: as a list that begins the answer with a name, or behind a mark."""
     rules.add(LITERALS)
     arguments = {
         function.name: PythonArguments(function, rules, strict=calls.strict).text for function in calls.functions

@@ -37,6 +37,7 @@ def _read(text: GrowingText, parts: MessageParts, mark: str, *, end: str) -> Ste
 
 
 def _read_call(text: GrowingText, parts: MessageParts, *, end: str) -> Steps[bool]:
+    """Read one call behind `<function=`; returns whether it is one."""
     name = yield from text.run(NAME)
     if not (yield from text.literal(">")) or not parts.knows(name):
         return False
@@ -66,6 +67,7 @@ def _element(name: str, arguments: Mapping[str, Any], around: str) -> str:
 
 
 def _openings(rules: GrammarRules, calls: AllowedCalls, *, begin: str, end: str, tags: Tags) -> Iterator[Opening]:
+    """Yield how calls begin: with the mark, or without it as the models write them at times."""
     again, over = rules.mark(begin), rules.mark(end)
     arguments = arguments_of(rules, calls, tags)
     texts = {name: rules.rule(rf'"\n" {text} "{FUNCTION_END}"') for name, text in arguments.items()}

@@ -90,6 +90,7 @@ class Reader:
         self._parts.finish()
 
     def _answer(self, thinking: bool) -> Steps[None]:
+        """Read thoughts, and then content and calls, to the text's end."""
         try:
             yield from self._thoughts(thinking)
         except EndedError:

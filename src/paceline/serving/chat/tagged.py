@@ -125,6 +125,7 @@ class TaggedArguments(Parameters):
         self.text = self._all()
 
     def _all(self) -> str:
+        """Return the grammar of all parameters, in the order of the schema."""
         properties, required = self.whole.get("properties") or {}, self.whole.get("required") or ()
         if missing := sorted(set(required) - properties.keys()):
             raise self.wrong(f"require {missing[0]!r}, which is not among their properties")
@@ -156,6 +157,7 @@ class TaggedArguments(Parameters):
         return [self._any] if self._any in texts else texts
 
     def _alternatives(self, schema: Schema, seen: tuple[str, ...]) -> list[str]:
+        """Return the texts that a value may be, each of them a rule; none where nothing satisfies the schema."""
         if schema is True or schema == {}:
             return [self._any]
         if not isinstance(schema, Mapping):
@@ -186,6 +188,7 @@ class TaggedArguments(Parameters):
         return literal(text) if other is None else f"({literal(text)} | {literal(other)})"
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        """Return the grammar of a value of one type, the mark behind it included."""
         if kind == "string":
             return self._string(schema)
         if kind in ("object", "array"):

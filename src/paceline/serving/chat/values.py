@@ -125,6 +125,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _plain(node: ast.expr) -> Any:
+    """Return the value of a literal of Python, in which JSON's words may stand."""
     if isinstance(node, ast.Name) and node.id in WORDS:
         return WORDS[node.id]
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
