@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
     from paceline.async_llm import AsyncLLM
-    from paceline.batch import Requests, Results, Summary
+    from paceline.batch import Requests, ResultFile, Summary
 
 app = typer.Typer(name="batch", help="Files of requests in the format of OpenAI's batches: run.", add_completion=False)
 
@@ -120,7 +120,7 @@ def run(
     """Answer a file of requests; run again after a crash, it goes on where it stopped."""
     if missing := [name for name in ("httpx", "fastapi", "prometheus_client") if find_spec(name) is None]:
         raise ConfigError(f"`paceline batch` needs {missing[0]}; pip install 'paceline[serve]'")
-    from paceline.batch import Requests, Results
+    from paceline.batch import Requests, ResultFile
 
     flag_values |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
     if url is not None:
@@ -138,8 +138,8 @@ def run(
     )
     with (
         closing(requests),
-        Results(output, requests, model=name) as results,
-        Results(failures, requests, fresh=True) as failed,
+        ResultFile(output, requests, model=name) as results,
+        ResultFile(failures, requests, fresh=True) as failed,
     ):
         job = BatchJob(requests, results, failed, retry_for)
         summary = _run(job, flag_values, url=url, api_key=api_key, size=concurrency, spread=spread)
@@ -156,8 +156,8 @@ class BatchJob:
     """
 
     requests: Requests
-    results: Results
-    failed: Results
+    results: ResultFile
+    failed: ResultFile
     patience: float
 
     async def run(self, client: httpx.AsyncClient, concurrency: int, application: Any = None) -> Summary:

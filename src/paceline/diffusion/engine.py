@@ -164,6 +164,14 @@ class DiffusionEngine:
                         self._begin_answer(job)
                         ready.append((job, self._parts(job)))
 
+    def check(self, request: Request) -> None:
+        """Reject a request that could not begin; nothing is decoded.
+
+        Raises:
+            ConfigError, PromptError, UnsatisfiableError: what is wrong with it.
+        """
+        self._ready(self._jobs(request)[:1])
+
     def stream(self, request: Request) -> Generator[CanvasChunk]:
         """Decode one request and yield a chunk after every round of an output; closing it cancels the request.
 

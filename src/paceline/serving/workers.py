@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any, Final
 
+from paceline.serving.api_errors import ApiError
 from paceline.serving.places import OWNER, Places
-from paceline.serving.protocol import ApiError
 from paceline.serving.worker import as_line
 
 COUNT: Final = 2
@@ -19,10 +19,10 @@ that is not busy.
 """
 
 MAX_LINE: Final = 2**26
-"""Bytes of an answer."""
+"""An answer may have so many bytes."""
 
 MAX_QUEUE: Final = 256
-"""Questions of a key that wait for a process."""
+"""So many questions of a key may wait for a process."""
 
 Process = asyncio.subprocess.Process
 
@@ -36,7 +36,7 @@ class Workers:
         self._places = Places(COUNT)
 
     async def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer to a question; None where it takes too much work, or crashes the process.
+        """Return the answer to a question; None where it takes too much work, or crashes the process.
 
         Args:
             seconds: of a processor, that it may take.
@@ -76,6 +76,7 @@ class Workers:
         await asyncio.gather(*(self._ended(process) for process in list(self._running)))
 
     async def _started(self) -> Process:
+        """Start a process, and wait until it answers."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -85,7 +86,7 @@ class Workers:
             stderr=asyncio.subprocess.DEVNULL,
             limit=MAX_LINE,
         )
-        self._running = {one for one in self._running if one.returncode is None} | {process}
+        self._running = {running for running in self._running if running.returncode is None} | {process}
         try:
             await asyncio.wait_for(_answer(process, {}, START_SECONDS), START_SECONDS)
         except BaseException:
@@ -106,11 +107,12 @@ def _kill(process: Process) -> None:
 
 
 async def _answer(process: Process, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Ask a process one question, and return its answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(await asyncio.to_thread(as_line, asked | {"seconds": seconds}))
     await process.stdin.drain()
     line = await process.stdout.readline()
     # an empty line of a process that has died is no JSON
-    found: dict[str, Any] = await asyncio.to_thread(json.loads, line)
-    return found
+    answer: dict[str, Any] = await asyncio.to_thread(json.loads, line)
+    return answer
