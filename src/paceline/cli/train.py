@@ -97,8 +97,7 @@ def run(method: type[Trainer], config: TrainConfig, given: dict[str, Any], outpu
     if given.get("quantization") not in (None, "none"):
         raise ConfigError(f"train needs full weights, got --quantization {given['quantization']}; leave it out")
     if not (method.drafts or method.replaces_target) and "lora" in given:
-        adapter = f"{config.method} trains an adapter of the model itself"
-        raise ConfigError(f"{adapter}, got --lora {given['lora']} too; leave it out")
+        raise ConfigError(f"{config.method} learns of the model alone, got --lora {given['lora']} too; leave it out")
     if (device := launched_device()) is not None:
         given.setdefault("device", device)
     llm = open_llm(given)

@@ -115,7 +115,9 @@ class Trainer(nn.Module):
 
     @abstractmethod
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
-        """Write what it has learned; `facts` say where it comes from."""
+        """Write what it has learned, in files of any kind; `facts` say where it comes from. Once it returns, the folder
+        counts as finished. A file that a reader looks for comes last and whole (`utils.replacing`).
+        """
 
     def speculative_config(self, folder: Path) -> dict[str, Any]:
         """How it is drafted with, once it is written; of what does not draft, nothing."""
