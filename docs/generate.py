@@ -342,7 +342,8 @@ Row = tuple[str, str]
 
 
 def _rows(command: Any) -> list[Row]:
-    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in command.params]
+    shown = (one for one in command.params if not getattr(one, "hidden", False))
+    return [(getattr(one, "rich_help_panel", None) or "Options", _flag(one)) for one in shown]
 
 
 def _commands(above: str, group: Any) -> Iterator[tuple[str, Any]]:

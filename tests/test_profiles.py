@@ -242,11 +242,21 @@ class TestPickUp:
         self, llm: LLM, caplog: pytest.LogCaptureFixture, method: str
     ) -> None:
         chosen = llm.with_speculative_config({"method": method})
-        found = chosen.generate({"prompt": "x", "prediction": "y"}, SamplingParams(temperature=0, max_tokens=2))[0]
+        prompt, params = {"prompt": "x", "prediction": "y"}, SamplingParams(temperature=0, max_tokens=2)
+        found, _ = (chosen.generate(prompt, params)[0] for _ in range(2))
         assert "prediction" not in found.metrics.drafters or method != "ngram"
         warned = [one.getMessage() for one in caplog.records if "a prediction is ignored" in one.getMessage()]
         assert len(warned) == (method == "ngram")
         assert all("['ngram'] uses it" in line for line in warned)
+
+    def test_a_prediction_where_nothing_is_drafted_is_named_once(
+        self, llm: LLM, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        plain, params = llm.with_speculative_config(None), SamplingParams(temperature=0, max_tokens=2)
+        for _ in range(2):
+            plain.generate({"prompt": "x", "prediction": "y"}, params)
+            plain.generate("x", params)
+        assert caplog.text.count("a prediction is ignored, since nothing is drafted") == 1
 
     @pytest.mark.parametrize("given", [{"method": "auto"}, '{"method": "auto"}', dict(DEFAULT), None])
     def test_what_the_user_writes_wins(self, given: Any) -> None:

@@ -10,14 +10,16 @@ import logging
 import sys
 from contextlib import closing
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.figures import loading, memory, request_figures
 from paceline.cli.methods import left_out
 from paceline.cli.options import check_sampling, open_llm, sampling_params, with_flags
 from paceline.cli.prompts import read_prompt, text_or_file
-from paceline.cli.terminal import remark
+from paceline.cli.terminal import remark, tell_once
 from paceline.errors import ConfigError
 from paceline.utils import json_value
 
@@ -58,6 +60,9 @@ def command(
         ),
     ] = None,
     show_tree: Annotated[bool, typer.Option("--tree", help="Draw the branches of a search.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print on standard error what loading, prompt and decoding took.")
+    ] = False,
     unsafe_execution: Annotated[
         bool,
         typer.Option(
@@ -72,8 +77,12 @@ def command(
     check_search(search, given, as_json, show_tree, unsafe_execution)
     text = read_prompt(prompt, file)
     expected = None if prediction is None else text_or_file("--prediction", prediction)
+    start = perf_counter()
     llm = open_llm(given, diffusion=True)
+    load = loading(perf_counter() - start)
     check_prediction(expected, llm)
+    if not chat and llm.tokenizer.has_chat_template:
+        tell_once("chat", "this model follows instructions: --chat treats the prompt as a message (told once)")
     if llm.profile is not None:
         remark(str(llm.profile))
     if llm.speculative is not None and llm.speculative.method == "auto":
@@ -91,7 +100,11 @@ def command(
     chunks = llm.stream({**what, "prediction": expected}, params)
     if "max_tokens" in given:
         chunks = with_cut_told(chunks, given["max_tokens"], llm)
-    finish(_as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks))
+    output = _as_json(chunks) if as_json else show(chunks) if params.n == 1 else show_all(chunks)
+    if stats and output is not None:
+        for line in (load, *request_figures(output.metrics), memory()):
+            remark(line)
+    finish(output)
 
 
 def check_search(
@@ -210,22 +223,34 @@ def show_all(chunks: Generator[StreamChunk]) -> RequestOutput | None:
 def show(chunks: Generator[StreamChunk]) -> RequestOutput | None:
     """Print a stream as text; Ctrl-C ends it with exit code 130 and keeps what was printed."""
     printer = StreamPrinter()
+    last, stopped = print_stream(chunks, printer)
+    if stopped:
+        raise typer.Exit(130)
+    if last is not None:
+        printer.legend(last.metrics)
+    return last
+
+
+def print_stream(
+    chunks: Generator[StreamChunk], printer: StreamPrinter | None = None
+) -> tuple[RequestOutput | None, bool]:
+    """Print a stream as text until it ends or Ctrl-C ends it; the output so far, and whether it was stopped."""
+    printer = printer or StreamPrinter()
     last: RequestOutput | None = None
+    stopped = False
     try:
         for chunk in chunks:
             last = chunk.output
             printer.thought(chunk.reasoning)
             printer.show(chunk.segments, getattr(chunk, "pieces", ()) if chunk.finish_reason is None else ())
     except KeyboardInterrupt:
+        stopped = True
         chunks.close()
         if last is not None:
             printer.rest(last.outputs[0].text)
-        raise typer.Exit(130) from None
     finally:
         printer.end()
-    if last is not None:
-        printer.legend(last.metrics)
-    return last
+    return last, stopped
 
 
 def _as_json(chunks: Generator[StreamChunk]) -> RequestOutput | None:

@@ -41,6 +41,7 @@ class Flag:
         spelled, short: names of the flag; "" is the argument's name, and none. panel: of the help.
         unit: what is typed counts so many times.
         default: what help shows, where it was not typed; MISSING has to be typed.
+        hidden: from help.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Flag:
     panel: str | None = None
     unit: int = 1
     default: Any = None
+    hidden: bool = False
 
     @property
     def typed(self) -> str:
@@ -71,7 +73,8 @@ class Flag:
             default = inspect.Parameter.empty
         elif not is_bool:
             kind = kind | None
-        annotation = Annotated[kind, typer.Option(*names, metavar=metavar, help=self.help, rich_help_panel=self.panel)]
+        option = typer.Option(*names, metavar=metavar, help=self.help, rich_help_panel=self.panel, hidden=self.hidden)
+        annotation = Annotated[kind, option]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def value(self, typed: Any) -> Any:
@@ -142,6 +145,9 @@ MODEL_FLAGS: Final = _in_panel(
     Flag("gguf_file", "The file meant in a folder or repository of GGUF files.", metavar="NAME"),
     Flag("lora", "Folder of a LoRA adapter, merged into the weights.", metavar="FOLDER"),
     Flag("trust_remote_code", "Run code that comes with the checkpoint.", bool),
+    Flag("n_ctx", "llama.cpp's --max-model-len; 0 is the model's own.", int, short="--ctx-size", hidden=True),
+    Flag("n_threads", "llama.cpp's --threads.", int, hidden=True),
+    Flag("n_gpu_layers", "llama.cpp's; 0 is --device cpu.", int, short="-ngl", hidden=True),
 )  # fmt: skip
 """Arguments of LLM that are fields of no configuration class."""
 
@@ -179,7 +185,12 @@ def with_flags(
 
     What the user did not type is absent from `given`; numbers in it are numbers.
     """
-    flags = [*more, *MODEL_FLAGS, *(DIFFUSION_FLAGS if diffusion else ()), *flags_of(EngineConfig, "Model")]
+    flags = [
+        *more,
+        *MODEL_FLAGS,
+        *(DIFFUSION_FLAGS if diffusion else ()),
+        *flags_of(EngineConfig, "Model"),
+    ]
     if sampling:
         flags += [*flags_of(SamplingParams, "Sampling"), *flags_of(StructuredOutputsParams, "Sampling")]
     wanted = set(server)
@@ -248,7 +259,11 @@ def _diffusion_config(typed: dict[str, Any]) -> dict[str, Any] | str | None:
 
 def engine_options(given: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments for `LLM` among what was typed; a seed serves both."""
-    names = (*(flag.name for flag in MODEL_FLAGS), *(one.name for one in fields(EngineConfig)), "diffusion_config")
+    names = (
+        *(flag.name for flag in MODEL_FLAGS),
+        *(one.name for one in fields(EngineConfig)),
+        "diffusion_config",
+    )
     return {name: given[name] for name in names if name in given}
 
 

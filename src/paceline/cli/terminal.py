@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.interrupts import raise_from_now_on
 from paceline.errors import ConfigError
+from paceline.utils import user_cache
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -61,7 +62,24 @@ def remark(text: str | Text) -> None:
     """A line on standard error."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(short(text) if isinstance(text, str) else text)
+    Console(stderr=True, highlight=False, markup=False).print(short(text) if isinstance(text, str) else text)
+
+
+def tell_once(name: str, text: str) -> None:
+    """A hint on standard error, where that is a terminal, that this user has not been given before.
+
+    Args:
+        name: of the hint; a file of that name in the cache folder says that it was given.
+    """
+    if not sys.stderr.isatty():
+        return
+    given = user_cache("hints") / name
+    if given.exists():
+        return
+    remark(text)
+    with suppress(OSError):  # a folder that cannot be written: the hint comes again
+        given.parent.mkdir(parents=True, exist_ok=True)
+        given.touch()
 
 
 def report(line: str) -> None:

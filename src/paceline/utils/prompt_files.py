@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, PromptError
+from paceline.utils.near_files import near_file
 from paceline.utils.traces import Arrival, parse_trace
 
 PROMPT_FORMATS = ("spec-bench", "mt-bench", "mt-redundant", "humaneval", "gsm8k", "jsonl", "text", "trace")
@@ -183,7 +184,7 @@ def _text(path: Path) -> str:
         ) from None
     except (OSError, ValueError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
-        raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file") from None
+        raise PromptError(f"cannot read the workload {str(path)!r} ({why}); give a file{near_file(path)}") from None
 
 
 def _kind(path: Path) -> str:

@@ -70,7 +70,7 @@ def load_workloads(
 
 def bundled_workload() -> Workload:
     """The prompts that ship with the package; none of them was trained on."""
-    from paceline.bench.demo import bundled_prompts
+    from paceline.bench.bundled import bundled_prompts
 
     made = [
         Conversation(id=prompt.id, task="repetition" if prompt.repetitive else prompt.task, turns=(prompt.prompt,))
