@@ -34,7 +34,8 @@ UNFLAGGED = {"detokenize", "skip_special_tokens", "logits_processors", "structur
 
 def flags(command: str) -> set[str]:
     command = typer.main.get_command(app).commands[command]
-    return {name for parameter in command.params for name in getattr(parameter, "opts", [])}
+    shown = (parameter for parameter in command.params if not getattr(parameter, "hidden", False))
+    return {name for parameter in shown for name in getattr(parameter, "opts", [])}
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

@@ -104,6 +104,7 @@ def test_flags_of_a_method_are_those_of_its_config(run: Command, tiny: Path, tex
         ("lora", "--feature-cache-gib", "inf"): "--feature-cache-gib must be a number, got 'inf'",
         ("draft_model", "--layers", "0,x"): "--layers must be numbers with commas between, such as 0,4,9, got '0,x'",
         ("lora", "--no-texts"): "texts must be true for lora, which learns texts as they are, got False",
+        ("lora", "--lora", "x"): "lora learns of the model alone, got --lora x too; leave it out",
         ("medsa",): "unknown trainer 'medsa'; did you mean medusa",
     }.items():
         found = run("train", *words, "--model", str(tiny), "--data", str(texts), "-o", str(tmp_path / "out"))

@@ -99,8 +99,8 @@ def run(
     if flag_values.get("quantization") not in (None, "none"):
         raise ConfigError(f"train needs full weights, got --quantization {flag_values['quantization']}; leave it out")
     if not (method.drafts or method.replaces_target) and "lora" in flag_values:
-        adapter = f"{config.method} trains an adapter of the model itself"
-        raise ConfigError(f"{adapter}, got --lora {flag_values['lora']} too; leave it out")
+        alone = f"{config.method} learns of the model alone"
+        raise ConfigError(f"{alone}, got --lora {flag_values['lora']} too; leave it out")
     if (device := launched_device()) is not None:
         flag_values.setdefault("device", device)
     llm = open_llm(flag_values)

@@ -124,7 +124,10 @@ class Trainer(nn.Module):
 
     @abstractmethod
     def write(self, folder: Path, llm: LLM, view: TargetView, facts: Mapping[str, Any]) -> None:
-        """Write what it has learned into a folder that is there.
+        """Write what it has learned, in files of any kind, into a folder that is there.
+
+        Once it returns, the folder counts as finished. A file that a reader looks for comes last and whole
+        (`utils.replacing`).
 
         Args:
             facts: where it comes from, to be kept with it; `facts["target"]` names the target.
