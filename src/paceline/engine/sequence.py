@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -154,8 +155,7 @@ class Sequence:
         self.context.tokens += tokens
         if not self.plain:
             self.rules.advance(tokens)
-        if output.logprobs is not None:
-            self._add_logprobs(scores.of(index), verdict, tokens)
+        failure = None if output.logprobs is None else self._add_logprobs(scores.of(index), verdict, tokens)
         if metrics.time_to_first_token is None:
             metrics.time_to_first_token = now - metrics.arrival_time
         metrics.num_generation_tokens += kept
@@ -165,6 +165,9 @@ class Sequence:
             output.finish_reason, output.stop_reason = reason, transcript.stop_reason
         if reason is not None or not transcript.quiet:
             output.text = transcript.text
+        if failure is not None:
+            last = self.close("error", failure)
+            return replace(last, segments=segments + last.segments, token_ids=tokens)
         return StreamChunk(self.index, segments, tokens, reason, request.result())
 
     def close(self, reason: FinishReason, error: str | None = None) -> StreamChunk:
@@ -178,14 +181,20 @@ class Sequence:
         self.output.finish_reason, self.output.error = reason, error
         return StreamChunk(self.index, segments, (), reason, self.request.result())
 
-    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Seq[int]) -> None:
+    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Seq[int]) -> str | None:
+        """Add the logprobs of committed tokens; returns why their texts could not be made, None where they could."""
         rows = logits[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
         entries = top_logprobs(rows, tokens, self.request.params.logprobs or 0)
-        named = [self.transcript.name_tokens(entry) for entry in entries]
         if self.output.logprobs is not None:
-            self.output.logprobs += named
-        chosen = sum(entry[token].logprob for entry, token in zip(named, tokens, strict=True))
+            self.output.logprobs += entries
+        chosen = sum(entry[token].logprob for entry, token in zip(entries, tokens, strict=True))
         self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + chosen
+        try:
+            for entry in entries:
+                self.transcript.name_tokens(entry)
+        except Exception as error:  # of the tokenizer
+            return no_text(error)
+        return None
 
 
 def no_text(failure: Exception) -> str:
