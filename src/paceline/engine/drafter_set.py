@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from traceback import walk_tb
+from typing import Any, TypeVar
 
 from paceline.controllers import Plan
 from paceline.drafters import Context, Drafter
@@ -27,6 +28,23 @@ from paceline.utils import described, need
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Proposals:
+    """What the drafters have proposed in a step.
+
+    Attributes:
+        trees: one merged tree per sequence.
+        draft_seconds: in which each drafter drafted.
+        reading_seconds: in which each drafter first read what it had not seen of the texts.
+        plan_error: what a function of the plan's budgets raised last; None where none did.
+    """
+
+    trees: list[TokenTree]
+    draft_seconds: tuple[float, ...]
+    reading_seconds: tuple[float, ...]
+    plan_error: Exception | None = None
 
 
 class DrafterSet:
@@ -58,6 +76,7 @@ class DrafterSet:
         self._reading = {i for i, drafter in enumerate(drafters) if type(drafter).catch_up is not Drafter.catch_up}
         self._no_seconds = (0.0,) * len(drafters)
         self._reading_seconds = list(self._no_seconds)
+        self._plan_error: Exception | None = None  # in this step
         self._observing = [i for i, drafter in enumerate(drafters) if type(drafter).observe is not Drafter.observe]
 
     @property
@@ -143,21 +162,17 @@ class DrafterSet:
                 text.extend(new)
         sequence.known_length = len(tokens)
 
-    def propose(
-        self, batch: Sequence[Decoding], plan: Plan
-    ) -> tuple[list[TokenTree], tuple[float, ...], tuple[float, ...]]:
-        """One merged tree per sequence; the seconds in which each drafter drafted, and those in which it first read
-        what it had not seen of the texts.
-        """
+    def propose(self, batch: Sequence[Decoding], plan: Plan) -> Proposals:
+        """Let every drafter propose what the plan grants it."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
         if not plan.drafts:
-            return trees, self._no_seconds, self._no_seconds
+            return Proposals(trees, self._no_seconds, self._no_seconds)
         for sequence in batch:
             self._tell(sequence)
-        self._reading_seconds = list(self._no_seconds)
+        self._reading_seconds, self._plan_error = list(self._no_seconds), None
         seconds = [self._ask(index, batch, plan.budgets, trees) for index in range(len(self.drafters))]
         trees = [sequence.rules.possible(tree) for sequence, tree in zip(batch, trees, strict=True)]
-        return trees, tuple(seconds), tuple(self._reading_seconds)
+        return Proposals(trees, tuple(seconds), tuple(self._reading_seconds), self._plan_error)
 
     def _ask(
         self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
@@ -171,7 +186,7 @@ class DrafterSet:
                 continue
             budget, first = planned[i][index], not len(trees[i])
             depth = min(budget.depth, sequence.remaining - 1)
-            if budget.nodes > 0 and depth > 0 and (first or not self.chains_only) and budget.needed(trees[i]):
+            if budget.nodes > 0 and depth > 0 and (first or not self.chains_only) and self._needed(budget, trees[i]):
                 if (most := sequence.request.drafts.most) is not None:
                     if (room := most - len(trees[i])) < 1:
                         continue
@@ -186,9 +201,18 @@ class DrafterSet:
                 trees[i] = tree if trees[i] is EMPTY_TREE else merge([trees[i], tree])
         return perf_counter() - start - self._reading_seconds[index]
 
+    def _needed(self, budget: Budget, tree: TokenTree) -> bool:
+        """Whether a drafter is needed beside this tree; where the controller cannot say, it is not."""
+        try:
+            return budget.needed(tree)
+        except Exception as error:
+            self._plan_error = error
+            return False
+
     def propose_one(
         self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
+        """The checked trees of one drafter, empty where it fails, or where `go_on` of a budget does."""
         drafter = self.drafters[index]
         shown = [EMPTY_TREE if tree is EMPTY_TREE else tree.read_only() for tree in so_far]
 
@@ -198,7 +222,13 @@ class DrafterSet:
                 start = perf_counter()
                 drafter.catch_up(states)
                 self._reading_seconds[index] += perf_counter() - start
-            trees = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            try:
+                trees = drafter.propose(states, budgets[first:stop], shown[first:stop])
+            except Exception as error:
+                if not any(_raised_in(error, budget.go_on) for budget in budgets[first:stop]):
+                    raise
+                self._plan_error = error
+                return [EMPTY_TREE] * len(states)
             if len(trees) != len(states):
                 raise DrafterError(f"proposed {len(trees)} trees for {len(states)} sequences")
             return [self._checked(tree, index, budget) for tree, budget in zip(trees, budgets[first:stop], strict=True)]
@@ -343,6 +373,12 @@ class DrafterSet:
                 self.drafters[index].end([state])
             except Exception as second:
                 logger.debug("drafter %s also failed to end: %s", name, described(second))
+
+
+def _raised_in(error: Exception, function: Callable[..., Any]) -> bool:
+    """Whether a Python function or callable object was running when an error was raised."""
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__))
 
 
 def _has_room(sequence: Decoding, tree: TokenTree) -> bool:

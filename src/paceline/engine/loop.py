@@ -154,20 +154,20 @@ class Engine:
         plan = planner.plan(batch)
         clock.planned()
         roots, lengths = [s.context.tokens[-1] for s in batch], [len(s.context.tokens) for s in batch]
-        proposed, draft_seconds, reading_seconds = self.parts.drafter_set.propose(batch, plan)
-        trees = self.scheduler.fit(batch, planner.select(proposed))
-        clock.drafted(draft_seconds, reading_seconds)
+        proposals = self.parts.drafter_set.propose(batch, plan)
+        trees = self.scheduler.fit(batch, planner.select(proposals))
+        clock.drafted(proposals.draft_seconds, proposals.reading_seconds)
         scores, shaped, longer = self._scoring.score(batch, roots, trees, clock)
         verdicts = verify(self.parts, batch, trees, shaped, longer)
         clock.verified()
         chunks = self._commit(batch, trees, verdicts, scores)
         clock.committed()
         times = clock.times(scores.rows[-1])
-        planner.observe(batch, proposed, trees, verdicts, times=times, seconds=clock.seconds)
+        planner.observe(batch, proposals.trees, trees, verdicts, times=times, seconds=clock.seconds)
         split = self._end_step(batch)
         for watcher in list(self.watchers):
             names, drafting = self.parts.drafter_set.names, clock.drafting
-            watcher(StepRecord(batch, roots, lengths, proposed, trees, shaped, verdicts, names, drafting, split))
+            watcher(StepRecord(batch, roots, lengths, proposals.trees, trees, shaped, verdicts, names, drafting, split))
         self._chunks = []
         return chunks
 

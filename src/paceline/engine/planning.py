@@ -1,6 +1,7 @@
 """The life of a plan: it is asked for, holds for its steps, and what came of it is told to the controller.
 
-An error of the controller ends its drafting, not a request: decoding is plain from then on. Errors of others pass."""
+An error of the controller, or of a function in its budgets, ends its drafting, not a request: decoding is plain from
+then on. Errors of others pass."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, TypeVar
 
 from paceline.controllers import Controller, Outcome, Plan, StepTimes
+from paceline.engine.drafter_set import Proposals
 from paceline.engine.parts import EngineParts
 from paceline.engine.sequence import Sequence
 from paceline.errors import NumericsError
@@ -81,13 +83,15 @@ class Planner:
     def _drafters(self) -> int:
         return len(self._parts.drafter_set.drafters)
 
-    def select(self, proposed: Seq[TokenTree]) -> Seq[TokenTree]:
-        """The proposed trees as the controller cuts them; empty ones where it fails."""
-        if any(map(len, proposed)):
-            trees = self._guarded("select", self._selected, proposed)
+    def select(self, proposals: Proposals) -> Seq[TokenTree]:
+        """The proposed trees as the controller cuts them; empty ones where it fails, now or while they were drafted."""
+        if proposals.plan_error is not None:
+            self._fail("bound a draft", proposals.plan_error)
+        elif any(map(len, proposals.trees)):
+            trees = self._guarded("select", self._selected, proposals.trees)
             if trees is not None:
                 return trees
-        return [EMPTY_TREE] * len(proposed)
+        return [EMPTY_TREE] * len(proposals.trees)
 
     def _selected(self, proposed: Seq[TokenTree]) -> Seq[TokenTree]:
         trees = self._parts.controller.select(proposed)
@@ -155,9 +159,13 @@ class Planner:
         try:
             return call(*arguments)
         except Exception as error:
-            name, why = self._parts.controller.name, described(error)
-            logger.warning("controller %s failed to %s (%s); decoding goes on without drafts", name, what, why)
-            logger.debug("the error of the controller", exc_info=error)
-            self._parts.controller = PlainController()
-            self._discard()
+            self._fail(what, error)
             return None
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """The controller has raised an error: nothing is drafted from now on."""
+        name, why = self._parts.controller.name, described(error)
+        logger.warning("controller %s failed to %s (%s); decoding goes on without drafts", name, what, why)
+        logger.debug("the error of the controller", exc_info=error)
+        self._parts.controller = PlainController()
+        self._discard()
