@@ -102,10 +102,8 @@ class Engine:
             if (sequence.request.id, sequence.index) not in closed:
                 stopped = sequence.request.id in interrupted
                 self._chunks.append(sequence.close("abort") if stopped else sequence.close("error", why))
-        for sequence in started:
-            self.parts.drafter_set.end(sequence)
-            self.scheduler.remove(sequence, spoiled=True)
         self._planner.forget(started, spoiled=True)
+        self._remove(started, spoiled=True)
         chunks, self._chunks = self._chunks, []
         return chunks
 
@@ -117,17 +115,21 @@ class Engine:
 
     def _abort(self, sequences: Seq[Sequence]) -> list[StreamChunk]:
         chunks = [sequence.close("abort") for sequence in sequences]
-        for sequence in sequences:
-            self._remove(sequence)
-            self._planner.forget([sequence])
+        self._planner.forget(sequences)
+        self._remove(sequences)
         return chunks
 
-    def _remove(self, sequence: Sequence) -> None:
-        """Give back what a sequence holds that has ended."""
-        self.parts.drafter_set.end(sequence)
-        self.scheduler.remove(sequence)
-        reason = sequence.output.finish_reason
-        logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, reason)
+    def _remove(self, sequences: Seq[Sequence], *, spoiled: bool = False) -> None:
+        """Give back what sequences hold that have ended, once the planner has forgotten them.
+
+        Args:
+            spoiled: a step of theirs was cut short; nothing of their caches is kept.
+        """
+        for sequence in sequences:
+            self.parts.drafter_set.end(sequence)
+            self.scheduler.remove(sequence, spoiled=spoiled)
+            reason = sequence.output.finish_reason
+            logger.debug("request %s output %d: %s", sequence.request.id, sequence.index, reason)
 
     @property
     def has_work(self) -> bool:
@@ -213,7 +215,6 @@ class Engine:
         ended = [sequence for sequence in batch if sequence.output.finish_reason is not None]
         self._planner.forget(ended)
         self._clock.learned()
-        for sequence in ended:
-            self._remove(sequence)
+        self._remove(ended)
         self.scheduler.park(batch)
         return self._clock.ended()
