@@ -159,17 +159,22 @@ class Engine:
         proposals = self.parts.drafter_set.propose(batch, plan)
         trees = self.scheduler.fit(batch, planner.select(proposals))
         clock.drafted(proposals.draft_seconds, proposals.reading_seconds)
-        scores, shaped, longer = self._scoring.score(batch, roots, trees, clock)
-        verdicts = verify(self.parts, batch, trees, shaped, longer)
+        scores = self._scoring.score(batch, roots, trees, clock)
+        verdicts = verify(self.parts, batch, trees, scores.steered, scores.longer)
         clock.verified()
-        chunks = self._commit(batch, trees, verdicts, scores)
+        chunks = self._commit(batch, trees, verdicts, scores.raw)
         clock.committed()
-        times = clock.times(scores.rows[-1])
+        times = clock.times(scores.raw.rows[-1])
         planner.observe(batch, proposals.trees, trees, verdicts, times=times, seconds=clock.seconds)
         split = self._end_step(batch)
-        for watcher in list(self.watchers):
-            names, drafting = self.parts.drafter_set.names, clock.drafting
-            watcher(StepRecord(batch, roots, lengths, proposals.trees, trees, shaped, verdicts, names, drafting, split))
+        if self.watchers:
+            record = StepRecord(
+                sequences=batch, roots=roots, lengths=lengths, proposed=proposals.trees, trees=trees,
+                scores=scores.steered, verdicts=verdicts, drafters=self.parts.drafter_set.names,
+                draft_seconds=clock.drafting, times=split,
+            )  # fmt: skip
+            for watcher in list(self.watchers):
+                watcher(record)
         self._chunks = []
         return chunks
 
@@ -192,12 +197,12 @@ class Engine:
                 going.append(i)
                 kept.append(verdict)
         if len(going) == len(batch):
-            self._keep(batch, trees, kept, scores, going)
+            self._commit_survivors(batch, trees, kept, scores, going)
         elif going:
-            self._keep([batch[i] for i in going], [trees[i] for i in going], kept, scores, going)
+            self._commit_survivors([batch[i] for i in going], [trees[i] for i in going], kept, scores, going)
         return chunks
 
-    def _keep(
+    def _commit_survivors(
         self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores, numbers: Seq[int]
     ) -> None:
         """Commit the accepted paths of sequences that go on, and tell the drafters; `numbers`: of these sequences in

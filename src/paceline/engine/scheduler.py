@@ -206,7 +206,7 @@ class Scheduler:
             scores = self.runner.extend(
                 [s.cache for s in batch], chunks, taps=self._taps(batch, chunks), all_logits=wants_all
             )
-            self._keep(batch, chunks, scores, wants_all)
+            self._collect_prefill_results(batch, chunks, scores, wants_all)
         for first, others in list(self.filling):
             if first.cache.length == len(first.context.tokens) - 1:
                 self._start(first, others)
@@ -378,7 +378,9 @@ class Scheduler:
         before = [first for first, _ in self.filling[:index] if first.request.owner in self.due]
         return self.prefixes.begin(sequence, before, others)
 
-    def _keep(self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool) -> None:
+    def _collect_prefill_results(
+        self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool
+    ) -> None:
         """Collect taps and prompt logprobs of a chunk; rows are every chunk token's, in order, when `has_all`."""
         row = 0
         for sequence, chunk in zip(batch, chunks, strict=True):

@@ -53,14 +53,16 @@ class StepClock:
         """There are scores."""
         self._scored = perf_counter()
 
-    def joined(self) -> None:
-        """What drafters did meanwhile has ended, too."""
-        self._joined = perf_counter()
+    def joined(self, waited_for: int | None) -> None:
+        """What drafters did meanwhile has ended, too.
 
-    @property
-    def waited(self) -> float:
-        """Seconds between the scores and the end of what drafters did meanwhile."""
-        return self._joined - self._scored
+        Args:
+            waited_for: index of the drafter that drafted since there are scores; None where nobody did.
+        """
+        self._joined = perf_counter()
+        if waited_for is not None:
+            waited = self._joined - self._scored
+            self.draft = tuple([drafting + waited * (i == waited_for) for i, drafting in enumerate(self.draft)])
 
     def verified(self) -> None:
         """There are verdicts."""
