@@ -65,7 +65,7 @@ class Engine:
 
     @property
     def times(self) -> TimeSplit:
-        """Seconds spent since the start, by what they were spent on."""
+        """Seconds spent since the start, by what they were spent on; the same object, which every step adds to."""
         return self._clock.total
 
     def use_controller(self, controller: Controller) -> None:
@@ -143,7 +143,7 @@ class Engine:
         start, scheduler = perf_counter(), self.scheduler
         scheduler.prefill()
         filled = perf_counter()
-        self.times.prefill += filled - start
+        self._clock.prefilled(filled - start)
         batch = list(scheduler.batch())
         chunks = self.decode(batch) if batch else []
         scheduler.count(batch, chunks, filled - start, perf_counter() - filled)

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimeSplit:
-    """Seconds by what they were spent on; `other` is the step's remainder (planning, selection, learning)."""
+    """Seconds by what they were spent on.
+
+    Attributes:
+        prefill: filling caches with prompts, and with texts whose caches were given up.
+        draft: proposing, with what verdicts waited for of work beside the scoring pass.
+        score: the target's passes over roots and trees, with filling second sequences of its own that steer.
+        verify: sampling rules and verdicts; where a request is steered, also passes of other models and shaping.
+        commit: growing texts and caches, telling drafters, and giving up what ended or is parked.
+        other: the step's remainder: planning, merging and selecting trees, learning.
+    """
 
     prefill: float = 0.0
     draft: float = 0.0
