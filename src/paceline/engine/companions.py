@@ -5,7 +5,7 @@ paths: those of the target are a part of its pass, those of other models have a 
 caches are made and filled when rows are first wanted, and whenever they lag behind, so that they can be given up with
 those of the first sequences at any time.
 
-What fails of a second sequence ends the one that it goes along with (`Sequence.fail`), and no other.
+What fails of a second sequence ends the one that it goes along with (`DecodingSequence.fail`), and no other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.utils import choice, need
 if TYPE_CHECKING:
     from paceline.drafters import Models
     from paceline.engine.request import Request
-    from paceline.engine.sequence import Sequence as Decoding
+    from paceline.engine.sequence import DecodingSequence
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ NOTHING_ADDED: Final = AddedInputs()
 class SecondInStep(Generic[T]):
     """A second sequence, the one that it goes along with, and what a step has of that one: its tree or verdict."""
 
-    first: Decoding
+    first: DecodingSequence
     second: Second
     of_first: T
 
@@ -148,7 +148,7 @@ class Companions:
             _need_ability(method, "trees", runner)
         return runner
 
-    def added(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> AddedInputs:
+    def added(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> AddedInputs:
         """What the next scoring pass of the target must hold for these sequences besides."""
         if all(sequence.companion is None for sequence in batch):
             return NOTHING_ADDED
@@ -161,7 +161,11 @@ class Companions:
         return AddedInputs(_caches(seconds), roots, second_trees, sorted(taps))
 
     def shape(
-        self, batch: Sequence[Decoding], trees: Sequence[TokenTree], scores: Scores, second: Sequence[torch.Tensor]
+        self,
+        batch: Sequence[DecodingSequence],
+        trees: Sequence[TokenTree],
+        scores: Scores,
+        second: Sequence[torch.Tensor],
     ) -> Scores:
         """The scores, with shaped float32 rows for sequences that are steered; the same object where none is.
 
@@ -189,7 +193,7 @@ class Companions:
                 batch[i].fail(failure)
         return replace(scores, logits=logits, best=None)
 
-    def _elsewhere(self, pairs: Sequence[tuple[Decoding, TokenTree]]) -> dict[int, Sequence[Others]]:
+    def _elsewhere(self, pairs: Sequence[tuple[DecodingSequence, TokenTree]]) -> dict[int, Sequence[Others]]:
         """Logits of the second sequences of other models, and what their layers predict, by the id of each."""
         others: dict[int, Sequence[Others]] = {}
         for runner in _runners(pairs):
@@ -198,7 +202,7 @@ class Companions:
                 _each(_seconds(runner, pairs), partial(_score, runner, others))
         return others
 
-    def commit(self, batch: Sequence[Decoding], verdicts: Sequence[Verdict]) -> None:
+    def commit(self, batch: Sequence[DecodingSequence], verdicts: Sequence[Verdict]) -> None:
         """Second sequences keep the accepted paths of these, which go on."""
         pairs = list(zip(batch, verdicts, strict=True))
         for runner in _runners(pairs):
@@ -209,7 +213,7 @@ class Companions:
                 for item in seconds:
                     _end(item, error)
 
-    def fork(self, first: Decoding, others: Sequence[Decoding]) -> None:
+    def fork(self, first: DecodingSequence, others: Sequence[DecodingSequence]) -> None:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
         if not others or first.companion is None:
             return
@@ -244,7 +248,7 @@ def _need_ability(method: Steering, ability: str, runner: Runner) -> None:
         )
 
 
-def _companion(sequence: Decoding) -> Companion:
+def _companion(sequence: DecodingSequence) -> Companion:
     assert sequence.companion is not None
     return sequence.companion
 
@@ -264,18 +268,18 @@ def _root(item: SecondInStep[Any]) -> int:
     return item.second.root(item.first.context)
 
 
-def _steered(sequence: Decoding) -> bool:
+def _steered(sequence: DecodingSequence) -> bool:
     """Whether rows are to be shaped; those of a sequence that has failed are not looked at."""
     return sequence.companion is not None and not sequence.failed
 
 
-def _runners(pairs: Iterable[tuple[Decoding, Any]]) -> list[Runner]:
+def _runners(pairs: Iterable[tuple[DecodingSequence, Any]]) -> list[Runner]:
     """Those of second sequences, each once."""
     seconds = (second for first, _ in pairs if _steered(first) for second in _companion(first).seconds)
     return list({id(second.runner): second.runner for second in seconds}.values())
 
 
-def _seconds(runner: Runner, pairs: Iterable[tuple[Decoding, T]]) -> list[SecondInStep[T]]:
+def _seconds(runner: Runner, pairs: Iterable[tuple[DecodingSequence, T]]) -> list[SecondInStep[T]]:
     """The second sequences of a runner, in order."""
     return [
         SecondInStep(first, second, of_first)

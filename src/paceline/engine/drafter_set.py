@@ -20,7 +20,7 @@ from paceline.drafters import Context, Drafter
 from paceline.drafters.common import tables_of
 from paceline.engine.overlap import SCORING_ALONE, AheadTask, DraftingAhead, Helper, ScoringAlone
 from paceline.engine.request import Request
-from paceline.engine.sequence import Sequence as Decoding
+from paceline.engine.sequence import DecodingSequence
 from paceline.errors import DrafterError
 from paceline.models import SequenceCache
 from paceline.tree import EMPTY_TREE, Budget, Scores, TokenTree, Verdict, chain_sources, is_sound_chain, merge
@@ -99,7 +99,7 @@ class DrafterSet:
         )
         return [tables.save(folder) for tables in tables_of(self.drafters, folder)]
 
-    def begin(self, sequence: Decoding) -> None:
+    def begin(self, sequence: DecodingSequence) -> None:
         """Give a sequence its drafter states, right after prefill."""
         self._hand_out(sequence)
         for index, drafter in self._chosen(sequence):
@@ -122,13 +122,13 @@ class DrafterSet:
             read = any(drafter.reads_prediction and drafter.name in names for drafter in self.drafters)
             need(read, "prediction", "be left out where speculative_config names no method that reads it", names)
 
-    def _chosen(self, sequence: Decoding) -> Iterator[tuple[int, Drafter]]:
+    def _chosen(self, sequence: DecodingSequence) -> Iterator[tuple[int, Drafter]]:
         """The drafters that draft for a sequence, by index; others have no state for it."""
         wanted = sequence.request.drafts.methods
         numbered = enumerate(self.drafters)
         return ((i, drafter) for i, drafter in numbered if wanted is None or drafter.name in wanted)
 
-    def fork(self, sequence: Decoding, other: Decoding) -> None:
+    def fork(self, sequence: DecodingSequence, other: DecodingSequence) -> None:
         """Give `other`, a copy of `sequence`, its own states."""
         self._hand_out(other)
         for index, drafter in enumerate(self.drafters):
@@ -138,18 +138,18 @@ class DrafterSet:
                     other.states[index] = drafter.fork(sequence.states[index], context)
                 context.taps = {}
 
-    def _hand_out(self, sequence: Decoding) -> None:
+    def _hand_out(self, sequence: DecodingSequence) -> None:
         """Give every drafter a text of its own: whatever it does to it harms nobody else."""
         tokens = sequence.context.tokens
         sequence.states = [None] * len(self.drafters)
         sequence.texts = [list(tokens) for _ in self.drafters]
         sequence.known_length = len(tokens)
 
-    def _context(self, sequence: Decoding, index: int) -> Context:
+    def _context(self, sequence: DecodingSequence, index: int) -> Context:
         cache = (lambda: sequence.cache) if self.drafters[index].runs_target else None
         return replace(sequence.context, tokens=sequence.texts[index], taps=dict(sequence.context.taps), cache=cache)
 
-    def _tell(self, sequence: Decoding) -> None:
+    def _tell(self, sequence: DecodingSequence) -> None:
         """Add the new tokens to the drafters' texts; a drafter that wrote into its own is dropped."""
         tokens, known = sequence.context.tokens, sequence.known_length
         if len(tokens) == known:
@@ -162,7 +162,7 @@ class DrafterSet:
                 text.extend(new)
         sequence.known_length = len(tokens)
 
-    def propose(self, batch: Sequence[Decoding], plan: Plan) -> Proposals:
+    def propose(self, batch: Sequence[DecodingSequence], plan: Plan) -> Proposals:
         """Let every drafter propose what the plan grants it."""
         trees: list[TokenTree] = [EMPTY_TREE] * len(batch)
         if not plan.drafts:
@@ -175,7 +175,7 @@ class DrafterSet:
         return Proposals(trees, tuple(seconds), tuple(self._reading_seconds), self._plan_error)
 
     def _ask(
-        self, index: int, batch: Sequence[Decoding], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
+        self, index: int, batch: Sequence[DecodingSequence], planned: Sequence[Sequence[Budget]], trees: list[TokenTree]
     ) -> float:
         """Join what one drafter proposes to `trees`; returns the seconds that it took, 0 where it had no budget."""
         start = perf_counter()
@@ -210,7 +210,7 @@ class DrafterSet:
             return False
 
     def propose_one(
-        self, index: int, batch: Sequence[Decoding], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
+        self, index: int, batch: Sequence[DecodingSequence], budgets: Sequence[Budget], so_far: Sequence[TokenTree]
     ) -> list[TokenTree]:
         """The checked trees of one drafter, empty where it fails, or where `go_on` of a budget does."""
         drafter = self.drafters[index]
@@ -254,7 +254,7 @@ class DrafterSet:
 
     def resume(
         self,
-        batch: Sequence[Decoding],
+        batch: Sequence[DecodingSequence],
         caches: Sequence[SequenceCache],
         roots: Sequence[int],
         trees: Sequence[TokenTree],
@@ -274,14 +274,14 @@ class DrafterSet:
                 return scores
         return None
 
-    def ahead(self, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> ScoringAlone:
+    def ahead(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> ScoringAlone:
         """What drafters do while these trees are scored, around the scoring pass."""
         if not self._ahead:
             return SCORING_ALONE
         tasks = [self._task(index, batch, trees) for index in self._ahead]
         return DraftingAhead(self.helper, tasks, trees, self.vocab_size)
 
-    def _task(self, index: int, batch: Sequence[Decoding], trees: Sequence[TokenTree]) -> AheadTask:
+    def _task(self, index: int, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> AheadTask:
         states = {
             i: sequence.states[index]
             for i, sequence in enumerate(batch)
@@ -293,7 +293,7 @@ class DrafterSet:
 
     def observe(
         self,
-        batch: Sequence[Decoding],
+        batch: Sequence[DecodingSequence],
         trees: Sequence[TokenTree],
         verdicts: Sequence[Verdict],
         scores: Scores,
@@ -325,7 +325,7 @@ class DrafterSet:
 
             self._each(index, [batch[i] for i in at], call, None)
 
-    def end(self, sequence: Decoding) -> None:
+    def end(self, sequence: DecodingSequence) -> None:
         """The sequence is over; its states are freed."""
         if sequence.states:
             self._tell(sequence)
@@ -335,7 +335,9 @@ class DrafterSet:
                     drafter.end([sequence.states[index]])
                 sequence.states[index] = None
 
-    def _each(self, index: int, batch: Sequence[Decoding], call: Callable[[int, int], list[T]], missing: T) -> list[T]:
+    def _each(
+        self, index: int, batch: Sequence[DecodingSequence], call: Callable[[int, int], list[T]], missing: T
+    ) -> list[T]:
         """`call(first, stop)` for the whole batch; if it raises, one by one, dropping the drafter where it raises
         again.
         """
@@ -355,14 +357,14 @@ class DrafterSet:
         return results
 
     @contextmanager
-    def _guarded(self, index: int, sequence: Decoding) -> Iterator[None]:
+    def _guarded(self, index: int, sequence: DecodingSequence) -> Iterator[None]:
         """What the drafter raises drops it for this sequence."""
         try:
             yield
         except Exception as error:
             self.drop(index, sequence, error)
 
-    def drop(self, index: int, sequence: Decoding, error: Exception) -> None:
+    def drop(self, index: int, sequence: DecodingSequence, error: Exception) -> None:
         """Take drafter `index` off this sequence, with a log line and a note in its metrics."""
         name, why = self.names[index], described(error)
         logger.warning("request %s goes on without drafter %s (%s)", sequence.request.id, name, why)
@@ -381,7 +383,7 @@ def _raised_in(error: Exception, function: Callable[..., Any]) -> bool:
     return any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__))
 
 
-def _has_room(sequence: Decoding, tree: TokenTree) -> bool:
+def _has_room(sequence: DecodingSequence, tree: TokenTree) -> bool:
     """Whether one more token may be drafted for it in this step."""
     most = sequence.request.drafts.most
     return most is None or len(tree) < most

@@ -6,8 +6,7 @@ plan -> propose -> select -> fit -> score (ONE pass) -> verify -> commit -> obse
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +20,7 @@ from paceline.engine.record import StepRecord, TimeSplit, Watcher
 from paceline.engine.request import Request
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.scoring import Scoring
-from paceline.engine.sequence import Sequence, no_text
+from paceline.engine.sequence import DecodingSequence, no_text
 from paceline.engine.step_clock import StepClock
 from paceline.engine.verification import verify
 from paceline.errors import NumericsError
@@ -51,7 +50,7 @@ class Engine:
         config: EngineConfig,
         *,
         tokenizer: Any = None,
-        eos_ids: Seq[int] = (),
+        eos_ids: Sequence[int] = (),
         models: Models | None = None,
     ) -> None:
         self.parts = parts
@@ -113,13 +112,13 @@ class Engine:
             self.scheduler.take(request.id)
         return self._abort(self.scheduler.started())
 
-    def _abort(self, sequences: Seq[Sequence]) -> list[StreamChunk]:
+    def _abort(self, sequences: Sequence[DecodingSequence]) -> list[StreamChunk]:
         chunks = [sequence.close("abort") for sequence in sequences]
         self._planner.forget(sequences)
         self._remove(sequences)
         return chunks
 
-    def _remove(self, sequences: Seq[Sequence], *, spoiled: bool = False) -> None:
+    def _remove(self, sequences: Sequence[DecodingSequence], *, spoiled: bool = False) -> None:
         """Give back what sequences hold that have ended, once the planner has forgotten them.
 
         Args:
@@ -149,7 +148,7 @@ class Engine:
         scheduler.count(batch, chunks, filled - start, perf_counter() - filled)
         return chunks
 
-    def decode(self, batch: Seq[Sequence]) -> list[StreamChunk]:
+    def decode(self, batch: Sequence[DecodingSequence]) -> list[StreamChunk]:
         """One step of sequences that run: plan, propose, select, fit, score, verify, commit, observe."""
         planner, clock = self._planner, self._clock
         clock.started()
@@ -179,7 +178,11 @@ class Engine:
         return chunks
 
     def _commit(
-        self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict | NumericsError], scores: Scores
+        self,
+        batch: Sequence[DecodingSequence],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict | NumericsError],
+        scores: Scores,
     ) -> list[StreamChunk]:
         """Extend every sequence by its verdict and keep the accepted path of those that go on."""
         chunks, names = self._chunks, self.parts.drafter_set.names
@@ -203,7 +206,12 @@ class Engine:
         return chunks
 
     def _commit_survivors(
-        self, batch: Seq[Sequence], trees: Seq[TokenTree], verdicts: Seq[Verdict], scores: Scores, numbers: Seq[int]
+        self,
+        batch: Sequence[DecodingSequence],
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        scores: Scores,
+        numbers: Sequence[int],
     ) -> None:
         """Commit the accepted paths of sequences that go on, and tell the drafters; `numbers`: of these sequences in
         `scores`.
@@ -212,7 +220,7 @@ class Engine:
         self.scheduler.companions.commit(batch, verdicts)
         self.parts.drafter_set.observe(batch, trees, verdicts, scores, numbers)
 
-    def _end_step(self, batch: Seq[Sequence]) -> TimeSplit:
+    def _end_step(self, batch: Sequence[DecodingSequence]) -> TimeSplit:
         """Part with sequences that ended and those that are to be parked; the seconds of the step.
 
         The controller is told nothing of the time that this takes: it is the same however a sequence was decoded.

@@ -10,10 +10,10 @@ prefix caching of vLLM (PagedAttention, arXiv:2309.06180).
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from paceline.engine.request import Request
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.models import CacheMemory
 
 
@@ -28,7 +28,9 @@ class PrefixCache:
     def __init__(self, memory: CacheMemory, *, tap_window: int | None = 0) -> None:
         self._memory, self._tap_window = memory, tap_window
 
-    def begin(self, sequence: Sequence, ahead: Seq[Sequence], live: Seq[Sequence]) -> bool:
+    def begin(
+        self, sequence: DecodingSequence, ahead: Sequence[DecodingSequence], live: Sequence[DecodingSequence]
+    ) -> bool:
         """Give a sequence whose cache is empty the longest beginning that is at hand.
 
         Args:
@@ -56,17 +58,17 @@ class PrefixCache:
         request.note_cached(sequence.cache.length)
         return True
 
-    def expected(self, request: Request, live: Seq[Sequence]) -> int:
+    def expected(self, request: Request, live: Sequence[DecodingSequence]) -> int:
         """How many blocks of its prompt a request that begins now will share with these sequences."""
         pieces = self._of_prompt(request)
         return max((self._to_share(request, pieces, other) for other in live), default=0)
 
-    def _to_share(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
+    def _to_share(self, request: Request, pieces: Sequence[bytes], other: DecodingSequence) -> int:
         common = self._common(request, pieces, other)
         behind = common * self._memory.block_size <= other.cache.length
         return self._memory.present(other.cache, common) if behind else common
 
-    def _wanted(self, sequence: Sequence) -> list[bytes]:
+    def _wanted(self, sequence: DecodingSequence) -> list[bytes]:
         """The full blocks that may be taken over: those of the text without its last token."""
         if sequence.begun:
             return self._memory.pieces(sequence.context.tokens[:-1])
@@ -84,7 +86,7 @@ class PrefixCache:
             request.pieces = self._memory.pieces(request.prompt_ids[:-1])
         return request.pieces
 
-    def _common(self, request: Request, pieces: Seq[bytes], other: Sequence) -> int:
+    def _common(self, request: Request, pieces: Sequence[bytes], other: DecodingSequence) -> int:
         """How many blocks a text has in common with the beginning of another request's prompt."""
         if other.request.prefix_key != request.prefix_key:
             return 0
@@ -92,7 +94,7 @@ class PrefixCache:
         pairs = enumerate(zip(pieces, theirs, strict=False))
         return next((i for i, (piece, other_piece) in pairs if piece != other_piece), min(len(pieces), len(theirs)))
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep(self, sequence: DecodingSequence) -> None:
         """A sequence gives its cache up: keep its blocks until their room is needed."""
         cache = sequence.cache
         if cache.length >= self._memory.block_size:

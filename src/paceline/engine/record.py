@@ -5,14 +5,13 @@ with watching(llm.engine, records.append):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from paceline.engine.sequence import Sequence
+    from paceline.engine.sequence import DecodingSequence
     from paceline.errors import NumericsError
     from paceline.tree import Scores, TokenTree, Verdict
 
@@ -72,15 +71,15 @@ class StepRecord:
         times: the step's seconds; `prefill` is 0.
     """
 
-    sequences: Seq[Sequence]
-    roots: Seq[int]
-    lengths: Seq[int]
-    proposed: Seq[TokenTree]
-    trees: Seq[TokenTree]
+    sequences: Sequence[DecodingSequence]
+    roots: Sequence[int]
+    lengths: Sequence[int]
+    proposed: Sequence[TokenTree]
+    trees: Sequence[TokenTree]
     scores: Scores
-    verdicts: Seq[Verdict | NumericsError]
-    drafters: Seq[str]
-    draft_seconds: Seq[float]
+    verdicts: Sequence[Verdict | NumericsError]
+    drafters: Sequence[str]
+    draft_seconds: Sequence[float]
     times: TimeSplit
 
 

@@ -11,8 +11,7 @@ while several have some, each takes part in as many steps as its share of the ti
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -26,14 +25,14 @@ from paceline.engine.fairness import Decoded, FairQueue, Shares
 from paceline.engine.outputs import StreamChunk
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.request import Request, check_inputs
-from paceline.engine.sequence import Sequence, no_text, prompt_logprobs
+from paceline.engine.sequence import DecodingSequence, no_text, prompt_logprobs
 from paceline.engine.transcript import Transcript
 from paceline.errors import ConfigError
 from paceline.models import Runner, SequenceCache, memory_of
 from paceline.sampling import LogitRule, Rules, bad_word_token_ids
 from paceline.tree import Scores, TokenTree
 
-Filling = tuple[Sequence, list[Sequence]]
+Filling = tuple[DecodingSequence, list[DecodingSequence]]
 """A sequence whose cache is being filled, and the outputs that will fork from it."""
 
 WHOLE = ("stop", "length", "abort")
@@ -67,7 +66,7 @@ class Scheduler:
         config: EngineConfig,
         *,
         tokenizer: Any = None,
-        eos_ids: Seq[int] = (),
+        eos_ids: Sequence[int] = (),
         models: Models | None = None,
     ) -> None:
         self.runner, self.drafter_set, self.config = runner, drafter_set, config
@@ -81,7 +80,7 @@ class Scheduler:
         self.paused: list[Filling] = []
         self.parked: list[Filling] = []
         self.filling: list[Filling] = []
-        self.running: list[Sequence] = []
+        self.running: list[DecodingSequence] = []
         self._keys = count()
         self.companions = Companions(
             runner,
@@ -164,7 +163,7 @@ class Scheduler:
             except Exception as error:
                 transcript, failure = self._transcript(request, None), no_text(error)
             cache = self._opened(request) if index == 0 else None
-            sequence = Sequence(
+            sequence = DecodingSequence(
                 request, index, next(self._keys), rules=output_rules, transcript=transcript, cache=cache
             )
             sequences.append(sequence)
@@ -215,7 +214,7 @@ class Scheduler:
         if self.room is not None:
             self._make_room(self.room)
 
-    def batch(self) -> list[Sequence]:
+    def batch(self) -> list[DecodingSequence]:
         """The running sequences that go on in this step: those of owners who are due, and of all who have as few, for
         whom a step takes hardly longer.
         """
@@ -226,7 +225,9 @@ class Scheduler:
         going = {owner for owner, size in sizes.items() if owner in self.due or size <= widest}
         return [sequence for sequence in self.running if sequence.request.owner in going]
 
-    def count(self, batch: Seq[Sequence], chunks: Seq[StreamChunk], reading: float, decoding: float) -> None:
+    def count(
+        self, batch: Sequence[DecodingSequence], chunks: Sequence[StreamChunk], reading: float, decoding: float
+    ) -> None:
         """Note a step: the sequences that were decoded with what they made, and the seconds of reading prompts and of
         decoding.
         """
@@ -237,7 +238,7 @@ class Scheduler:
         decoded = {owner: Decoded(count, tokens[owner]) for owner, count in _counted(batch).items()}
         self.shares.count(self.read, reading, decoded, decoding)
 
-    def active(self) -> list[Sequence]:
+    def active(self) -> list[DecodingSequence]:
         """All sequences with a cache."""
         return [*self.running, *(first for first, _ in self.filling)]
 
@@ -295,7 +296,7 @@ class Scheduler:
             self.pause(youngest)
         return True
 
-    def _youngest(self, owners: Collection[str]) -> Sequence:
+    def _youngest(self, owners: Collection[str]) -> DecodingSequence:
         active = [sequence for sequence in self.active() if sequence.request.owner in owners]
         return max(active, key=lambda sequence: sequence.key)
 
@@ -306,7 +307,7 @@ class Scheduler:
             most = max(counts.values())
             self.pause(self._youngest([owner for owner, count in counts.items() if count == most]))
 
-    def pause(self, sequence: Sequence) -> None:
+    def pause(self, sequence: DecodingSequence) -> None:
         """Give up a sequence's cache, to be filled again."""
         pair = next((pair for pair in self.filling if pair[0] is sequence), (sequence, []))
         self._wait([pair])
@@ -318,10 +319,10 @@ class Scheduler:
             if sequence.request.prompt_logprobs is not None:
                 del sequence.request.prompt_logprobs[1:]
 
-    def _wait(self, pairs: Seq[Filling]) -> None:
+    def _wait(self, pairs: Sequence[Filling]) -> None:
         self.paused = sorted([*self.paused, *pairs], key=lambda pair: pair[0].key)
 
-    def park(self, batch: Seq[Sequence]) -> None:
+    def park(self, batch: Sequence[DecodingSequence]) -> None:
         """Give up the caches of those that are due, until they are resumed."""
         for sequence in batch:
             if sequence.request.park_at is not None and sequence.due:
@@ -335,11 +336,11 @@ class Scheduler:
         self.parked = [pair for pair in self.parked if pair not in going]
         self._wait(going)
 
-    def fit(self, batch: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[TokenTree]:
+    def fit(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> Sequence[TokenTree]:
         """The trees of the running sequences' next step, cut to the room that there is."""
         return trees if self.room is None else self.room.fit(batch, trees, self.active())
 
-    def _chunk(self) -> tuple[list[Sequence], list[list[int]]]:
+    def _chunk(self) -> tuple[list[DecodingSequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         batch, chunks = [], []
         most = self.shares.piece(self.config.max_num_batched_tokens)
@@ -357,12 +358,12 @@ class Scheduler:
                 self.read[owner] = self.read.get(owner, 0) + len(tokens)
         return batch, chunks
 
-    def _first_tapped(self, sequence: Sequence) -> int:
+    def _first_tapped(self, sequence: DecodingSequence) -> int:
         """Position of the first prompt token whose states drafters want."""
         window = self.drafter_set.tap_window
         return 0 if window is None else max(0, len(sequence.request.prompt_ids) - 1 - window)
 
-    def _taps(self, batch: Seq[Sequence], chunks: Seq[list[int]]) -> Seq[int]:
+    def _taps(self, batch: Sequence[DecodingSequence], chunks: Sequence[list[int]]) -> Sequence[int]:
         """Layers whose states are wanted of some token of these chunks, which are not in the caches yet."""
         wanted = any(
             not sequence.begun and sequence.cache.length + len(chunk) > self._first_tapped(sequence)
@@ -370,7 +371,7 @@ class Scheduler:
         )
         return self.drafter_set.taps if wanted else ()
 
-    def _begin(self, sequence: Sequence, index: int) -> bool:
+    def _begin(self, sequence: DecodingSequence, index: int) -> bool:
         """Take over what others have of its beginning; False to wait for one of those before it, `index` of them."""
         if self.prefixes is None:
             return True
@@ -379,7 +380,7 @@ class Scheduler:
         return self.prefixes.begin(sequence, before, others)
 
     def _collect_prefill_results(
-        self, batch: Seq[Sequence], chunks: Seq[list[int]], scores: Scores, has_all: bool
+        self, batch: Sequence[DecodingSequence], chunks: Sequence[list[int]], scores: Scores, has_all: bool
     ) -> None:
         """Collect taps and prompt logprobs of a chunk; rows are every chunk token's, in order, when `has_all`."""
         row = 0
@@ -400,10 +401,10 @@ class Scheduler:
                     for output in (sequence, *self._siblings(sequence)):
                         output.fail(no_text(error))
 
-    def _siblings(self, first: Sequence) -> list[Sequence]:
+    def _siblings(self, first: DecodingSequence) -> list[DecodingSequence]:
         return next((others for filling, others in self.filling if filling is first), [])
 
-    def _start(self, first: Sequence, others: Seq[Sequence]) -> None:
+    def _start(self, first: DecodingSequence, others: Sequence[DecodingSequence]) -> None:
         """The prompt is in the cache: fork it for the other outputs and give everyone drafter states, unless they have
         them.
         """
@@ -420,14 +421,14 @@ class Scheduler:
         for sequence in (first, *others):
             sequence.begun, sequence.context.taps = True, {}
 
-    def take(self, request_id: str) -> list[Sequence]:
+    def take(self, request_id: str) -> list[DecodingSequence]:
         """The unfinished sequences of a request, wherever they are; a request still waiting is opened, to be closed."""
         for request in [r for r in self.waiting if r.id == request_id]:
             self.filling.append(self._open(request))
             self.waiting.remove(request.owner, request)
         return [sequence for sequence in self.started() if sequence.request.id == request_id]
 
-    def take_started(self) -> list[Sequence]:
+    def take_started(self) -> list[DecodingSequence]:
         """The sequences of all requests that are not waiting, each once, however far a step came that was cut short."""
         started = self.started()
         known = {id(sequence.request) for sequence in started}
@@ -435,14 +436,14 @@ class Scheduler:
             self.waiting.remove(request.owner, request)
         return started
 
-    def started(self) -> list[Sequence]:
+    def started(self) -> list[DecodingSequence]:
         """All sequences that were paused or parked, fill or run, each once."""
         filling = [
             sequence for first, others in [*self.paused, *self.parked, *self.filling] for sequence in (first, *others)
         ]
         return list(dict.fromkeys(filling + self.running))
 
-    def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+    def remove(self, sequence: DecodingSequence, *, spoiled: bool = False) -> None:
         """Give back the sequence's cache; the lists forget it last, so that a removal cut short can be repeated.
 
         Args:
@@ -454,7 +455,7 @@ class Scheduler:
         self.filling, self.paused = _without(sequence, self.filling), _without(sequence, self.paused)
         self.parked = _without(sequence, self.parked)
 
-    def _release(self, sequence: Sequence, *, keep: bool) -> None:
+    def _release(self, sequence: DecodingSequence, *, keep: bool) -> None:
         if sequence.companion is not None:
             sequence.companion.release()
         if sequence.has_cache:
@@ -464,7 +465,7 @@ class Scheduler:
             sequence.drop_cache()
 
 
-def _counted(sequences: Seq[Sequence]) -> dict[str, int]:
+def _counted(sequences: Sequence[DecodingSequence]) -> dict[str, int]:
     """How many sequences each owner has."""
     counts: dict[str, int] = {}
     for sequence in sequences:
@@ -473,7 +474,7 @@ def _counted(sequences: Seq[Sequence]) -> dict[str, int]:
     return counts
 
 
-def _without(sequence: Sequence, pairs: Seq[Filling]) -> list[Filling]:
+def _without(sequence: DecodingSequence, pairs: Sequence[Filling]) -> list[Filling]:
     """The same but for one sequence; a pair is forgotten with the last of its sequences."""
     left = ((first, [other for other in others if other is not sequence]) for first, others in pairs)
     return [(first, others) for first, others in left if others or not first.removed]

@@ -5,13 +5,12 @@ looks at come with it (`engine.companions`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.engine.companions import NOTHING_ADDED, AddedInputs, Companions
 from paceline.engine.parts import EngineParts
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import DecodingSequence
 from paceline.engine.step_clock import StepClock
 from paceline.tree import Scores, TokenTree
 
@@ -42,7 +41,9 @@ class Scoring:
     def __init__(self, parts: EngineParts, companions: Companions) -> None:
         self._runner, self._drafter_set, self._companions = parts.runner, parts.drafter_set, companions
 
-    def score(self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], clock: StepClock) -> StepScores:
+    def score(
+        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], clock: StepClock
+    ) -> StepScores:
         """Score roots and trees.
 
         Args:
@@ -55,7 +56,9 @@ class Scoring:
         clock.joined(ahead.waits_for)
         return StepScores(scores, self._companions.shape(batch, trees, scores, second), ahead.longer)
 
-    def _pass(self, batch: Seq[Sequence], roots: Seq[int], trees: Seq[TokenTree], added: AddedInputs) -> Scores:
+    def _pass(
+        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], added: AddedInputs
+    ) -> Scores:
         """One pass; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps
         if added is not NOTHING_ADDED:

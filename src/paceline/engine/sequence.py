@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("paceline.engine")
 
 
-class Sequence:
+class DecodingSequence:
     """The decoding state of output number `index` of a request.
 
     Args:
@@ -181,7 +181,7 @@ class Sequence:
         self.output.finish_reason, self.output.error = reason, error
         return StreamChunk(self.index, segments, (), reason, self.request.result())
 
-    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Seq[int]) -> str | None:
+    def _add_logprobs(self, logits: torch.Tensor, verdict: Verdict, tokens: Sequence[int]) -> str | None:
         """Add the logprobs of committed tokens; returns why their texts could not be made, None where they could."""
         rows = logits[[0, *(node + 1 for node in verdict.path)]][: len(tokens)]
         entries = top_logprobs(rows, tokens, self.request.params.logprobs or 0)
@@ -203,7 +203,7 @@ def no_text(failure: Exception) -> str:
     return f"the text could not be made: the tokenizer failed ({described(failure)})"
 
 
-def _sources(tree: TokenTree, verdict: Verdict, names: Seq[str]) -> list[str | None]:
+def _sources(tree: TokenTree, verdict: Verdict, names: Sequence[str]) -> list[str | None]:
     """Which drafter each of a verdict's tokens came from; None for the target's own."""
     drafted = tree.sources.tolist()
     sources: list[str | None] = [names[drafted[node]] for node in verdict.path]
