@@ -239,7 +239,7 @@ def test_a_paused_request_can_be_cancelled(folder: str, ample: LLM, pauses: list
         llm.engine.add(one)
     while not llm.engine.scheduler.paused:
         llm.engine.step()
-    gone = llm.engine.scheduler.paused[-1][0]
+    gone = llm.engine.scheduler.paused[-1].first
     llm.engine.abort(gone.request.id)
     assert gone.output.finish_reason == "abort"
     while llm.engine.has_work:

@@ -356,7 +356,7 @@ def _reading(tokenizer: Any) -> Engine:
 
 def test_requests_end_even_where_their_text_cannot_be_made() -> None:
     """Cancelled, and after a step that raised."""
-    for end in (lambda live: live.abort("one"), lambda live: live.fail(RuntimeError("cut short"))):
+    for end in (lambda live: live.abort("one"), lambda live: live.fail_started(RuntimeError("cut short"))):
         live = _reading(Unreadable(9))
         (request,) = [_running(live)]
         end(live)

@@ -196,7 +196,7 @@ def test_a_step_that_was_cut_short_says_nothing() -> None:
     live = engine(runner, [Guess(runner)], controller=controller)
     (first,) = requests_of(live, PROMPTS[:1], each(20))
     live.step()
-    live.fail(KeyboardInterrupt())
+    live.fail_started(KeyboardInterrupt())
     assert first.outputs[0].finish_reason == "error"
     assert controller.names() == "psf"
     controller.calls.clear()

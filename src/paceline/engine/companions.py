@@ -5,7 +5,7 @@ paths: those of the target are a part of its pass, those of other models have a 
 caches are made and filled when rows are first wanted, and whenever they lag behind, so that they can be given up with
 those of the first sequences at any time.
 
-What fails of a second sequence ends the one that it goes along with (`DecodingSequence.fail`), and no other.
+What fails of a second sequence ends the one that it goes along with (`DecodingSequence.fail_next_step`), and no other.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Companions:
             failure = _shape_rows(companion, shaped_rv, raw_rv, seen)
             failure = failure or _blame(companion, raw_rv, shaped_rv, seen)
             if failure is not None:
-                batch[i].fail(failure)
+                batch[i].fail_next_step(failure)
         return replace(scores, logits=logits, best=None)
 
     def _elsewhere(self, pairs: Sequence[tuple[DecodingSequence, TokenTree]]) -> dict[int, Sequence[Others]]:
@@ -220,7 +220,7 @@ class Companions:
         for i, second in enumerate(first.companion.seconds):
             if second.runner.capabilities.fork:
                 self._fill(second.runner, [SecondInStep(first, second, None)])
-                for other in () if first.failed else others:
+                for other in () if first.failing else others:
                     _companion(other).seconds[i].hold(second.runner.fork(second.cache))
 
     def _fill(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
@@ -270,7 +270,7 @@ def _root(item: SecondInStep[Any]) -> int:
 
 def _steered(sequence: DecodingSequence) -> bool:
     """Whether rows are to be shaped; those of a sequence that has failed are not looked at."""
-    return sequence.companion is not None and not sequence.failed
+    return sequence.companion is not None and not sequence.failing
 
 
 def _runners(pairs: Iterable[tuple[DecodingSequence, Any]]) -> list[Runner]:
@@ -308,7 +308,7 @@ def _each(seconds: Sequence[SecondInStep[T]], work: Callable[[Sequence[SecondInS
 
 
 def _end(item: SecondInStep[Any], error: Exception) -> None:
-    item.first.fail(_companion(item.first).said(error))
+    item.first.fail_next_step(_companion(item.first).said(error))
 
 
 def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequence[SecondInStep[TokenTree]]) -> None:

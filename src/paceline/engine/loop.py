@@ -81,9 +81,9 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request now; what it produced is kept, its finish reason is "abort"."""
-        self._abort(self.scheduler.take(request_id))
+        self._abort(self.scheduler.dequeue(request_id))
 
-    def fail(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
+    def fail_started(self, error: BaseException, interrupted: Collection[str] = ()) -> list[StreamChunk]:
         """End every request that has started, after a step that raised.
 
         Its texts, caches and drafters may be out of step. May be called again where it raises itself.
@@ -95,7 +95,7 @@ class Engine:
         """
         self.parts.drafter_set.helper.rest()
         why = f"a step was cut short by {described(error)}"
-        started = self.scheduler.take_started()
+        started = self.scheduler.dequeue_started()
         closed = {(chunk.output.request_id, chunk.index) for chunk in self._chunks if chunk.finish_reason is not None}
         for sequence in started:
             if (sequence.request.id, sequence.index) not in closed:
@@ -109,7 +109,7 @@ class Engine:
     def close(self) -> list[StreamChunk]:
         """Abort all requests; returns the last chunks."""
         for request in list(self.scheduler.waiting):
-            self.scheduler.take(request.id)
+            self.scheduler.dequeue(request.id)
         return self._abort(self.scheduler.started())
 
     def _abort(self, sequences: Sequence[DecodingSequence]) -> list[StreamChunk]:
@@ -137,7 +137,7 @@ class Engine:
     def step(self) -> list[StreamChunk]:
         """One prefill chunk if a prompt waits, then one decoding step of all running sequences; what it added.
 
-        If it raises (Ctrl-C, no memory), call `fail` before the next step.
+        If it raises (Ctrl-C, no memory), call `fail_started` before the next step.
         """
         start, scheduler = perf_counter(), self.scheduler
         scheduler.prefill()

@@ -37,8 +37,8 @@ class DecodingSequence:
         states, texts: by drafter, its state (None without one) and its own copy of the text, which is `known_length`
             tokens long.
         begun: drafters have begun; the cache may have been given up since, to be filled again from prompt and output.
-        removed: the scheduler has taken leave of it.
-        failed: it ends in the next step.
+        failing: it ends with an error in the next step.
+        plain: its logits are those of the model, and its tokens the likeliest: no rules, no steering, no randomness.
         companion: what it is steered by, with a cache of its own; None where it is not.
     """
 
@@ -74,14 +74,14 @@ class DecodingSequence:
         self.texts: list[list[int]] = []
         self.known_length = 0
         self.prompt_taps: list[dict[int, torch.Tensor]] = []
-        self.begun = self.removed = self.failed = False
+        self.begun = self.failing = False
         self.companion = None if request.companion is None else request.companion.fresh()
         self.plain = request.params.greedy and rules.trivial and self.companion is None
 
-    def fail(self, why: str) -> None:
+    def fail_next_step(self, why: str) -> None:
         """End with an error in the next step, before which nothing else of its request's own is asked."""
         self.rules.fail(why)
-        self.plain, self.failed = False, True
+        self.plain, self.failing = False, True
 
     @property
     def cache(self) -> SequenceCache:
