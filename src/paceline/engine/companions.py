@@ -23,6 +23,7 @@ import torch
 from paceline import registry
 from paceline.checkpoints import is_adapter
 from paceline.engine.companion import Companion, Second
+from paceline.engine.filling import fill_caches
 from paceline.errors import CapabilityError, ConfigError, PromptError
 from paceline.models import HasHead, Runner, SequenceCache
 from paceline.sampling import given_rows
@@ -228,16 +229,8 @@ class Companions:
         _each(seconds, lambda some: self._filled(runner, some))
 
     def _filled(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
-        caches = _caches(seconds)
-        left = {i: item.second.missing(item.first.context) for i, item in enumerate(seconds)}
-        while left := {i: tokens for i, tokens in left.items() if tokens}:
-            chunks, room = dict[int, list[int]](), self._chunk
-            for i, tokens in left.items():
-                if room > 0:
-                    chunks[i] = tokens[:room]
-                    room -= len(chunks[i])
-            runner.extend([caches[i] for i in chunks], list(chunks.values()))
-            left |= {i: left[i][len(chunk) :] for i, chunk in chunks.items()}
+        missing = [item.second.missing(item.first.context) for item in seconds]
+        fill_caches(runner, _caches(seconds), missing, self._chunk)
 
 
 def _need_ability(method: Steering, ability: str, runner: Runner) -> None:

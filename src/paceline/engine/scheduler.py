@@ -214,13 +214,13 @@ class Scheduler:
             return
         if self.room is not None:
             self._make_room(self.room)
-        batch, chunks = self._chunk()
+        batch, prompt_chunks = self._next_chunks()
         if batch:
             wants_all = any(s.request.params.prompt_logprobs is not None and not s.begun for s in batch)
             scores = self.runner.extend(
-                [s.cache for s in batch], chunks, taps=self._taps(batch, chunks), all_logits=wants_all
+                [s.cache for s in batch], prompt_chunks, taps=self._taps(batch, prompt_chunks), all_logits=wants_all
             )
-            self._collect_prefill_results(batch, chunks, scores, wants_all)
+            self._collect_prefill_results(batch, prompt_chunks, scores, wants_all)
         for filled in [f for f in self.filling if f.first.cache.length == len(f.first.context.tokens) - 1]:
             self._start(filled.first, filled.others)
             self.running += filled.sequences
@@ -352,10 +352,10 @@ class Scheduler:
         """The trees of the running sequences' next step, cut to the room that there is."""
         return trees if self.room is None else self.room.fit(batch, trees, self.active())
 
-    def _chunk(self) -> tuple[list[DecodingSequence], list[list[int]]]:
+    def _next_chunks(self) -> tuple[list[DecodingSequence], list[list[int]]]:
         """The next tokens of the texts that are being filled, all but each text's last, which is the first root."""
         batch, chunks = [], []
-        most = self.fairness.piece(self.config.max_num_batched_tokens)
+        most = self.fairness.prefill_quota(self.config.max_num_batched_tokens)
         for index, sequence in enumerate([filling.first for filling in self.filling]):
             owner = sequence.request.owner
             if owner not in self.due or (left := most - self.read.get(owner, 0)) <= 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from paceline.engine import fill_caches
 from paceline.errors import NumericsError, PromptError
 from paceline.models import ALL_LAYERS, HasEmbedding, HasHead, RunsLayers, memory_of
 from paceline.search.branch import Branch, Rows
@@ -125,7 +126,7 @@ class Forest:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._begin([one for one in branches if one.parent is None and one.cache is None])
+        self._fill_prompts([one for one in branches if one.parent is None and one.cache is None])
         waiting = Counter(one.parent for one in branches if one.cache is None)
         for one in branches:
             if one.cache is None:
@@ -141,17 +142,17 @@ class Forest:
                 self._runner.truncate(one.cache, one.size - 1)
         self._fill([one for one in branches if _cache(one).length < one.size - 1])
 
-    def _begin(self, prompts: Sequence[Branch]) -> None:
+    def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
         """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
         memory = self._prefixes
         while memory is not None and prompts:
             new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
             for one in prompts:
-                pieces, key = self._pieces(one), one.request.prefix_key
-                known = memory.known(key, pieces)
-                begins: tuple[str | bytes, ...] = (key, *pieces[: known + 1])
+                keys, owner = one.request.block_keys(memory), one.request.prefix_key
+                known = memory.known(owner, keys)
+                begins: tuple[str | bytes, ...] = (owner, *keys[: known + 1])
                 (later if begins in new else now).append(one)
-                if known < len(pieces):
+                if known < len(keys):
                     new.add(begins)
             for one in now:
                 one.cache = self._opened(one)
@@ -159,20 +160,14 @@ class Forest:
                 one.request.note_cached(one.cache.length)
             self._fill([one for one in now if _cache(one).length < one.size - 1])
             for one in now:
-                memory.keep(_cache(one), one.request.prefix_key, self._pieces(one))
+                memory.keep(_cache(one), one.request.prefix_key, one.request.block_keys(memory))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
-        request = branch.request
+        request, memory = branch.request, self._prefixes
         cache = self._runner.open(len(request.prompt_ids), request.inputs)
-        return (
-            cache if self._prefixes is None else self._prefixes.adopt(request.prefix_key, self._pieces(branch), cache)
-        )
-
-    def _pieces(self, branch: Branch) -> list[bytes]:
-        """The full blocks of its prompt, whose last token is always computed."""
-        return [] if self._prefixes is None else self._prefixes.pieces(branch.request.prompt_ids[:-1])
+        return cache if memory is None else memory.adopt(request.prefix_key, request.block_keys(memory), cache)
 
     def _forked(self, branch: Branch) -> SequenceCache:
         for one in branch.ancestors():
@@ -193,18 +188,9 @@ class Forest:
             gone = one.size - 1 - _cache(one).length
             if any(above.mixture is not None for above in islice(one.ancestors(), 1, gone + 1)):
                 raise PromptError("the keys and values of a mixture were given up; ask for its branch in every step")
-        going = {one: one.text()[_cache(one).length : -1] for one in branches}
-        while going:
-            left, caches, chunks = self._chunk, [], []
-            for one, tokens in list(going.items()):
-                if left <= 0:
-                    break
-                caches.append(_cache(one))
-                chunks.append(tokens[:left])
-                going[one], left = tokens[left:], left - len(tokens)
-                if not going[one]:
-                    del going[one]
-            self._runner.extend(caches, chunks)
+        caches = [_cache(one) for one in branches]
+        missing = [one.text()[cache.length : -1] for one, cache in zip(branches, caches, strict=True)]
+        fill_caches(self._runner, caches, missing, self._chunk)
 
     def _make_room(self, branches: Sequence[Branch]) -> None:
         if self._memory is None:
