@@ -66,14 +66,14 @@ class Forest:
             self._memory.save(lean=True)  # branches share what they have in common, however short it is
         asked = set(branches)
         stay = asked | set(kept)
-        near = [one for one in kept if one.cache is None and one.parent is not None and one.parent.cache is not None]
+        near = [one for one in kept if not one.has_cache and one.parent is not None and one.parent.has_cache]
         self._seat([*branches, *(one for one in near if one not in asked)], stay)
         self._free([one for one in self._seated if one not in stay])
         self._make_room(branches)
         parts = []
         for start in range(0, len(branches), MOST_ROWS):
             part = branches[start : start + MOST_ROWS]
-            caches = [_cache(one) for one in part]
+            caches = [one.cache for one in part]
             logits = self._logits(part, caches)
             self._runner.commit(caches, [()] * len(part))
             parts.append(logits.to(torch.float32, copy=True))
@@ -126,21 +126,21 @@ class Forest:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._fill_prompts([one for one in branches if one.parent is None and one.cache is None])
-        waiting = Counter(one.parent for one in branches if one.cache is None)
+        self._fill_prompts([one for one in branches if one.parent is None and not one.has_cache])
+        waiting = Counter(one.parent for one in branches if not one.has_cache)
         for one in branches:
-            if one.cache is None:
+            if not one.has_cache:
                 waiting[one.parent] -= 1
                 parent = one.parent
-                if parent is not None and parent.cache is not None and parent not in stay and not waiting[parent]:
-                    one.cache, parent.cache = parent.cache, None
+                if parent is not None and parent.has_cache and parent not in stay and not waiting[parent]:
+                    one.cache = parent.give_up_cache()
                     del self._seated[parent]
                 else:
                     one.cache = self._forked(one)
                 self._seated[one] = None
             if one.cache.length >= one.size:
                 self._runner.truncate(one.cache, one.size - 1)
-        self._fill([one for one in branches if _cache(one).length < one.size - 1])
+        self._fill([one for one in branches if one.cache.length < one.size - 1])
 
     def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
         """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
@@ -158,9 +158,9 @@ class Forest:
                 one.cache = self._opened(one)
                 self._seated[one] = None
                 one.request.note_cached(one.cache.length)
-            self._fill([one for one in now if _cache(one).length < one.size - 1])
+            self._fill([one for one in now if one.cache.length < one.size - 1])
             for one in now:
-                memory.keep(_cache(one), one.request.prefix_key, one.request.block_keys(memory))
+                memory.keep(one.cache, one.request.prefix_key, one.request.block_keys(memory))
             prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
@@ -171,7 +171,7 @@ class Forest:
 
     def _forked(self, branch: Branch) -> SequenceCache:
         for one in branch.ancestors():
-            if one.cache is not None:
+            if one.has_cache:
                 cache = self._runner.fork(one.cache)
                 if cache.length >= branch.size:
                     self._runner.truncate(cache, branch.size - 1)
@@ -185,10 +185,10 @@ class Forest:
             PromptError: there is a mixture among it.
         """
         for one in branches:
-            gone = one.size - 1 - _cache(one).length
+            gone = one.size - 1 - one.cache.length
             if any(above.mixture is not None for above in islice(one.ancestors(), 1, gone + 1)):
                 raise PromptError("the keys and values of a mixture were given up; ask for its branch in every step")
-        caches = [_cache(one) for one in branches]
+        caches = [one.cache for one in branches]
         missing = [one.text()[cache.length : -1] for one, cache in zip(branches, caches, strict=True)]
         fill_caches(self._runner, caches, missing, self._chunk)
 
@@ -196,7 +196,7 @@ class Forest:
         if self._memory is None:
             return
         wanted = set(branches)
-        needed = sum(self._memory.need(_cache(one), 1) for one in branches)
+        needed = sum(self._memory.need(one.cache, 1) for one in branches)
         for one in [one for one in self._seated if one not in wanted]:
             if needed <= self._memory.left():
                 return
@@ -209,14 +209,8 @@ class Forest:
 
     def _free(self, branches: Iterable[Branch]) -> None:
         for one in branches:
-            cache, one.cache = _cache(one), None
             self._seated.pop(one, None)
-            self._runner.release(cache)
-
-
-def _cache(branch: Branch) -> SequenceCache:
-    assert branch.cache is not None
-    return branch.cache
+            self._runner.release(one.give_up_cache())
 
 
 def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:
