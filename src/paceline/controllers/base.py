@@ -17,7 +17,7 @@ class Signal(NamedTuple):
 
     Attributes:
         key: identifies the sequence across steps.
-        length: committed tokens.
+        length: committed tokens, the root included, whose key and value are not in the cache yet.
         remaining: most tokens it may still produce (max_tokens and context considered); depth beyond remaining - 1 is
             waste.
         temperature: 0 for greedy.

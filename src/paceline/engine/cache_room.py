@@ -21,7 +21,7 @@ from paceline.tree import PROBE, TokenTree, select_nodes
 
 
 class Room:
-    """Counts blocks for the scheduler.
+    """Keeps the sequences within the memory for their caches: says who fits, trims caches, and cuts trees.
 
     Args:
         memory: of the runner, limited.
@@ -76,9 +76,9 @@ class Room:
         if windows_fit and self._demand(active) <= memory.left():
             return True
         for sequence in active:
-            for cache, inputs in self._inputs(sequence):
+            for cache, rows in self._rows_to_come(sequence):
                 if cache is not None:
-                    memory.trim(cache, inputs)
+                    memory.trim(cache, rows)
         self._short = not windows_fit or self._demand(active) > memory.left()
         return not self._short
 
@@ -136,8 +136,8 @@ class Room:
             lengths += [second.length(sequence.context) for second in self._seconds(sequence.companion)]
         return lengths
 
-    def _inputs(self, sequence: DecodingSequence) -> list[tuple[SequenceCache | None, int]]:
-        """Its caches in this memory, None for one to be made, with tokens to come: what is to be filled, and the next
+    def _rows_to_come(self, sequence: DecodingSequence) -> list[tuple[SequenceCache | None, int]]:
+        """Its caches in this memory, None for one to be made, with rows to come: what is to be filled, and the next
         step.
         """
         caches: list[SequenceCache | None] = [sequence.cache]
@@ -151,8 +151,8 @@ class Room:
     def _demand(self, active: Sequence[DecodingSequence]) -> int:
         blocks = 0
         for index, sequence in enumerate(active):
-            for cache, inputs in self._inputs(sequence):
-                blocks += self._memory.blocks_for(inputs) if cache is None else self._memory.need(cache, inputs)
+            for cache, rows in self._rows_to_come(sequence):
+                blocks += self._memory.blocks_for(rows) if cache is None else self._memory.need(cache, rows)
             if not sequence.cache.length:
                 blocks -= self._shared(sequence.request, active[:index])
         return blocks

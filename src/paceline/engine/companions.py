@@ -46,8 +46,8 @@ Others = Iterable[torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class AddedInputs:
-    """What steering adds to a scoring pass of the target.
+class SteeringRows:
+    """Lists what steering adds to a scoring pass of the target.
 
     Attributes:
         caches, roots, trees: of second sequences. taps: layers.
@@ -70,23 +70,27 @@ class AddedInputs:
         return target, [scores.of(first + i) for i in range(len(self.caches))]
 
 
-NOTHING_ADDED: Final = AddedInputs()
+NOTHING_ADDED: Final = SteeringRows()
 
 
 @dataclass(frozen=True, slots=True)
 class SecondInStep(Generic[T]):
-    """A second sequence, the one that it goes along with, and what a step has of that one: its tree or verdict."""
+    """Joins a second sequence, the one that it goes along with, that one's companion, and what a step has of that one:
+    its tree or verdict.
+    """
 
     first: DecodingSequence
+    companion: Companion
     second: Second
     of_first: T
 
 
 class Companions:
-    """The companions of all sequences of an engine.
+    """Serves the companions of all sequences of an engine: makes them, fills their caches, and shapes rows.
 
     Args:
-        runner: of the target. chunk: tokens of a pass that fills caches.
+        runner: runs the target.
+        chunk: most tokens of a pass that fills caches.
         tokenizer: for prompts given as text; None for token ids only.
         models: opens other models; None where there are none.
         branches: drafts may have some.
@@ -149,17 +153,17 @@ class Companions:
             _need_ability(method, "trees", runner)
         return runner
 
-    def added(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> AddedInputs:
+    def added(self, batch: Sequence[DecodingSequence], trees: Sequence[TokenTree]) -> SteeringRows:
         """What the next scoring pass of the target must hold for these sequences besides."""
         if all(sequence.companion is None for sequence in batch):
             return NOTHING_ADDED
         self._fill(self.runner, _seconds(self.runner, zip(batch, trees, strict=True)))
         seconds = _seconds(self.runner, zip(batch, trees, strict=True))
-        taps = {layer for sequence in batch if _steered(sequence) for layer in _companion(sequence).taps}
+        taps = {layer for sequence in batch if (by := _steering(sequence)) is not None for layer in by.taps}
         if not (taps or seconds):
             return NOTHING_ADDED
         roots, second_trees = [_root(item) for item in seconds], [item.of_first for item in seconds]
-        return AddedInputs(_caches(seconds), roots, second_trees, sorted(taps))
+        return SteeringRows(_caches(seconds), roots, second_trees, sorted(taps))
 
     def shape(
         self,
@@ -179,12 +183,12 @@ class Companions:
         with_rows = zip(_seconds(self.runner, pairs), second, strict=True)
         others: dict[int, Sequence[Others]] = {id(item.second): [[rows]] for item, rows in with_rows}
         others |= self._elsewhere(pairs)
-        steered = [i for i, sequence in enumerate(batch) if _steered(sequence)]
+        steered = [(i, by) for i, sequence in enumerate(batch) if (by := _steering(sequence)) is not None]
         if not steered:
             return scores
         logits = scores.logits.to(torch.float32, copy=True)
-        for i in steered:
-            companion, span = _companion(batch[i]), slice(scores.rows[i], scores.rows[i + 1])
+        for i, companion in steered:
+            span = slice(scores.rows[i], scores.rows[i + 1])
             early = _Early(companion.method, self.runner, companion.taps, scores, span)
             seen = [early, *chain(*(others[id(each)] for each in companion.seconds))]
             raw_rv, shaped_rv = scores.logits[span], logits[span]
@@ -218,11 +222,12 @@ class Companions:
         """Let others, which begin as `first` does, share what its second sequence has seen."""
         if not others or first.companion is None:
             return
+        companions = [other.companion for other in others if other.companion is not None]
         for i, second in enumerate(first.companion.seconds):
             if second.runner.capabilities.fork:
-                self._fill(second.runner, [SecondInStep(first, second, None)])
-                for other in () if first.failing else others:
-                    _companion(other).seconds[i].hold(second.runner.fork(second.cache))
+                self._fill(second.runner, [SecondInStep(first, first.companion, second, None)])
+                for companion in () if first.failing else companions:
+                    companion.seconds[i].hold(second.runner.fork(second.cache))
 
     def _fill(self, runner: Runner, seconds: Sequence[SecondInStep[Any]]) -> None:
         """Give caches of second sequences all but the last token of their texts."""
@@ -241,11 +246,6 @@ def _need_ability(method: Steering, ability: str, runner: Runner) -> None:
         )
 
 
-def _companion(sequence: DecodingSequence) -> Companion:
-    assert sequence.companion is not None
-    return sequence.companion
-
-
 def _taps(method: Steering, runner: Runner) -> tuple[int, ...]:
     """The layers of a model that a method looks at; the model must have them and give their states."""
     size = runner.info.num_layers
@@ -261,24 +261,24 @@ def _root(item: SecondInStep[Any]) -> int:
     return item.second.root(item.first.context)
 
 
-def _steered(sequence: DecodingSequence) -> bool:
-    """Whether rows are to be shaped; those of a sequence that has failed are not looked at."""
-    return sequence.companion is not None and not sequence.failing
+def _steering(sequence: DecodingSequence) -> Companion | None:
+    """The companion, if rows are to be shaped; those of a sequence that is failing are not looked at."""
+    return None if sequence.failing else sequence.companion
 
 
 def _runners(pairs: Iterable[tuple[DecodingSequence, Any]]) -> list[Runner]:
     """Those of second sequences, each once."""
-    seconds = (second for first, _ in pairs if _steered(first) for second in _companion(first).seconds)
+    seconds = (second for first, _ in pairs if (by := _steering(first)) is not None for second in by.seconds)
     return list({id(second.runner): second.runner for second in seconds}.values())
 
 
 def _seconds(runner: Runner, pairs: Iterable[tuple[DecodingSequence, T]]) -> list[SecondInStep[T]]:
     """The second sequences of a runner, in order."""
     return [
-        SecondInStep(first, second, of_first)
+        SecondInStep(first, by, second, of_first)
         for first, of_first in pairs
-        if _steered(first)
-        for second in _companion(first).seconds
+        if (by := _steering(first)) is not None
+        for second in by.seconds
         if second.runner is runner
     ]
 
@@ -301,7 +301,7 @@ def _each(seconds: Sequence[SecondInStep[T]], work: Callable[[Sequence[SecondInS
 
 
 def _end(item: SecondInStep[Any], error: Exception) -> None:
-    item.first.fail_next_step(_companion(item.first).said(error))
+    item.first.fail_next_step(item.companion.said(error))
 
 
 def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequence[SecondInStep[TokenTree]]) -> None:
@@ -311,13 +311,13 @@ def _score(runner: Runner, others: dict[int, Sequence[Others]], seconds: Sequenc
     scores = runner.score(_caches(seconds), [_root(item) for item in seconds], trees, taps=taps)
     for i, item in enumerate(seconds):
         span = slice(scores.rows[i], scores.rows[i + 1])
-        early = _Early(_companion(item.first).method, runner, item.second.taps, scores, span)
+        early = _Early(item.companion.method, runner, item.second.taps, scores, span)
         others[id(item.second)] = [[scores.of(i)], early]
 
 
 @dataclass(frozen=True, slots=True)
 class _Early:
-    """What layers predict, one after the other; the head's weights are read once for several of them."""
+    """Gives what layers predict, one after the other; the head's weights are read once for several of them."""
 
     method: Steering
     runner: Runner

@@ -1,7 +1,10 @@
 """The loop: one step for a batch of sequences, each with its own tree. Plain decoding is this loop with empty trees
 (`engine.plain_loop` is what it must agree with, in a few lines).
 
-plan -> propose -> select -> fit -> score (ONE pass) -> verify -> commit -> observe"""
+plan -> propose -> select -> fit -> score -> verify -> commit -> observe
+
+A batch is scored in one call of the runner. Other models that steer it have calls of their own, and a runner may cut a
+call with very many rows into several passes."""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ logger = logging.getLogger("paceline.engine")
 
 
 class Engine:
-    """Serves many requests over one target.
+    """Decodes many requests with one target.
 
     Args:
-        parts: runner, drafters, verifiers, controller.
-        config: sizes.
+        parts: what it runs, drafts, verifies and plans with.
+        config: how many sequences and tokens it takes at a time, and memory for their caches.
         tokenizer: for stop strings and text; None decodes token ids only.
         eos_ids: end tokens of the checkpoint.
         models: opens models beside the target for steering; None where there are none.

@@ -56,15 +56,15 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a batch; all lists are in the order of `sequences`.
+    """Says what one step of a batch did; all lists are in the order of `sequences`.
 
     Attributes:
         sequences: already advanced by this step.
         roots: each one's last committed token before the step.
-        lengths: committed tokens before the step.
+        lengths: committed tokens before the step, the root included.
         proposed: merged trees as the drafters proposed them.
-        trees: what selection left of them and the target scored.
-        scores: logits of roots and nodes; rules not applied.
+        trees: what selection and the room in memory left of them, which the target scored.
+        scores: logits of roots and nodes as steering shapes them; sampling rules are not applied.
         verdicts: what was accepted, or why the row was no distribution.
         drafters: names by source index.
         draft_seconds: by drafter, with what it took to read the prompt.

@@ -58,9 +58,11 @@ class Scheduler:
     """Admits requests up to `max_num_seqs` sequences, first come first served among those of an owner.
 
     Args:
-        runner, drafter_set: whose caches and states the sequences own.
-        tokenizer: for text; None for token ids only.
-        eos_ids: end tokens.
+        runner: opens the sequences' caches and fills them.
+        drafter_set: begins and forks the sequences' drafter states.
+        config: how many sequences and tokens it takes at a time, and memory for their caches.
+        tokenizer: makes text; None for token ids only.
+        eos_ids: end tokens of the checkpoint.
         models: opens models beside the target for steering.
 
     Attributes:

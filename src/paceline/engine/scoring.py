@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.engine.companions import NOTHING_ADDED, AddedInputs, Companions
+from paceline.engine.companions import NOTHING_ADDED, Companions, SteeringRows
 from paceline.engine.parts import EngineParts
 from paceline.engine.sequence import DecodingSequence
 from paceline.engine.step_clock import StepClock
@@ -57,7 +57,7 @@ class Scoring:
         return StepScores(scores, self._companions.shape(batch, trees, scores, second), ahead.longer)
 
     def _pass(
-        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], added: AddedInputs
+        self, batch: Sequence[DecodingSequence], roots: Sequence[int], trees: Sequence[TokenTree], added: SteeringRows
     ) -> Scores:
         """One pass; where a drafter has computed a part of it, the rest."""
         caches, taps = [sequence.cache for sequence in batch], self._drafter_set.score_taps

@@ -85,9 +85,13 @@ class DecodingSequence:
 
     @property
     def cache(self) -> SequenceCache:
-        """The runner's handle; outputs 1..n-1 have one once the prompt is in the cache of output 0."""
+        """The runner's handle; outputs 1..n-1 have one once the prompt is in the cache of output 0.
+
+        Raises:
+            RuntimeError: it has none yet, or was paused, parked or removed.
+        """
         if self._cache is None:
-            raise RuntimeError(f"output {self.index} of request {self.request.id} was not forked yet")
+            raise RuntimeError(f"output {self.index} of request {self.request.id} has no cache now")
         return self._cache
 
     @cache.setter
@@ -109,10 +113,6 @@ class DecodingSequence:
         layers = self.prompt_taps[0] if self.prompt_taps else {}
         self.context.taps = {layer: torch.cat([chunk[layer] for chunk in self.prompt_taps]) for layer in layers}
         self.prompt_taps = []
-
-    @property
-    def root(self) -> int:
-        return self.context.tokens[-1]
 
     @property
     def greedy(self) -> bool:
