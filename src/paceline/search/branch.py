@@ -181,7 +181,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BranchRows:
     """What may follow some branches.
 
     Attributes:

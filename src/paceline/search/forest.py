@@ -17,7 +17,7 @@ import torch
 from paceline.engine import fill_caches
 from paceline.errors import NumericsError, PromptError
 from paceline.models import ALL_LAYERS, HasEmbedding, HasHead, RunsLayers, memory_of
-from paceline.search.branch import Branch, Rows
+from paceline.search.branch import Branch, BranchRows
 from paceline.tree import EMPTY_TREE
 from paceline.verifiers import bad_row
 
@@ -51,7 +51,7 @@ class Forest:
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
 
-    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[Rows, Errors]:
+    def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
         their caches.
 
@@ -79,7 +79,7 @@ class Forest:
             parts.append(logits.to(torch.float32, copy=True))
         logits = torch.cat(parts).cpu()
         logprobs, errors = self._shape(branches, logits, stay)
-        return Rows(logits, logprobs), errors
+        return BranchRows(logits, logprobs), errors
 
     def _shape(
         self, branches: Sequence[Branch], logits: torch.Tensor, stay: Collection[Branch]
