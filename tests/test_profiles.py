@@ -16,7 +16,7 @@ from tiny_checkpoint import edit_json, edit_weights, write
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.checkpoints import digest_of
 from paceline.controllers.auto import Costs
-from paceline.controllers.auto.costs import Line
+from paceline.controllers.auto.costs import DraftLine
 from paceline.llm import BUNDLED
 from paceline.profiles import DEFAULT, SWITCH, Conditions, Profile, adopt, find, profile_dir, switched_on
 
@@ -226,7 +226,7 @@ class TestPickUp:
         monkeypatch.setattr(
             Costs, "table", lambda self, batch, context, rows: [1e-3 + 1e-7 * row for row in range(rows + 1)]
         )
-        monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
+        monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: DraftLine(1e-7, 1e-7, 9))
         stored(config, here=Conditions.of(llm.runner.info, BUNDLED / "target"), threads=torch.get_num_threads())
         tuned, params = LLM(dtype="float32"), SamplingParams(temperature=0, max_tokens=24)
         expected = tuned.generate("def f(x):", params)[0]

@@ -17,7 +17,7 @@ from command import Command, Terminal
 from paceline import LLM, CompletionOutput, RequestOutput, SamplingParams, StreamChunk
 from paceline.cli.generate import StreamPrinter, show_all
 from paceline.controllers.auto import Costs
-from paceline.controllers.auto.costs import Line
+from paceline.controllers.auto.costs import DraftLine
 from paceline.engine import DrafterMetrics, RequestMetrics
 from paceline.profiles import Conditions, Profile
 
@@ -90,7 +90,7 @@ def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         "table",
         lambda self, batch, context, rows, *, hopeful=False: [1e-3 + 1e-7 * row for row in range(rows + 1)],
     )
-    monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: Line(1e-7, 1e-7, 9))
+    monkeypatch.setattr(Costs, "line", lambda self, drafter, batch=1: DraftLine(1e-7, 1e-7, 9))
 
 
 def drafted(run: Command, *arguments: object) -> dict[str, dict[str, int]]:

@@ -30,7 +30,7 @@ from paceline.controllers.auto import Costs
 from paceline.controllers.policies import CHOICE_STEPS, EXPLORATION_STEPS, PPDController
 from paceline.engine import Probe
 from paceline.errors import ConfigError
-from paceline.tree import PRIOR, Choice, RankAcceptance, Shape, best_shapes, expected_rates
+from paceline.tree import PRIOR, RankAcceptance, Shape, StaticTreeSize, best_shapes, expected_rates
 from paceline.tune.candidates import TREE, Arm, Candidates, auto_configs
 from paceline.tune.tuning import APART, Progress, Tuning, groups_of, tune
 from paceline.utils import need
@@ -114,12 +114,12 @@ class Calibration(PPDController):
             drafting[1:] = np.interp(range(1, len(drafting)), levels, seconds).tolist()
         return table, drafting
 
-    def choose(self, size: int, context: int) -> tuple[Choice, Shape, Shape]:
+    def choose(self, size: int, context: int) -> tuple[StaticTreeSize, Shape, Shape]:
         """The largest tree whatever it costs, and one of a usual size."""
         levels = self.deepest or self.max_depth
         shape = best_shapes(np.maximum(self.acceptance.chances(), PRIOR), self.max_nodes, max_depth=levels)
         few = 1 + (self.steps // CHOICE_STEPS) % levels
-        return Choice(len(shape), levels, 0.0, 0.0), shape, shape.cut(USUAL_WIDTH * few, few)
+        return StaticTreeSize(len(shape), levels, 0.0, 0.0), shape, shape.cut(USUAL_WIDTH * few, few)
 
     def trees(self, size: int) -> list[StaticTree]:
         """The tree that promises the most tokens per second for so many sequences at once, and others of SIZES."""
