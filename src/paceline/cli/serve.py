@@ -47,30 +47,43 @@ def command(
 
     if positional is not None and "model" in flag_values:
         raise ConfigError("give the model as an argument or with --model, not both")
-    server_options = {name: flag_values.pop(name) for name in options_of(ServerConfig) if name in flag_values}
     flag_values |= {"model": positional} if positional is not None else {}
     flag_values |= {"max_num_seqs": max_num_seqs}
-    server_options |= (
-        {"allowed_origins": _listed(server_options["allowed_origins"])} if "allowed_origins" in server_options else {}
-    )
-    config = ServerConfig(**{"served_model_name": [str(flag_values.get("model", "bundled"))], **server_options})
-    prefix_routing = flag_values.pop("prefix_routing")
-    scaled = {name: flag_values.pop(name) for name in options_of(ReplicaConfig) if name in flag_values}
-    wanted = ReplicaConfig(**scaled, prefix_routing=prefix_routing) if scaled else None
-    if wanted is not None:
-        need_ray(f"--{next(iter(scaled)).replace('_', '-')}")
+    config, replica_config = _server_config(flag_values), _replica_config(flag_values)
     server = Server(config)
     set_log_level("info")
     log_json()
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if config.host not in LOOPBACK and not any(read_keys(config)):
         logger.warning("everybody who reaches %s may use this server: it has no --api-key", config.host)
-    code = (
-        _serve_one(server, flag_values, config)
-        if wanted is None
-        else _serve_replicas(server, flag_values, config, wanted)
-    )
+    if replica_config is None:
+        code = _serve_one(server, flag_values, config)
+    else:
+        code = _serve_replicas(server, flag_values, config, replica_config)
     raise typer.Exit(code)
+
+
+def _server_config(flag_values: dict[str, Any]) -> ServerConfig:
+    """How requests are answered; its options are taken out of those for the model."""
+    options = {name: flag_values.pop(name) for name in options_of(ServerConfig) if name in flag_values}
+    if "allowed_origins" in options:
+        options["allowed_origins"] = _listed(options["allowed_origins"])
+    return ServerConfig(**{"served_model_name": [str(flag_values.get("model", "bundled"))], **options})
+
+
+def _replica_config(flag_values: dict[str, Any]) -> ReplicaConfig | None:
+    """How many replicas there are, taken out of the options for the model; None where no flag asks for any.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    prefix_routing = flag_values.pop("prefix_routing")
+    scaled = {name: flag_values.pop(name) for name in options_of(ReplicaConfig) if name in flag_values}
+    if not scaled:
+        return None
+    replica_config = ReplicaConfig(**scaled, prefix_routing=prefix_routing)
+    need_ray(f"--{next(iter(scaled)).replace('_', '-')}")
+    return replica_config
 
 
 def _listed(typed: list[str]) -> list[Any]:
