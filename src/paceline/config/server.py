@@ -97,6 +97,11 @@ class ServerConfig:
     max_body_bytes: int = option(8 * 2**20, "Maximum length of a request.", low=1)
     max_n: int = option(16, "Maximum number of outputs of a request.", low=1)
     max_prompts: int = option(256, "Maximum number of prompts of a request.", low=1)
+    enable_search: bool = option(False, "Let requests decode by search (field search).")
+    enable_search_programs: bool = option(False, "Let searches run programs in the sandbox (tests of pg_td).")
+    max_search_tokens: int = option(
+        2**16, "Maximum number of tokens that a search may compute for a prompt, all branches together.", low=1
+    )
     max_request_tokens: int | None = option(
         None, "Maximum number of new tokens that a request may ask for; default: any.", low=1
     )

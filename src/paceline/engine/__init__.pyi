@@ -1,3 +1,4 @@
+from .async_rollouts import AsyncRolloutPool as AsyncRolloutPool
 from .backend import Backend as Backend
 from .backend import BackendInfo as BackendInfo
 from .backend import Gauges as Gauges
@@ -37,5 +38,6 @@ from .rollouts import Rollout as Rollout
 from .rollouts import RolloutPool as RolloutPool
 from .sequence import no_text as no_text
 from .transcript import StopChecker as StopChecker
+from .transcript import Transcript as Transcript
 from .worker import DecodingWorker as DecodingWorker
 from .worker import Mailbox as Mailbox

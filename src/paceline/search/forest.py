@@ -36,7 +36,7 @@ class DeadEndError(NumericsError):
 
 
 class Forest:
-    """The branches of all searches of one call.
+    """The branches of all searches that run.
 
     Args:
         chunk: tokens of a pass that fills caches.
@@ -50,6 +50,7 @@ class Forest:
         self._prefixes = self._memory if shares else None
         self._seated: dict[Branch, None] = {}  # those with a cache, in the order in which they got it
         self._shaped: set[Branch] = set()  # those that may have rules
+        self._begins: dict[Branch, tuple[str | bytes, ...]] = {}  # of prompts that are read: what they make known
 
     def rows(self, branches: Sequence[Branch], kept: Sequence[Branch] = ()) -> tuple[BranchRows, Errors]:
         """What may follow branches, none of which is named twice: a pass over their last tokens, which are then in
@@ -126,42 +127,73 @@ class Forest:
         """Give each a cache of its text without the last token: a fork of its nearest ancestor's, or where the parent
         is not in `stay`, for the last of its children the parent's own.
         """
-        self._fill_prompts([one for one in branches if one.parent is None and not one.has_cache])
+        prompts = [one for one in branches if one.parent is None and not one.has_cache]
+        while prompts and self._prefixes is not None:
+            prompts = self.read(prompts)
         waiting = Counter(one.parent for one in branches if not one.has_cache)
         for one in branches:
             if not one.has_cache:
                 waiting[one.parent] -= 1
                 parent = one.parent
+                self._seated[one] = None  # first: what cuts in leaves no cache that nobody knows
                 if parent is not None and parent.has_cache and parent not in stay and not waiting[parent]:
                     one.cache = parent.give_up_cache()
                     del self._seated[parent]
                 else:
                     one.cache = self._forked(one)
-                self._seated[one] = None
             if one.cache.length >= one.size:
                 self._runner.truncate(one.cache, one.size - 1)
         self._fill([one for one in branches if one.cache.length < one.size - 1])
 
-    def _fill_prompts(self, prompts: Sequence[Branch]) -> None:
-        """Fill the caches of prompts; one that begins as another does, as far as is not known yet, waits for that."""
+    def read(self, prompts: Sequence[Branch]) -> list[Branch]:
+        """Read on in prompts, in a pass of at most `chunk` tokens; those that are not in their caches by then.
+
+        One that begins as another of them does, as far as is not known yet, waits for that.
+
+        Raises:
+            PromptError: memory for keys and values that they do not fit into.
+        """
+        self._open_prompts(prompts)
+        fed: list[SequenceCache] = []
+        pieces: list[list[int]] = []
+        room = self._chunk
+        for one in prompts:
+            if one.has_cache and room and (piece := one.text()[one.cache.length : -1][:room]):
+                fed.append(one.cache)
+                pieces.append(piece)
+                room -= len(piece)
+        if fed:
+            self._runner.extend(fed, pieces)
+        left = []
+        for one in prompts:
+            if not one.has_cache or one.cache.length < one.size - 1:
+                left.append(one)
+                continue
+            self._begins.pop(one, None)
+            if self._prefixes is not None:
+                self._prefixes.keep(one.cache, one.request.prefix_key, one.request.block_keys(self._prefixes))
+        return left
+
+    def _open_prompts(self, prompts: Sequence[Branch]) -> None:
+        """Give prompts caches, unless they wait for another."""
         memory = self._prefixes
-        while memory is not None and prompts:
-            new, now, later = set[tuple[str | bytes, ...]](), list[Branch](), list[Branch]()
-            for one in prompts:
+        read = {self._begins[one] for one in prompts if one.has_cache and one in self._begins}
+        for one in prompts:
+            if one.has_cache:
+                continue
+            if memory is not None:
                 keys, owner = one.request.block_keys(memory), one.request.prefix_key
                 known = memory.known(owner, keys)
                 begins: tuple[str | bytes, ...] = (owner, *keys[: known + 1])
-                (later if begins in new else now).append(one)
+                if begins in read:
+                    continue
                 if known < len(keys):
-                    new.add(begins)
-            for one in now:
-                one.cache = self._opened(one)
-                self._seated[one] = None
+                    self._begins[one] = begins
+                    read.add(begins)
+            self._seated[one] = None
+            one.cache = self._opened(one)
+            if memory is not None:
                 one.request.note_cached(one.cache.length)
-            self._fill([one for one in now if one.cache.length < one.size - 1])
-            for one in now:
-                memory.keep(one.cache, one.request.prefix_key, one.request.block_keys(memory))
-            prompts = later
 
     def _opened(self, branch: Branch) -> SequenceCache:
         """A cache with what is known of the prompt."""
@@ -210,7 +242,9 @@ class Forest:
     def _free(self, branches: Iterable[Branch]) -> None:
         for one in branches:
             self._seated.pop(one, None)
-            self._runner.release(one.give_up_cache())
+            self._begins.pop(one, None)
+            if one.has_cache:
+                self._runner.release(one.give_up_cache())
 
 
 def shaped(branches: Sequence[Branch], logits: torch.Tensor) -> tuple[torch.Tensor, Errors]:

@@ -92,7 +92,8 @@ class Service:
     def waiting(self) -> int:
         """Counts the requests that have not begun, those included that are being read and rendered."""
         gauges = self.model.llm.backend.gauges()
-        return max(gauges.waiting, self.slots.running.total() - gauges.max_running)
+        waiting = sum(backend.gauges().waiting for backend in self.model.llm.backends)
+        return max(waiting, self.slots.running.total() - gauges.max_running)
 
     async def answer(
         self,
@@ -110,13 +111,13 @@ class Service:
             slot.enter_context(self.slots.slot(owner, self.waiting))
             try:
                 jobs, reply = await make()
-                slot.enter_context(self.slots.having(owner, sum(job.params.n for job in jobs)))
+                slot.enter_context(self.slots.having(owner, sum(job.rows for job in jobs)))
                 if (bound := jobs[0].params.structured_outputs) is not None:
                     await self.grammars.check(bound, constrained_by(request))
                 if self.config.log_requests:
                     _log_prompts(owner, jobs, self.model.llm)
                 streams = await asyncio.to_thread(
-                    lambda: [self.model.stream(job.prompt, job.params, owner=owner) for job in jobs]
+                    lambda: [self.model.stream(job.prompt, job.params, search=job.search, owner=owner) for job in jobs]
                 )
             except PacelineError as error:
                 raise named(error, request) from None

@@ -144,9 +144,9 @@ class Metrics:
         """Return all of it, in Prometheus's text format."""
         llm = self._model.llm
         if not llm.closed:
-            gauges = llm.backend.gauges()
-            self.running.set(gauges.running)
-            self.waiting.set(gauges.waiting + gauges.paused)
+            gauges, every = llm.backend.gauges(), [backend.gauges() for backend in llm.backends]
+            self.running.set(sum(one.running for one in every))
+            self.waiting.set(sum(one.waiting + one.paused for one in every))
             if gauges.cache_usage is not None:
                 self.cache.set(gauges.cache_usage)
         self.faults.set(self._model.faults)
