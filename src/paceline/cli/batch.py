@@ -310,7 +310,7 @@ def _server_config(flag_values: dict[str, Any]) -> ServerConfig:
     options = {name: flag_values.pop(name) for name in SERVER if name in flag_values}
     options = {"served_model_name": [str(flag_values.get("model", "bundled"))], "request_timeout": DAY, **options}
     most = MAX_COUNT
-    unlimited = dict.fromkeys(("max_waiting", "max_streams_per_key", "max_outputs_per_key"), most)
+    unlimited: dict[str, Any] = dict.fromkeys(("max_waiting", "max_streams_per_key", "max_outputs_per_key"), most)
     return ServerConfig(enable_search=True, **unlimited, **options)
 
 

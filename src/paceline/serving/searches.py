@@ -12,8 +12,10 @@ from paceline.serving.protocol import DecodingRequest
 from paceline.serving.request_errors import named
 
 
-def search_of(request: DecodingRequest, params: SamplingParams, config: ServerConfig) -> SearchConfig | None:
-    """Return the search that a request asks for, with a budget; None where it asks for none.
+def search_of(
+    request: DecodingRequest, params: SamplingParams, config: ServerConfig
+) -> tuple[SearchConfig | None, int]:
+    """Return the search that a request asks for, with a budget, and its branches; None and 1 where it asks for none.
 
     Args:
         params: of the request.
@@ -21,7 +23,7 @@ def search_of(request: DecodingRequest, params: SamplingParams, config: ServerCo
         ApiError: searches are off, or it cannot be honoured.
     """
     if request.search is None:
-        return None
+        return None, 1
     if not config.enable_search:
         why = "search is switched off on this server; its operator may start it with --enable-search"
         raise ApiError(why, param="search", code="search_disabled")
@@ -39,9 +41,5 @@ def search_of(request: DecodingRequest, params: SamplingParams, config: ServerCo
     if budget.tokens is not None and budget.tokens > most:
         raise ApiError(f"budget_tokens must be at most {most}, got {budget.tokens}", param="search")
     seconds = config.request_timeout if budget.seconds is None else min(budget.seconds, config.request_timeout)
-    return replace(found, budget=SearchBudget(most if budget.tokens is None else budget.tokens, seconds))
-
-
-def rows_of(search: SearchConfig | None, n: int) -> int:
-    """Count the rows that a prompt takes in the passes: its outputs, or the branches of its search."""
-    return n if search is None else max(n, search.open().branches)
+    tokens = most if budget.tokens is None else budget.tokens
+    return replace(found, budget=SearchBudget(tokens, seconds)), branches
