@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, AsyncLLM, RequestOutput, SamplingParams
+from paceline.search.sandbox.verdicts import available_isolation
 from tests.command import Command
 from tests.serving.conftest import Live, comes, serve
 
@@ -147,6 +148,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"method": "pg_td", "tests": ["assert f(1)"]}, "tests must be left out: this server runs no programs"),
     ({"method": "pg_td", "reward": "os:getcwd"}, "'reward' must be made of numbers"),
     ({"method": "pg_td", "unsafe_execution": True}, "'unsafe_execution' is not for requests"),
+    ({"method": "backoff", "rewinds": 1025}, "'rewinds' must be at most 1024"),
     ({"method": "beam", "beam_width": 7}, "at most 6 branches side by side"),
     ({"method": "beam", "budget_tokens": 20_001}, "budget_tokens must be at most 20000"),
     ({"method": "self_consistency", "num_samples": 2}, "temperature"),
@@ -182,6 +184,28 @@ def test_the_budget_of_the_server_holds(plain: LLM) -> None:
         assert 20 <= answer["usage"]["search"]["num_tokens"] < 24
         small = live.ok(COMPLETIONS, prompt=PROMPT, max_tokens=4, temperature=0, search=BEAM)
         assert not small["usage"]["search"]["budget_spent"], "the control"
+
+
+def test_programs_run_in_the_sandbox_alone_and_only_where_a_flag_lets_them(plain: LLM) -> None:
+    search = {"method": "pg_td", "tests": ["assert f(2) == 4", "assert f(3) == 9"], "rollouts": 2}
+    body = {"prompt": "def f(x):", "max_tokens": 4, "temperature": 0}
+    for live in serve(AsyncLLM(plain), enable_search=True, enable_search_programs=True):
+        for more in ({"unsafe_execution": True}, {"unsafe_execution": False}, {"test_seconds": 60}):
+            assert "is not for requests" in live.error(COMPLETIONS, search=search | more, **body)["message"]
+        assert "tests" in live.error(COMPLETIONS, search=search | {"tests": "os:getcwd"}, **body)["message"]
+        assert (
+            "at most 64" in live.error(COMPLETIONS, search=search | {"tests": ["assert f(1)"] * 65}, **body)["message"]
+        )
+        if available_isolation() is None:
+            assert "permits no sandbox" in live.error(COMPLETIONS, search=search, **body)["message"]
+            continue
+        (found,) = plain.generate(
+            "def f(x):", SamplingParams(max_tokens=4, temperature=0), search={**search, "test_seconds": 5.0}
+        )
+        answer = live.ok(COMPLETIONS, search=search, **body)
+        assert [(one["text"], one["score"]) for one in answer["choices"]] == told(found)
+    for live in serve(AsyncLLM(plain), enable_search_programs=True):
+        assert live.error(COMPLETIONS, search=search, **body)["code"] == "search_disabled"
 
 
 def used(live: Live) -> int:

@@ -71,6 +71,10 @@ class SearchConfig:
                 need(programs, name, "be left out: this server runs no programs", value)
                 fine = isinstance(value, list | tuple) and len(value) <= MOST_PROGRAMS
                 need(fine, name, f"be a list of at most {MOST_PROGRAMS}", value)
+            elif isinstance(value, int) and value > MOST_COUNT:
+                raise ConfigError(
+                    f"search option {name!r} must be at most {MOST_COUNT} in requests to a server, got {value}"
+                )
             elif name not in method.words and not _numbers(value):
                 raise ConfigError(
                     f"search option {name!r} must be made of numbers in requests to a server, which may not name "
@@ -129,6 +133,9 @@ GivenSearch = Mapping[str, Any] | str | SearchConfig
 """A method's name, a dict with its options or its JSON, or what was parsed from them."""
 
 BUDGET: Final = ("budget_tokens", "budget_seconds")
+
+MOST_COUNT: Final = 1024
+"""Of a client's whole numbers: none keeps others waiting for a million rounds."""
 
 MOST_PROGRAMS: Final = 64
 """Programs, or tests, of a client's search."""
