@@ -17,7 +17,7 @@ from toy_numbers import normal
 
 from paceline.errors import ConfigError, PromptError
 from paceline.models import NO_INPUTS, Capabilities, Inputs, PartAbilities, Rollback, context_of
-from paceline.models.base import check_chains
+from paceline.models.checks import check_chains
 from paceline.models.runners import NativeRunner
 from paceline.models.state import NativeCache
 from paceline.models.state.cache_memory import ArenaMemory
@@ -136,7 +136,7 @@ class HybridRunner(KeepsStates[SequenceState]):
         self.native, self.recurrent = runner_of(tiny_llama(**MODEL), **options), recurrent
         self.info = self.native.info
         abilities = PartAbilities.common([NativeCache.abilities, recurrent.abilities])
-        self.capabilities = Capabilities(trees=True, fork=True, blocks=True).within(abilities)
+        self.capabilities = Capabilities(trees=True, fork=True).within(abilities)
         self.memory = ArenaMemory(self.native.arena, abilities)
 
     def open(self, prompt_length: int = 0, inputs: Inputs = NO_INPUTS) -> SequenceState:
@@ -255,7 +255,7 @@ class EncoderRunner(KeepsStates[SequenceState]):
         self.native = runner_of(tiny_llama(**MODEL)) if native is None else native
         self.info = self.native.info
         abilities = PartAbilities.common([NativeCache.abilities, EncoderMemory.abilities])
-        self.capabilities = Capabilities(trees=True, fork=True, blocks=True).within(abilities)
+        self.capabilities = Capabilities(trees=True, fork=True).within(abilities)
         self.memory = ArenaMemory(self.native.arena, abilities)
 
     def most_tokens(self, inputs: Inputs) -> int:

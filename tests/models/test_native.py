@@ -11,13 +11,14 @@ import torch
 from tiny_llama import close, oracle, runner_of, spec_of, tiny_llama, tokens, weights_of
 
 from paceline.errors import ConfigError
-from paceline.models import Capabilities, LayerPlan
+from paceline.models import Capabilities, LayerPlan, abilities_of
 from paceline.models.attention import Masks
 from paceline.models.attention.segments import Segment
 from paceline.models.layers.linear import can_pack
 from paceline.models.passes import ScoringGraphs
 from paceline.models.passes.graphs import bucket_for
 from paceline.models.runners import NativeRunner
+from paceline.registry import ABILITIES
 from paceline.tree import EMPTY_TREE, TokenTree
 
 TREE = TokenTree.build([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 2, 3])
@@ -47,7 +48,8 @@ def by_path(model, ids, tree: TokenTree) -> torch.Tensor:
 
 
 def test_declares_everything(runner):
-    assert runner.capabilities == Capabilities(*[True] * 8)
+    assert runner.capabilities == Capabilities(trees=True, taps=True, fork=True)
+    assert abilities_of(runner) == set(ABILITIES)
     assert (runner.info.vocab_size, runner.info.num_layers, runner.info.max_context) == (64, 3, 512)
     assert runner.info.weight_bytes == sum(p.numel() * 4 for p in tiny_llama().parameters()) - 64 * 32 * 4
 

@@ -24,7 +24,7 @@ from paceline import registry
 from paceline.checkpoints import is_adapter
 from paceline.engine.companion import Companion, Second
 from paceline.errors import CapabilityError, ConfigError, PromptError
-from paceline.models import HasHead, Runner, SequenceCache
+from paceline.models import HasHead, Runner, SequenceCache, has_ability
 from paceline.sampling import given_rows
 from paceline.sampling.steering import Steering, parse_steering
 from paceline.tree import Scores, TokenTree, Verdict
@@ -237,7 +237,7 @@ class Companions:
 
 
 def _need_ability(method: Steering, ability: str, runner: Runner) -> None:
-    if not getattr(runner.capabilities, ability):
+    if not has_ability(runner, ability):
         raise CapabilityError(
             f"steering method {method.name!r} needs a model that {registry.ABILITIES[ability]}; {runner.info.name} is "
             "not one as it runs here; choose another method"

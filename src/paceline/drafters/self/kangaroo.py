@@ -209,5 +209,5 @@ class KangarooDrafter(SelfDrafter[KangarooState]):
         self.adapter.truncate(state.own, min(state.own.length, len(text) - 1))
         if state.known < len(text) - 1:
             missing = text[state.known : -1]
-            states = replayed(self.target, self.drafts, cache, state.known, missing, plan=self._drafting.plan)
+            states = replayed(self.drafts.runner, cache, state.known, missing, plan=self._drafting.plan)
             state.waiting = torch.cat((state.waiting, states))

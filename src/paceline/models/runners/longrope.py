@@ -16,8 +16,10 @@ from typing import Any, cast
 import torch
 
 from paceline.errors import CapabilityError
+from paceline.models.abilities import context_of
 from paceline.models.attention.segments import Segment
-from paceline.models.base import ALL_LAYERS, LayerPlan, check_extend, check_score, context_of
+from paceline.models.base import ALL_LAYERS, LayerPlan
+from paceline.models.checks import check_extend, check_score
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Weights
 from paceline.models.runners.native import NativeRunner
@@ -105,7 +107,7 @@ class LongRopeRunner:
         self.original = original_context(spec)
         native = self.native = NativeRunner(spec, weights, lengths=partial(lengths_by_regime, self.original), **options)
         self.spec, self.info, self.capabilities, self.arena = spec, native.info, native.capabilities, native.arena
-        self.memory, self.passes, self.embed, self.head = native.memory, native.passes, native.embed, native.head
+        self.passes, self.embed, self.head = native.passes, native.embed, native.head
         self.commit, self.truncate, self.fork, self.release = (
             native.commit, native.truncate, native.fork, native.release,
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """The native runner: tokens and trees of many sequences in, logits and hidden states out, for all families of
 ModelSpec.
 
-It keeps the promise of `models.base.Runner` with all capabilities, and adds passes over parts of the stack
-(`run_layers`) and from given hidden states, and the head on any hidden state. Runners that do some of this another way
+It keeps the promise of `models.base.Runner` with all capabilities and all abilities (models.abilities), but for inputs
+beside tokens. Runners that do some of this another way
 hold one (`models.runners.grouped`, `models.runners.longrope`).
 
 Rotary angles may depend on the length of a text, which its prompt counts for as one pass, in whatever chunks it comes
@@ -15,24 +15,16 @@ logits. Keys that depend on more than the text before them are shared by no two 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
 from paceline.checkpoints import BLOCKS, Blocks, form_of, is_mixed, is_quantized, kinds_of
 from paceline.errors import ConfigError
+from paceline.models.abilities import context_of
 from paceline.models.attention.segments import Segment, chunk, fed_tokens, offsets, run_lengths, tree_segment
 from paceline.models.attention.tree_attention import Masks
-from paceline.models.base import (
-    ALL_LAYERS,
-    Capabilities,
-    LayerPlan,
-    ModelInfo,
-    check_extend,
-    check_score,
-    check_tokens,
-    context_of,
-)
+from paceline.models.base import ALL_LAYERS, Capabilities, LayerPlan, ModelInfo
+from paceline.models.checks import check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.layers.decoder import Decoder, Weights
 from paceline.models.layers.linear import RowInvariance
@@ -81,18 +73,13 @@ class NativeRunner(KeepsStates[NativeCache]):
         lengths: how long a text counts as for rotary angles that depend on it.
         strict: where compiled passes do not serve, take PyTorch's operators in the form that keeps a row's bits
             (models.passes.eager).
+
+    Attributes:
+        memory: the blocks of all caches; there is none where keys depend on more than the text before them.
     """
 
-    capabilities = Capabilities(
-        trees=True,
-        taps=True,
-        layer_subsets=True,
-        early_exit=True,
-        head=True,
-        input_embeddings=True,
-        fork=True,
-        blocks=True,
-    )
+    capabilities = Capabilities(trees=True, taps=True, fork=True)
+    memory: ArenaMemory
 
     def __init__(
         self,
@@ -122,15 +109,14 @@ class NativeRunner(KeepsStates[NativeCache]):
         self.passes: Passes
         self.graphs: ScoringGraphs | None
         self.spec, self.rotary, self._lengths = spec, Rotary(spec.ropes, device, dtype), lengths
-        if self.rotary.depends_on_length:
-            self.capabilities = replace(self.capabilities, blocks=False)
         with torch.inference_mode():
             self.arena = Arena(
                 spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype, device=device, slots=cache_slots,
                 copy_limit=copy_limit,
                 windows=windows_of(spec, device, max_context) if let_go else (),
             )  # fmt: skip
-            self.memory = ArenaMemory(self.arena)
+            if not self.rotary.depends_on_length:
+                self.memory = ArenaMemory(self.arena)
             if blocks:
                 from paceline.models.passes.compiled_decoder import CompiledDecoder
 

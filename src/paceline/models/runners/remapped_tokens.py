@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.errors import ConfigError
-from paceline.models.base import Capabilities, Runner, SequenceCache
+from paceline.models.base import Runner, SequenceCache
 from paceline.models.spec import ModelSpec
 from paceline.tree import Scores
 
@@ -77,8 +77,7 @@ class MappedRunner:
 
     def __init__(self, inner: Runner, into: Ids, columns: Ids | None, tokens: Ids, vocab_size: int) -> None:
         self.inner, self.into, self.tokens, self.vocab_size = inner, into, tokens, vocab_size
-        able = inner.capabilities
-        self.capabilities = Capabilities(trees=able.trees, taps=able.taps, fork=able.fork, truncate=able.truncate)
+        self.capabilities = inner.capabilities
         self.info = replace(inner.info, vocab_size=vocab_size, fingerprint=f"{inner.info.fingerprint}-of-{vocab_size}")
         self._columns = None if columns is None else torch.from_numpy(columns).to(inner.info.device)
         self._tokens = torch.from_numpy(tokens).to(inner.info.device)

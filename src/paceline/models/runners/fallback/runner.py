@@ -18,15 +18,9 @@ from typing import Any
 import torch
 
 from paceline.errors import CapabilityError, CheckpointError, ConfigError, PacelineError, UnsupportedModelError
-from paceline.models.base import (
-    Capabilities,
-    ModelInfo,
-    check_chains,
-    check_extend,
-    check_score,
-    check_tokens,
-    context_of,
-)
+from paceline.models.abilities import context_of
+from paceline.models.base import Capabilities, ModelInfo
+from paceline.models.checks import check_chains, check_extend, check_score, check_tokens
 from paceline.models.inputs import NO_INPUTS, Inputs
 from paceline.models.runners.fallback.transformers_cache import CausalModel, History, PassOutput, choose_history
 from paceline.tree import Scores, TokenTree
